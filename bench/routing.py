@@ -26,7 +26,7 @@ from bench.simulate.page import page
 from bench.simulate.plots import require_matplotlib, write_pngs
 from bench.simulate.report import as_json
 from bench.simulate.suite.document import MarkersError, replaced
-from bench.simulate.suite.plan import SUITES
+from bench.simulate.suite.plan import SUITES, narrowed
 from bench.simulate.suite.run import Suite
 from bench.simulate.suite.store import Store
 from bench.simulate.suite.tables import markdown, reports
@@ -39,6 +39,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Tables of every routing policy.")
     parser.add_argument("--quick", action="store_true", help="run a small suite (two minutes)")
     parser.add_argument("--only", default="", help="comma-separated names of chapters")
+    parser.add_argument("--policies", default="", help="comma-separated names, beside auto")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--traces", type=Path, default=ROOT / "bench" / "traces")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "routing")
@@ -69,6 +70,8 @@ def main() -> int:
     if args.only:
         wanted = args.only.split(",")
         chapters = tuple(each for each in chapters if each.name in wanted)
+    if args.policies:
+        chapters = narrowed(chapters, args.policies.split(","))
     if args.docs:
         replaced(args.docs.read_text("utf-8"), "")  # fail on missing markers before the run
     started = time.monotonic()

@@ -13,74 +13,62 @@ import asyncio
 import contextlib
 import gc
 import random
+import secrets
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Self
 
-import grpc
 import structlog
-from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from ext_proc.blame.deaths import REFUSED_S
-from ext_proc.blame.fingerprint import shown
 from ext_proc.compiled import compiled
 from ext_proc.control.chat_files import ChatFiles
 from ext_proc.control.fleet_client import CHANNEL_OPTIONS, FleetClient, PoolWatch
+from ext_proc.control.inquiries import InquiryAnswerer
 from ext_proc.control.pools import log_slot
+from ext_proc.control.reporting.details import Details
+from ext_proc.control.reporting.sequences import open_sequences
+from ext_proc.control.reporting.sweep import sweep
+from ext_proc.control.reporting.watch import ReplicaWatch
 from ext_proc.control.reports import ReportSender
 from ext_proc.control.tokenizer_files import TokenizerFiles
+from ext_proc.exchange import ExchangeOptions
 from ext_proc.feedback.fold import Feedback
 from ext_proc.feedback.metrics import FeedbackMetrics
-from ext_proc.feedback.probe import Prober, targets_of
+from ext_proc.feedback.places import Places
 from ext_proc.feedback.service import LogService
-from ext_proc.observability.death_metrics import DeathMetrics
 from ext_proc.observability.metrics import Metrics, debug_app
-from ext_proc.observability.replica_metrics import ReplicaMetrics
+from ext_proc.observability.page_server import serve_page
+from ext_proc.observability.replica_metrics import show_replicas
+from ext_proc.observability.requests.records import RequestRecords
+from ext_proc.observability.spans import tracing_to
+from ext_proc.observability.traffic import TrafficCounts
+from ext_proc.probing import Probing
 from ext_proc.routing.router import Router
-from ext_proc.server.service import AddressError, PickerServer
+from ext_proc.server.port import security_of
+from ext_proc.server.service import PickerServer
 from ext_proc.server.transport import named
-from ext_proc.settings import EXIT_USAGE, MissingExtraError
 from ext_proc.telemetry.hub import Hub
 from ext_proc.workers.bus import Bus
-from ext_proc.workers.news import Indexed, Probed
-from tidegate_common import logs
+from ext_proc.workers.plan import picker_of
+from tidegate_common.tls.channel import open_channel
+from tidegate_common.tls.denied import DeniedPeers
+from tidegate_common.tls.metrics import CertificateMetrics
+from tidegate_common.tls.rpc import client_tls
+from tidegate_common.tls.settings import secured as secured_by
+from tidegate_common.upstream.contexts import ReplicaContexts
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import Mapping
 
-    from ext_proc.observability.tracing import Tracing
+    from ext_proc.control.source import PoolFeed, PoolSource
     from ext_proc.routing.values.pool import Pool
     from ext_proc.settings import PickerSettings
     from ext_proc.workers.account import LocalEvent
     from ext_proc.workers.bus import WorkerPlace
 
-SWEEP_S: Final = 1.0
-"""Interval between two sweeps of the registry for stalled replicas."""
-
 _log = structlog.stdlib.get_logger("ext_proc")
-
-
-async def run_picker(settings: PickerSettings, place: WorkerPlace | None = None) -> int:
-    """Run a picker until SIGTERM or SIGINT.
-
-    Args:
-        settings: The picker's settings.
-        place: This process's place among the workers of one picker. A worker also stops at the
-            end of its standard input, because its parent process is gone.
-
-    Returns:
-        The exit code: 0 after a requested stop, 1 after a crash of a part, 2 where an address
-        cannot be bound or an extra is missing.
-    """
-    logs.configure(settings.log_format, settings.log_level)
-    try:
-        async with Picker(settings, place) as picker:
-            return await picker.until_stopped()
-    except (AddressError, MissingExtraError) as error:
-        _log.error("cannot_start", reason=str(error))
-        return EXIT_USAGE
 
 
 class Picker:
@@ -89,15 +77,24 @@ class Picker:
     Args:
         settings: The picker's settings.
         place: This process's place among the workers of one picker; ``None`` = the only process.
+        source: Where its pools come from; ``None`` = the control server.
 
     Raises:
         MissingExtraError: A setting needs an extra that is not installed.
+        TlsError: The certificate's files cannot be used.
     """
 
-    def __init__(self, settings: PickerSettings, place: WorkerPlace | None = None) -> None:
+    def __init__(
+        self,
+        settings: PickerSettings,
+        place: WorkerPlace | None = None,
+        source: PoolSource | None = None,
+    ) -> None:
         self._settings = settings
+        self._source = source
         self._at = settings.advertise or settings.listen
         self._transport = named(settings.transport)
+        self._secured, self._refused = secured_by(settings), DeniedPeers()
         self._place = place
         self._bus: Bus | None = None
         self._announced = False
@@ -110,6 +107,8 @@ class Picker:
             on_sequence=None if place is None else self._catch_up,
         )
         router = self._router
+        self._traffic = TrafficCounts(Places(router).find)
+        self._watching = ReplicaWatch(router, time.monotonic, time.time, lambda: self._leading)
         self._metrics = Metrics(
             CollectorRegistry(),
             in_flight=router.registry.in_flight,
@@ -117,18 +116,24 @@ class Picker:
             index_blocks=lambda: router.index.blocks,
             reused=router.reuse.tokens,
             abandoned=router.registry.abandoned.__len__,
+            require_pick=settings.require_pick,
+            traffic=self._traffic,
         )
-        ReplicaMetrics(self._metrics.registry, router.registry.replicas)
-        DeathMetrics(self._metrics.registry, router.suspicion)
+        shown = self._metrics.registry
+        show_replicas(shown, router.registry.replicas, router.suspicion)
+        CertificateMetrics(shown, "tidegate_picker", self._secured)
+        contexts = ReplicaContexts()
         self._telemetry = Hub(
             router.registry,
-            self._metrics.registry,
+            shown,
             interval_s=settings.scrape_interval,
             loads=router.registry.loads,
             publish=self._publish,
             on_gone=router.suspicion.deaths.gone,
+            contexts=contexts,
         )
-        life = f"{self._rng.getrandbits(32):08x}-"
+        life = f"{secrets.token_hex(8)}-"
+        self._records = RequestRecords(life)
         self._feedback = Feedback(
             router,
             picker=settings.id,
@@ -137,11 +142,13 @@ class Picker:
         )
         self._logs = LogService(
             self._feedback,
-            FeedbackMetrics(self._metrics.registry, self._feedback, router.conditions),
+            FeedbackMetrics(shown, self._feedback, router.conditions, self._traffic),
+            self._traffic,
+            self._records,
         )
         self._tokenizers = TokenizerFiles()
-        self._chats = ChatFiles(self._tokenizers.ready)
-        self._tracing = None if settings.otlp is None else _tracing(settings.otlp, settings.id)
+        self._chats = ChatFiles(self._tokenizers.ready, contexts=contexts)
+        self._tracing = None if settings.otlp is None else tracing_to(settings.otlp, settings.id)
         self._server = PickerServer(
             router,
             picker=settings.id,
@@ -155,22 +162,24 @@ class Picker:
             tracing=self._tracing,
             refresh=None if place is None else self._refresh,
             transport=self._transport,
+            security=security_of(self._secured, self._refused.note),
+            options=ExchangeOptions(settings.destinations == "one", settings.require_pick),
+            records=self._records,
         )
-        self._prober = Prober(
-            lambda *found: self._probed(Probed(*found)),
-            lambda *found: self._probed(Indexed(*found)),
-        )
+        self._probing = Probing(router, self._publish, contexts)
         self._watch = PoolWatch(settings.id, self._take)
         self._stack = contextlib.AsyncExitStack()
         self._stop = asyncio.Event()
-        self._fleet: FleetClient | None = None
+        self._fleet: PoolFeed | None = None
+        self._reporter: ReportSender | None = None
 
     def _take(self, pools: Mapping[str, Pool]) -> None:
         self._router.set_pools(pools, time.monotonic())
+        self._traffic.set_pools(pools)
         if pools:
             self._server.expect_bodies(max(pool.max_body_bytes for pool in pools.values()))
         self._server.set_log_slot(log_slot(pools.values(), self._at))
-        self._set_probe_targets()
+        self._probing.ask(pools, leading=self._leading)
         self._telemetry.set_pools(pools)
         self._tokenizers.set_pools(pools)
         self._chats.set_pools(pools)
@@ -189,20 +198,13 @@ class Picker:
         if self._bus is not None:
             self._bus.refresh()
 
-    def _probed(self, found: Probed | Indexed) -> None:
-        found.take(self._router.conditions)
-        self._publish(found)
-        if isinstance(found, Probed) and not found.ready:
-            self._router.suspicion.gone(found.endpoint.id, time.monotonic())
-
     def _lead(self, leading: bool) -> None:
         self._telemetry.lead(leading)
-        self._set_probe_targets()
+        self._probing.ask(self._router.pools, leading=self._leading)
 
-    def _set_probe_targets(self) -> None:
-        """Probe replicas if this worker leads; otherwise leave probing to the leader."""
-        leading = self._bus is None or self._bus.leading
-        self._prober.set_targets(targets_of(self._router.pools) if leading else set())
+    @property
+    def _leading(self) -> bool:
+        return self._bus is None or self._bus.leading
 
     # --- Life cycle -------------------------------------------------------------------------------
 
@@ -226,30 +228,49 @@ class Picker:
                 self._router.peers,
                 on_telemetry=self._telemetry.take,
                 on_judged=self._feedback.follow,
+                on_found=self._probing.follow,
                 on_lead=self._lead,
             )
             self._stack.callback(self._bus.close)
             self._bus.open()
         bound = await self._server.start(settings.listen)
         page = await self._stack.enter_async_context(
-            _serve(
+            serve_page(
                 debug_app(
                     self._metrics,
                     self._state,
                     lambda: self._ready,
                     lambda: self._router.recent.describe(time.monotonic()),
+                    lambda kind: self._records.describe(kind, time.monotonic()),
                 ),
                 settings.metrics,
+                self._secured,
+                self._refused.note,
+                settings.health_port,
             )
         )
-        channel = await self._stack.enter_async_context(
-            grpc.aio.insecure_channel(settings.xds, options=CHANNEL_OPTIONS)
+        if self._source is None:
+            await self._connect()
+        else:
+            self._fleet = self._source.feed(self._take)
+        _log.info(
+            "picker_started",
+            id=settings.id,
+            listen=bound,
+            metrics=page,
+            xds=settings.xds if self._source is None else self._source.name,
+            transport=self._transport,
+            compiled=compiled(),
         )
+
+    async def _connect(self) -> None:
+        settings = self._settings
+        tls = client_tls(self._secured, settings.tls_server_name)
+        bits = self._rng.getrandbits
+        opened = open_channel(settings.xds, tls, CHANNEL_OPTIONS)
+        channel = await self._stack.enter_async_context(opened)
         self._fleet = FleetClient(
-            channel,
-            self._watch,
-            rng=self._rng.random,
-            on_connected=self._connected,
+            channel, self._watch, rng=self._rng.random, on_connected=self._connected
         )
         self._reporter = ReportSender(
             channel,
@@ -258,21 +279,22 @@ class Picker:
             taken=lambda: self._watch.taken,
             rng=self._rng.random,
             findings=self._router.conditions.findings,
-            group=_group(settings.id, self._place),
-        )
-        _log.info(
-            "picker_started",
-            id=settings.id,
-            listen=bound,
-            metrics=page,
-            xds=settings.xds,
-            transport=self._transport,
-            compiled=compiled(),
+            passes=self._metrics.passes.by_reason,
+            group=picker_of(settings.id, self._place.number) if self._place else "",
+            details=Details(
+                self._traffic,
+                self._watching,
+                bits(64),
+                time.monotonic,
+                self._router.placement,
+            ),
+            beside=InquiryAnswerer(channel, settings.id, self._records, self._rng.random),
+            sequences=open_sequences(self._router, time.monotonic),
         )
 
     def _connected(self, connected: bool) -> None:
         self._metrics.connected.set(connected)
-        if connected:
+        if connected and self._reporter is not None:
             self._reporter.wake()
 
     async def _close(self) -> None:
@@ -283,7 +305,7 @@ class Picker:
 
     @property
     def _ready(self) -> bool:
-        return self._announced and self._watch.synced and not self._stop.is_set()
+        return self._announced and not self._stop.is_set()
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -291,10 +313,12 @@ class Picker:
             "ready": self._ready,
             "transport": self._transport,
             "compiled": compiled(),
+            "passes": self._metrics.passes.state(),
             "router": self._router.state(time.monotonic()),
             "telemetry": self._telemetry.state(),
             "chats": self._chats.state(),
             "feedback": self._feedback.state(),
+            "probing": self._probing.state(),
             "fleet": None if self._fleet is None else self._fleet.state(),
             "workers": None if self._bus is None else self._bus.state(),
         }
@@ -309,13 +333,16 @@ class Picker:
             loop.add_signal_handler(number, self._stop.set)
         parts = [
             asyncio.create_task(fleet.run(), name="fleet"),
-            asyncio.create_task(self._reporter.run(), name="reports"),
             asyncio.create_task(self._telemetry.run(), name="telemetry"),
-            asyncio.create_task(self._prober.run(), name="prober"),
+            asyncio.create_task(self._probing.run(), name="probing"),
             asyncio.create_task(self._tokenizers.run(), name="tokenizers"),
             asyncio.create_task(self._chats.run(), name="chats"),
-            asyncio.create_task(self._sweep(), name="sweep"),
+            asyncio.create_task(sweep(self._router, self._watching), name="sweep"),
         ]
+        if self._secured is not None:
+            parts.append(asyncio.create_task(self._secured.identity.follow(), name="certificate"))
+        if self._reporter is not None:
+            parts.append(asyncio.create_task(self._reporter.run(), name="reports"))
         if self._bus is not None:
             parts.append(asyncio.create_task(self._bus.run(), name="bus"))
             loop.add_reader(sys.stdin.fileno(), self._stop.set)
@@ -340,61 +367,9 @@ class Picker:
             loop.remove_reader(sys.stdin.fileno())
         return 1 if crashed else 0
 
-    async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(SWEEP_S)
-            self._router.registry.sweep(time.monotonic())
-            for found in self._router.suspicion.sweep(time.monotonic()):
-                _log.warning(
-                    "deadly_request",
-                    fingerprint=shown(found.fingerprint),
-                    replicas=found.replicas,
-                    refused_for_s=REFUSED_S,
-                )
-
-    async def _announce(self, fleet: FleetClient) -> None:
+    async def _announce(self, fleet: PoolFeed) -> None:
         await fleet.ready.wait()
         if self._bus is not None:
             await self._bus.join()
         self._announced = True
         self._server.set_ready(ready=True)
-
-
-def _group(picker: str, place: WorkerPlace | None) -> str:
-    """Return the name under which all workers of a picker report findings."""
-    return "" if place is None else picker.removesuffix(f".w{place.number}")
-
-
-def _tracing(collector: str, picker: str) -> Tracing:
-    """Create the exporter of spans.
-
-    Raises:
-        MissingExtraError: OpenTelemetry is not installed.
-    """
-    try:
-        from ext_proc.observability.tracing import Tracing  # noqa: PLC0415 - an extra, and slow to load
-    except ImportError as error:
-        raise MissingExtraError(
-            f"--otlp needs OpenTelemetry: pip install 'tidegate[otel]' ({error})"
-        ) from error
-    return Tracing.to(collector, picker)
-
-
-@contextlib.asynccontextmanager
-async def _serve(app: web.Application, address: str) -> AsyncIterator[str]:
-    """Serve an HTTP application and yield its bound address."""
-    host, _, port = address.rpartition(":")
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, host.strip("[]"), int(port))
-        try:
-            await site.start()
-        except OSError as error:
-            raise AddressError(
-                f"cannot listen on {address}: {error.strerror or error};"
-                " choose another with --metrics"
-            ) from error
-        yield f"{host}:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()

@@ -2,26 +2,48 @@
 
 from __future__ import annotations
 
+import re
 import socket
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 from tidegate_api.addresses import ADS_ADDRESS, PICKER_ADDRESS, PICKER_METRICS_ADDRESS
 from tidegate_common.logs import LogFormat, LogLevel  # noqa: TC001 - pydantic reads annotations
+from tidegate_common.tls.settings import IdentitySettings
 
 EXIT_USAGE: Final = 2
 
 Transport = Literal["auto", "grpc", "nghttp2"]
 
-Address = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}$")]
+Destinations = Literal["list", "one"]
+
+_ONE: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}")
+
+
+def _address(given: str) -> str:
+    if _ONE.fullmatch(given) is None:
+        raise ValueError("no address; write host:port, for example 127.0.0.1:18001")
+    return given
+
+
+def _addresses(given: str) -> str:
+    for each in given.split(","):
+        _address(each)
+    return given
+
+
+Address = Annotated[str, AfterValidator(_address)]
 """``host:port``, IPv6 in brackets."""
 
-_ONE: Final = r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}"
-Addresses = Annotated[str, Field(pattern=rf"^{_ONE}(,{_ONE})*$")]
+Addresses = Annotated[str, AfterValidator(_addresses)]
 """One or more addresses, separated by commas."""
 
 MAX_WORKERS: Final = 64
+
+
+class AddressError(OSError):
+    """An address cannot be bound; the message names it and the remedy."""
 
 
 class MissingExtraError(RuntimeError):
@@ -32,12 +54,14 @@ def _default_id() -> str:
     return f"picker-{socket.gethostname()}"
 
 
-class PickerSettings(BaseModel):
+class PickerSettings(IdentitySettings):
     """Settings of a picker."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True
     )
+
+    PORTS: ClassVar = ("listen", "metrics")
 
     workers: Annotated[int, Field(ge=1, le=MAX_WORKERS)] = 1
     """Processes that decide as one picker. Each has its own addresses: those listed, separated by
@@ -49,6 +73,8 @@ class PickerSettings(BaseModel):
     Envoys with several pickers use it to return log entries to the picker that made the pick."""
     xds: Address = ADS_ADDRESS
     """Address of the control server."""
+    tls_server_name: Annotated[str, Field(max_length=253)] = ""
+    """Name in the control server's certificate, if it is not the host of `--xds`."""
     metrics: Addresses = PICKER_METRICS_ADDRESS
     """Address that serves `/metrics`, `/debug/state` and `/healthz`."""
     id: Annotated[str, Field(min_length=1, max_length=128)] = Field(default_factory=_default_id)
@@ -60,6 +86,11 @@ class PickerSettings(BaseModel):
     needs the extra `fast`. `auto` is `nghttp2` where that is installed."""
     scrape_interval: Annotated[float, Field(ge=0.05, le=60)] = 0.25
     """Seconds between two scrapes of a replica."""
+    destinations: Destinations = "list"
+    """What picks are for proxies that the control server does not configure: a `list` of addresses
+    in the order of trials, or `one`, for clusters of type ORIGINAL_DST, which read no list."""
+    require_pick: bool = False
+    """Refuse requests without a pick with 503, instead of leaving them to the proxy."""
     otlp: Address | None = None
     """OpenTelemetry collector (OTLP over gRPC, no TLS) that receives a span for each decision whose
     caller traces the request. Needs the extra `otel`."""

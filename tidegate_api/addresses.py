@@ -1,4 +1,7 @@
-"""Default addresses, ``ip:port``: where each service listens and where the others look for it."""
+"""Default addresses: where each service listens and where the others look for it.
+
+They are ``ip:port``, or ``local``, the Unix socket of the user (``tidegate_common.unix``).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Final
 ADS_ADDRESS: Final = "127.0.0.1:18000"
 """Control server: ADS, for Envoys and pickers."""
 
-ADMIN_ADDRESS: Final = "127.0.0.1:18010"
+ADMIN_ADDRESS: Final = "local"
 """Control server: the admin API."""
 
 CONTROL_METRICS_ADDRESS: Final = "127.0.0.1:18080"
@@ -18,3 +21,18 @@ PICKER_ADDRESS: Final = "127.0.0.1:18001"
 
 PICKER_METRICS_ADDRESS: Final = "127.0.0.1:18081"
 """Picker: ``/metrics``, ``/debug/*`` and ``/healthz``."""
+
+GATEWAY_HTTP_ADDRESS: Final = "127.0.0.1:18020"
+"""Gateway: questions over HTTP, for Envoys."""
+
+GATEWAY_GRPC_ADDRESS: Final = "127.0.0.1:18021"
+"""Gateway: questions over gRPC, for Envoys."""
+
+GATEWAY_ADMIN_ADDRESS: Final = "127.0.0.1:18022"
+"""Gateway: changes of replicas over HTTP, for operators."""
+
+GATEWAY_ADMIN_GRPC_ADDRESS: Final = "127.0.0.1:18023"
+"""Gateway: changes of replicas over gRPC, for operators."""
+
+GATEWAY_METRICS_ADDRESS: Final = "127.0.0.1:18082"
+"""Gateway: ``/metrics`` and ``/healthz``."""

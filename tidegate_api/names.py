@@ -30,6 +30,9 @@ TIMEOUT_HEADER: Final = "tidegate-timeout-ms"
 REQUEST_ID_HEADER: Final = "x-request-id"
 """Names the request where its body does not; Envoy sets it where the client did not."""
 
+ENDPOINT_HEADER: Final = "tidegate-endpoint"
+"""Of questions that the gateway answers: the one replica to ask, by its endpoint id."""
+
 # --- Load reports (ORCA): asked of replicas, and in their answers -------------------------------
 
 LOAD_FORMAT_HEADER: Final = "endpoint-load-metrics-format"
@@ -49,6 +52,10 @@ CONTROL_POOL_HEADER: Final = "x-tidegate-pool"
 CONTROL_VARIANT_HEADER: Final = "x-tidegate-variant"
 """The variant that the picker drew, or that a sequence's lease demands."""
 
+CONTROL_CLUSTER_HEADER: Final = "x-tidegate-cluster"
+"""Of a generic proxy's requests: the control server's name for the pick's cluster,
+``pool/variant/protocol``, which a route may follow (``cluster_header``)."""
+
 CONTROL_MODEL_HEADER: Final = "x-tidegate-model"
 """The model that Envoy itself read from a body; Envoy matches the route again by it."""
 
@@ -62,6 +69,9 @@ Envoy sends the request."""
 DESTINATION_SERVED_KEY: Final = "x-gateway-destination-endpoint-served"
 """Metadata key of the replica that really served the request."""
 
+PLACED_KEY: Final = "tidegate-placed"
+"""Metadata key of a request's model, and of the models that a replica has and others lack."""
+
 SUBSET_KEY: Final = "x-gateway-destination-endpoint-subset"
 """Metadata key of the replicas to which a request is restricted."""
 
@@ -72,6 +82,13 @@ READS_HEADER: Final = "x-tidegate-reads"
 """Number of further replicas that may read the request after one broke off; set to 0 on the first
 request of a sequence, and on one that several replicas died with. Without it the pool's
 `routing.retry_read` counts."""
+
+RETRY_ON_HEADER: Final = "x-envoy-retry-on"
+"""Set by the picker on requests whose model another replica has too: with `retriable-headers`
+Envoy repeats them once where a replica answers 404 or NOT_FOUND."""
+
+REPEAT_MISSING: Final = "retriable-headers"
+"""Its value."""
 
 SENT_HEADER: Final = "x-tidegate-sent"
 """Bytes sent to and received from replicas so far; Envoy sets and removes it on retries."""
@@ -92,9 +109,18 @@ REASON_HEADER: Final = "x-tidegate-reason"
 SERVED_BY_HEADER: Final = "x-tidegate-served-by"
 """Response header with the upstream's address, where the listener has ``debug_headers``."""
 
+REPLICAS_HEADER: Final = "x-tidegate-replicas"
+"""On the gateway's answers: how many of the asked replicas the answer is made of, then each other
+one with a word: ``2/3; r3=timeout``."""
+
+IN_SIGHT_HEADER: Final = "x-tidegate-in-sight"
+"""On requests to the gateway: the pools that it may speak of, separated by commas; `*` = all. Envoy
+sets it on its routes to the gateway."""
+
 STRIPPED_HEADERS: Final = (
     CONTROL_POOL_HEADER,
     CONTROL_VARIANT_HEADER,
+    CONTROL_CLUSTER_HEADER,
     CONTROL_MODEL_HEADER,
     UNPICKED_HEADER,
     DESTINATION_HEADER,
@@ -102,10 +128,16 @@ STRIPPED_HEADERS: Final = (
     SUBSET_KEY,
     MAX_RETRIES_HEADER,
     READS_HEADER,
+    RETRY_ON_HEADER,
     SENT_HEADER,
     TICKET_HEADER,
     TRY_TIMEOUT_HEADER,
 )
+
+SPOOFABLE_HEADERS: Final = tuple(
+    name for name in STRIPPED_HEADERS if name.startswith(("x-tidegate-", "x-gateway-"))
+)
+"""Those of them that the picker itself removes from requests of generic proxies."""
 
 # --- Dynamic metadata ---------------------------------------------------------------------------
 
@@ -119,8 +151,20 @@ TIDEGATE_NAMESPACE: Final = "tidegate"
 """``{picker: str, ticket: str, at: str, slot: str, unreadable: bool}``: written with each pick,
 carried by access logs; ``at`` is the picker's address, ``slot`` how log sinks find it."""
 
+POOL_KEY: Final = "pool"
+"""Key of the pool within the namespace ``tidegate``; written for generic proxies, whose clusters
+have other names."""
+
+DESTINATIONS_KEY: Final = "destinations"
+"""Key within the namespace ``tidegate`` by which a generic proxy says what it reads: `one` address,
+as for a cluster of type ORIGINAL_DST, or a list."""
+
 LOG_SLOT_KEY: Final = "slot"
 """Key of the picker's log slot within the namespace ``tidegate``; control servers assign it."""
+
+TOLD_KEY: Final = "told"
+"""Key of the metadata `tidegate`: what access logs show of a pick. A struct with `pool`, `variant`,
+`reason` and, where a prompt was read, `prompt_tokens` and `predicted_tokens`."""
 
 USAGE_NAMESPACE: Final = "tidegate.usage"
 """``{prompt, cached, output: number, model: str}`` of a streamed answer that tells its usage."""
@@ -133,6 +177,12 @@ LOG_CLUSTER_PREFIX: Final = "tidegate-picker-log/"
 """Envoy's cluster of the picker in a log slot starts with this; the slot's number follows."""
 
 # --- Request attributes that Envoy sends with the first ext_proc message ------------------------
+
+LOG_COLLECTOR_CLUSTER: Final = "tidegate-otlp/logs"
+"""Cluster of the collector of Envoy's access log."""
+
+TRACE_COLLECTOR_CLUSTER: Final = "tidegate-otlp/traces"
+"""Cluster of the collector of Envoy's spans."""
 
 CLUSTER_ATTRIBUTE: Final = "xds.cluster_name"
 """The cluster that the route drew: pool, variant and protocol."""
@@ -201,10 +251,13 @@ NODE_GROUP: Final = "tidegate.node_group"
 """Key of ``node.metadata``: the group of an Envoy, in which a change is tried before all."""
 
 LISTENER_NAME: Final = "tidegate-ingress"
-"""Name of the listener."""
+"""Name of the listener; a further one has its own name behind a slash."""
+
+HTTP3_LISTENER_NAME: Final = "tidegate-ingress-h3"
+"""Name of the listener for HTTP/3."""
 
 ROUTE_CONFIG_NAME: Final = "tidegate-routes"
-"""Name of the route configuration."""
+"""Name of the route configuration; that of a further listener has its name behind a slash."""
 
 RUNTIME_NAME: Final = "tidegate"
 """Name of Envoy's runtime layer that the control server fills; the bootstrap names it too."""
@@ -215,6 +268,15 @@ WEIGHT_LAYERS: Final = tuple(f"tidegate-weights-{number}" for number in range(32
 PICKER_CLUSTER: Final = "tidegate-picker"
 """Envoy's cluster of the pickers."""
 
+GATEWAY_NODE_CLUSTER: Final = "tidegate-gateway"
+"""``node.cluster`` of a gateway on ADS; it is served what pickers are, and makes no picks."""
+
+GATEWAY_CLUSTERS: Final = {"http": "tidegate-gateway/http", "grpc": "tidegate-gateway/grpc"}
+"""Envoy's clusters of the gateways, by protocol."""
+
+GATEWAY_SERVICE: Final = "tidegate.gateway"
+"""Service by which a gateway's gRPC health tells of itself; every other one is the fleet."""
+
 PICKER_FILTER: Final = "envoy.filters.http.ext_proc"
 """Name of the filter that asks the pickers, and of its settings (ECDS)."""
 
@@ -223,6 +285,29 @@ USAGE_FILTER: Final = "tidegate.usage"
 
 STRIP_FILTER: Final = "tidegate.strip"
 """Name of the filter that removes headers that clients may not send, and of its settings (ECDS)."""
+
+JWT_FILTER: Final = "tidegate.jwt"
+"""Name of the filter that checks tokens, and of its settings (ECDS)."""
+
+CORS_FILTER: Final = "tidegate.cors"
+"""Name of the filter that answers browsers' questions; its policy is in the routes."""
+
+COMPRESS_FILTERS: Final = {
+    "gzip": "tidegate.compress.gzip",
+    "brotli": "tidegate.compress.brotli",
+    "zstd": "tidegate.compress.zstd",
+}
+"""Algorithm -> name of the filter that compresses answers, and of its settings (ECDS)."""
+
+LIMIT_FILTER: Final = "tidegate.limit"
+"""Name of the filter that limits the rate of all requests, and of its settings (ECDS)."""
+
+POOL_LIMIT_FILTER: Final = "tidegate.limit.pools"
+"""Name of the filter that limits the rate of pools' requests, and of its settings (ECDS)."""
+
+KEYS_CLUSTER_PREFIX: Final = "tidegate-jwks/"
+"""Envoy's cluster from which the keys of a provider of tokens are fetched starts with this; the
+provider's name follows."""
 
 Protocol = Literal["http", "grpc"]
 """How Envoy speaks to a replica."""

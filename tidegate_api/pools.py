@@ -49,6 +49,12 @@ ENVOY_POLICY: Final = "envoy"
 BodyMode = Literal["none", "peek", "full"]
 """How much of a request's body the picker reads."""
 
+TRITON_PATHS: Final = "/v2/"
+"""Beginning of Triton's HTTP paths."""
+ENGINE_READY_PATHS: Final = ("/health", "/health/ready")
+"""Readiness of engines without Triton's API, which answer its readiness path with 404: vLLM, SGLang
+and ``trtllm-serve``, and Triton's OpenAI server."""
+
 MAX_VARIANTS: Final = 256
 """Most variants of a pool."""
 

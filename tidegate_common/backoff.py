@@ -15,20 +15,22 @@ _GROWTH: Final = 2.0
 class Backoff:
     """Exponential delays with jitter, so that many clients do not reconnect at once.
 
-    The bound starts at ``FIRST_S``, doubles with each attempt and ends at ``LONGEST_S`` (seconds).
+    The bound starts at ``FIRST_S`` and doubles with each attempt up to ``longest_s`` (seconds).
 
     Args:
         rng: Returns a number in [0, 1).
+        longest_s: The last bound.
     """
 
-    def __init__(self, rng: Callable[[], float]) -> None:
+    def __init__(self, rng: Callable[[], float], longest_s: float = LONGEST_S) -> None:
         self._rng = rng
+        self._longest_s = longest_s
         self._next_s = FIRST_S
 
     def delay_s(self) -> float:
         """Return the next delay in seconds: one half of the bound is fixed, the other random."""
         bound = self._next_s
-        self._next_s = min(LONGEST_S, bound * _GROWTH)
+        self._next_s = min(self._longest_s, bound * _GROWTH)
         return bound * (0.5 + 0.5 * self._rng())
 
     def reset(self) -> None:

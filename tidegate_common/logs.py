@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import structlog
 
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
 LogFormat = Literal["console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+def quiet_grpc(environment: MutableMapping[str, str]) -> None:
+    """Let gRPC log errors only: by default each failed handshake of a peer is a line.
+
+    Args:
+        environment: The process environment, before gRPC is loaded; children inherit it.
+    """
+    environment.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 def configure(log_format: LogFormat = "console", level: LogLevel = "info") -> None:

@@ -79,6 +79,10 @@ class Scripted:
         self._messages = iter(sent)
         self.replies: Script = []
 
+    def invocation_metadata(self) -> tuple[()]:
+        """Return the call's metadata: none."""
+        return ()
+
     async def read(self) -> bytes | Any:
         """Return the next message, or the end of the stream."""
         message = next(self._messages, grpc.aio.EOF)

@@ -49,6 +49,8 @@ SLACK = 1.10
 RATIO_SLACK = 1.30
 """Allowed factor of a time ratio over its budget."""
 WARM, COUNTED = 64, 32
+STEP_S = 0.001
+"""Seconds between two readings of the clock: decisions that are far apart are explained each."""
 ENDPOINTS = 8
 OURS = "ext_proc"
 CARRIED = "carried peek"
@@ -125,10 +127,10 @@ def deciding() -> dict[str, int]:
             blocks = tuple(hash((number % 8, depth)) for depth in range(8))
             features = Features(Form.GENERATE, model="toy-llm", prompt=b"x" * 2048)
             request = Request("llm", "stable", "http", features, blocks)
-            decision = picker_router.decide(request, float(number), float(number))
+            decision = picker_router.decide(request, number * STEP_S, number * STEP_S)
             if not isinstance(decision, Decision) or decision.ticket is None:
                 raise TypeError(f"no pick: {decision}")
-            picker_router.settle(decision.ticket, Outcome.DONE, number + 0.5)
+            picker_router.settle(decision.ticket, Outcome.DONE, (number + 0.5) * STEP_S)
 
         found[f"decide among {endpoints}"] = counted(decide)
     return found
@@ -140,7 +142,7 @@ def _server(mode: str) -> PickerServer:
         router(llm(body=BODIES[mode], endpoints=replicas(ENDPOINTS))),
         picker="guard",
         metrics=Metrics(CollectorRegistry()),
-        clock=iter(range(10**9)).__next__,
+        clock=(number * STEP_S for number in range(10**9)).__next__,
         wall_clock=lambda: 0.0,
     )
 
@@ -177,7 +179,7 @@ def carrying() -> dict[str, int]:
     return {CARRIED: found}
 
 
-def parsing(rounds: int = 60, calls: int = 200) -> float:
+def parsing(rounds: int = 600, calls: int = 200) -> float:
     """Return the cost of parsing and converting a head, in units of a loop of fixed work."""
     data = messages("none", "")[0]
 

@@ -25,7 +25,11 @@ def _split(address: str) -> tuple[str, int]:
 
 async def run(args: argparse.Namespace) -> None:
     """Serve until the process is terminated."""
-    engine = EngineConfig(cache_blocks=args.cache_blocks, prefill_rate=args.prefill_rate)
+    engine = EngineConfig(
+        cache_blocks=args.cache_blocks,
+        prefill_rate=args.prefill_rate,
+        cache_planned=args.cache_planned,
+    )
     replica = EmulatedReplica(engine, args.scale)
     loop = asyncio.get_running_loop()
     data, control = (
@@ -57,6 +61,12 @@ def main() -> None:
     )
     parser.add_argument("--scale", type=float, default=1.0, help="engine seconds per second")
     parser.add_argument("--cache-blocks", type=int, default=usual.cache_blocks)
+    parser.add_argument(
+        "--cache-planned",
+        action=argparse.BooleanOptionalAction,
+        default=usual.cache_planned,
+        help="share blocks once planned, as vLLM does",
+    )
     parser.add_argument("--prefill-rate", type=float, default=usual.prefill_rate)
     uvloop.run(run(parser.parse_args()))
 

@@ -22,7 +22,7 @@ from tidegate.stack.runfolder import RunFolder
 from tidegate_common.children import module_command
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 START_S: Final = 60.0
 _CALL: Final = aiohttp.ClientTimeout(total=5.0)
@@ -48,6 +48,7 @@ class EmulatedFleet:
         grpc: Whether to serve KServe gRPC as well.
         cache_blocks: Size of each cache, blocks.
         early_headers: Whether streams begin with their headers at once, not with the first token.
+        cache_planned: Whether prompts share blocks that a step is planned to fill.
     """
 
     def __init__(
@@ -59,11 +60,13 @@ class EmulatedFleet:
         grpc: bool = False,
         cache_blocks: int = 3_000,
         early_headers: bool = False,
+        cache_planned: bool = True,
     ) -> None:
         self._count = count
         self._flags = (
             *("--scale", f"{scale}", "--page", page, "--cache-blocks", f"{cache_blocks}"),
             *(("--early-headers",) if early_headers else ()),
+            *(() if cache_planned else ("--no-cache-planned",)),
         )
         self._grpc = grpc
         self._exit = AsyncExitStack()
@@ -124,6 +127,10 @@ class EmulatedFleet:
         """Reset all caches, counters and speeds."""
         for verb in ("speed/1", "reset"):
             await asyncio.gather(*(self._call(each, verb) for each in self.places))
+
+    async def renew(self, names: Iterable[str]) -> None:
+        """Restart replicas at once: they lose caches, counters and requests, but no time."""
+        await asyncio.gather(*(self._call(self._place(name), "reset") for name in names))
 
     async def slow(self, name: str, speed: float) -> None:
         """Set the speed of a replica as a factor on its rates."""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def vllm(replica: EmulatedReplica) -> str:
-    """Return the page of a vLLM server: queue, batch, cache use and cache hits."""
+    """Return the page of a vLLM server: queue, batch, cache use and hits, start of the process."""
     counters = replica.counters
     engine = replica.engine
     labels = f'{{engine="0",model_name="{MODEL}"}}'
@@ -27,6 +27,7 @@ def vllm(replica: EmulatedReplica) -> str:
         ("vllm:generation_tokens_total", "counter", labels, counters.generated),
         ("vllm:request_success_total", "counter", ended, counters.finished),
         ("vllm:cache_config_info", "gauge", config, 1),
+        ("process_start_time_seconds", "gauge", "", replica.started_unix_s),
     )
     return "".join(
         f"# TYPE {name} {kind}\n{name}{where} {value}\n" for name, kind, where, value in series

@@ -66,15 +66,23 @@ class EmulatedReplica:
         engine: Parameters of the engine.
         scale: Engine seconds per wall second.
         clock: Wall clock, seconds.
+        unix: Wall clock, Unix seconds.
     """
 
     def __init__(
-        self, engine: EngineConfig, scale: float, clock: Callable[[], float] = time.monotonic
+        self,
+        engine: EngineConfig,
+        scale: float,
+        clock: Callable[[], float] = time.monotonic,
+        unix: Callable[[], float] = time.time,
     ) -> None:
         self.engine = engine
         self.scale = scale
         self.counters = EmulatedCounters()
+        self.started_unix_s = unix()
+        """Start of the emulated process."""
         self._clock = clock
+        self._unix = unix
         self._start = clock()
         self._replica = SimulatedReplica(engine)
         self._hearers: dict[int, ResponseListener] = {}
@@ -143,12 +151,13 @@ class EmulatedReplica:
         self._replica.speed = speed
 
     def reset(self) -> None:
-        """Drop the cache, counters and all requests, like a restart."""
+        """Restart at once: drop the cache, counters and all requests."""
         listeners = list(self._hearers.values())
         self._hearers.clear()
         self._begun.clear()
         self._replica = SimulatedReplica(self.engine)
         self.counters = EmulatedCounters()
+        self.started_unix_s = self._unix()
         for listener in listeners:
             listener.lost()
 

@@ -19,7 +19,9 @@ import aiohttp
 
 from bench.emulator.dialects import MODEL
 from bench.overhead import cpu_seconds, rss_mb
-from bench.peers.environment import ROOT
+from bench.peers import llm_d
+from bench.peers.environment import LLM_D, ROOT
+from bench.peers.environment import PICKER as LLM_D_PICKER
 from bench.peers.envoys import bootstrap
 from bench.workers import family
 from tidegate.stack.envoy import envoy_binary, envoy_command, envoy_environment
@@ -63,10 +65,11 @@ CHECKS: Final = (
 """Health checks as in ``envoys.py``."""
 VLLM: Final = tuple(f"vllm-{policy}" for policy in _POLICIES)
 SGLANG: Final = tuple(f"sglang-{policy}" for policy in _POLICIES)
-NAMES: Final = (TIDEGATE, WORKERS, GRPC, COMPILED, *VLLM, *SGLANG, *ENVOYS)
+NAMES: Final = (TIDEGATE, WORKERS, GRPC, COMPILED, *VLLM, *SGLANG, *llm_d.NAMES, *ENVOYS)
 PACKAGE_OF: Final = {
     **dict.fromkeys(VLLM, "vllm-router"),
     **dict.fromkeys(SGLANG, "sglang-router"),
+    **dict.fromkeys(llm_d.NAMES, LLM_D),
 }
 
 
@@ -107,6 +110,7 @@ def start(
     *,
     concurrency: int = 1,
     checks: bool = False,
+    debug_headers: bool = False,
 ) -> AbstractAsyncContextManager[Running]:
     """Start a contender.
 
@@ -117,14 +121,17 @@ def start(
         routing: Fields of ``routing`` in Tidegate's pool.
         concurrency: Number of worker threads of Envoy, also of Tidegate's.
         checks: Whether peers use ``CHECKS`` instead of their default health checks.
+        debug_headers: Whether Tidegate's answers name the replica.
 
     Raises:
         ValueError: The contender is unknown.
     """
     if name in (TIDEGATE, WORKERS, GRPC, COMPILED):
-        return _tidegate(name, places, routing, concurrency)
+        return _tidegate(name, places, routing, concurrency, debug_headers=debug_headers)
     if name in ENVOYS:
         return envoy(name, places, concurrency)
+    if name in llm_d.NAMES:
+        return _llm_d(name, places, concurrency)
     if name in PACKAGE_OF:
         return _router(name, places, environment, checks=checks)
     raise ValueError(f"no contender {name!r}; there are {', '.join(NAMES)}")
@@ -142,7 +149,7 @@ def router_command(
     """Return the command line of a peer.
 
     Args:
-        name: A key of ``PACKAGE_OF``.
+        name: One of ``VLLM`` and ``SGLANG``.
         python: Python interpreter of the peers.
         address: Listen address, ``ip:port``.
         metrics: Address of its metrics, ``ip:port``.
@@ -162,7 +169,12 @@ def router_command(
 
 @asynccontextmanager
 async def _tidegate(
-    name: str, places: Sequence[ReplicaAddresses], routing: Mapping[str, Any], concurrency: int
+    name: str,
+    places: Sequence[ReplicaAddresses],
+    routing: Mapping[str, Any],
+    concurrency: int,
+    *,
+    debug_headers: bool,
 ) -> AsyncIterator[Running]:
     replicas = [
         TritonReplica(
@@ -177,7 +189,7 @@ async def _tidegate(
     async with LocalStack(
         replicas=replicas,
         models=(MODEL,),
-        fleet=_fleet(routing),
+        fleet=_fleet(routing, debug_headers=debug_headers),
         concurrency=concurrency,
         workers=2 if name == WORKERS else 1,
         transport="grpc" if name == GRPC else "auto",
@@ -187,10 +199,14 @@ async def _tidegate(
         yield Running(name, stack.http_address, pids)
 
 
-def _fleet(routing: Mapping[str, Any]) -> Callable[[dict[str, Any]], None]:
+def _fleet(routing: Mapping[str, Any], *, debug_headers: bool) -> Callable[[dict[str, Any]], None]:
     def change(fleet: dict[str, Any]) -> None:
         buffer = max(65_536, int(routing.get("peek_bytes", 0)))
-        fleet["listener"] = {"address": fleet["listener"]["address"], "buffer_bytes": buffer}
+        fleet["listener"] = {
+            "address": fleet["listener"]["address"],
+            "buffer_bytes": buffer,
+            "debug_headers": debug_headers,
+        }
         pool = fleet["pools"][0]
         pool["match"]["paths"] = [CHAT, "/v1/completions"]
         pool["variants"] = [{"name": "stable", "weight": 1}]
@@ -242,6 +258,28 @@ async def _router(
             await supervisor.start("router", command, dict(os.environ))
             await _answers(address, name, supervisor)
             yield Running(name, address, {"router": supervisor.pid("router")})
+        finally:
+            await supervisor.stop()
+
+
+@asynccontextmanager
+async def _llm_d(
+    name: str, places: Sequence[ReplicaAddresses], concurrency: int
+) -> AsyncIterator[Running]:
+    with RunFolder.create() as run, HeldPorts() as ports:
+        listener, admin, grpc, health, metrics = (ports.address() for _ in range(5))
+        listed = run.write("endpoints.json", json.dumps(llm_d.endpoints(places)))
+        config = run.write("picker.json", json.dumps(llm_d.configuration(name, listed)))
+        wanted = run.write("envoy.json", json.dumps(llm_d.bootstrap(listener, admin, grpc)))
+        supervisor = Supervisor(run.logs)
+        try:
+            picker = llm_d.command(LLM_D_PICKER, config, grpc, health, metrics)
+            await supervisor.start(PICKER, picker, dict(os.environ))
+            command = envoy_command(envoy_binary(), wanted, concurrency)
+            await supervisor.start(ENVOY, command, envoy_environment())
+            await _answers(listener, name, supervisor)
+            pids = {ENVOY: supervisor.pid(ENVOY), PICKER: supervisor.pid(PICKER)}
+            yield Running(name, listener, pids)
         finally:
             await supervisor.stop()
 

@@ -1,7 +1,8 @@
 """Python environment of the peers, separate from the project's.
 
 The packages are installed from PyPI into ``.bench/peers``. A package that cannot be installed is
-skipped and reported with the end of pip's output.
+skipped and reported with the end of pip's output; so is llm-d's picker unless its binary is there,
+which is built by hand.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ PACKAGES: Final = {"vllm-router": "0.1.17", "sglang-router": "0.3.2"}
 """Packages of the peers, with the versions of the reported figures."""
 ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDER: Final = ROOT / ".bench" / "peers"
+LLM_D: Final = "llm-d-router"
+PICKER: Final = ROOT / ".bench" / "llm-d" / "epp"
+"""llm-d's picker."""
 INSTALL_S: Final = 300.0
 _VERSION: Final = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
 
@@ -33,10 +37,12 @@ class Environment:
 async def prepare(folder: Path = FOLDER) -> Environment:
     """Return the environment; create or complete it if needed."""
     environment = Environment(folder / "bin" / "python")
+    if not PICKER.exists():
+        environment.missing[LLM_D] = f"no {PICKER.relative_to(ROOT)}; docs/reference/bench.md"
     if not environment.python.exists():
         code, text = await _run(sys.executable, "-m", "venv", str(folder))
         if code != 0:
-            environment.missing = dict.fromkeys(PACKAGES, text)
+            environment.missing |= dict.fromkeys(PACKAGES, text)
             return environment
     for package, wanted in PACKAGES.items():
         if await _version(environment.python, package) != wanted:

@@ -352,6 +352,10 @@ def _control(suite: Mapping[str, Any], section: ReportSection) -> None:
     section.tables.append(Table(title, suite["envoy"]["heads"], suite["envoy"]["rows"]))
     clients = suite["clients"]
     section.tables.append(Table("Simulated delta clients", clients["heads"], clients["rows"]))
+    if "fixed" in suite:
+        fixed = suite["fixed"]
+        section.tables.append(Table("A change without clients", fixed["heads"], fixed["rows"]))
+        section.text.append(f"A bare echo stream: {suite['echo_us']} µs per message and answer.")
 
 
 def _scale(suite: Mapping[str, Any], section: ReportSection) -> None:

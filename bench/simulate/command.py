@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import sys
 from dataclasses import dataclass
@@ -151,7 +152,9 @@ def _workload(options: SimulationOptions, replicas: int) -> Workload:
         rng = Random(0)  # noqa: S311 - repeatable
         return GENERATORS[trace](requests or DEFAULT_JOBS, rng, PACE_PER_REPLICA * replicas)
     if "." not in trace:
-        raise OptionError(f"--trace: no file and none of {', '.join(GENERATORS)}: {trace}")
+        near = difflib.get_close_matches(trace, GENERATORS, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise OptionError(f"--trace: no file and none of {', '.join(GENERATORS)}: {trace}{hint}")
     workload = read_trace(Path(trace))
     return workload if requests is None else workload.first(requests)
 
@@ -161,9 +164,9 @@ def _policies(text: str) -> list[str]:
     wanted = known if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in wanted if name not in known]
     if unknown or not wanted:
-        raise OptionError(
-            f"--policies: {', '.join(unknown) or 'none'} unknown; use: {', '.join(known)}"
-        )
+        near = difflib.get_close_matches(unknown[0], known, 1) if unknown else []
+        hint = f"did you mean {near[0]}?" if near else f"use: {', '.join(known)}"
+        raise OptionError(f"--policies: {', '.join(unknown) or 'none'} unknown; {hint}")
     return list(dict.fromkeys(wanted))
 
 

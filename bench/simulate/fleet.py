@@ -93,6 +93,11 @@ class SimulatedFleet:
         self._made = 0
         self._scheduled = [inf] * len(replicas)
         self._open = True
+        every = scenario.telemetry_s
+        self._telemetry_s = min(every, scheduler.poll_s or every)
+        self._telemetry_delay_s = scenario.telemetry_delay_s
+        if every > 0:
+            self._telemetry_delay_s *= self._telemetry_s / every
         self._latest: dict[int, SimulatedSample] = {}
         """Latest sample of each replica."""
 
@@ -117,7 +122,7 @@ class SimulatedFleet:
             self._later(scenario.brake_at_s, _TROUBLE, self._brake)
             self._later(scenario.brake_at_s + scenario.brake_s, _TROUBLE, self._release)
         if scenario.telemetry_s > 0:
-            self._later(scenario.telemetry_s, _TELEMETRY, self._measure)
+            self._later(self._telemetry_s, _TELEMETRY, self._measure)
         for number, (job, now) in enumerate(zip(jobs, times, strict=True)):
             self._until(now)
             self._arrive(job, now)
@@ -279,5 +284,5 @@ class SimulatedFleet:
                 if index not in self._dead:
                     self._scheduler.observe(index, sample, then)
 
-        self._later(now + self._scenario.telemetry_delay_s, _TELEMETRY, deliver)
-        self._later(now + self._scenario.telemetry_s, _TELEMETRY, self._measure)
+        self._later(now + self._telemetry_delay_s, _TELEMETRY, deliver)
+        self._later(now + self._telemetry_s, _TELEMETRY, self._measure)

@@ -7,8 +7,10 @@ Rules:
 2. The replica has no clock: only the fleet advances it, by calling ``advance`` at ``next_at``.
 3. An arrival ends a stride without prompts at the end of the current step.
 4. Each task ends once: finished, or dropped when the replica fails.
-5. ``foresee`` and ``wait_s`` are exact predictions, except for evictions. Only the oracle may use
-   them.
+5. ``foresee`` and ``first_token_s`` are exact predictions, except for evictions, for answers that
+   end meanwhile and, without ``cache_planned``, for a prompt that is admitted to the step that ends
+   one whose blocks it shares; ``wait_s`` counts prompts that are partly computed as whole. Only the
+   oracles may use them.
 """
 
 from __future__ import annotations
@@ -110,8 +112,17 @@ class SimulatedReplica:
         return max(1, job.input_tokens - depth * self.engine.block_tokens)
 
     def wait_s(self, job: Job) -> float:
-        """Return the TTFT of the job, seconds, if it arrived now and no job followed."""
-        tokens = self.backlog_tokens + self.foresee(job)
+        """Return the TTFT of the job, seconds, as if no waiting prompt had been begun."""
+        return self._compute_s(self.backlog_tokens + self.foresee(job))
+
+    def first_token_s(self, job: Job, now: float) -> float:
+        """Return the TTFT of the job, seconds, if it arrived at ``now`` and no job followed."""
+        core = self._core
+        done = sum(task.expected - task.left for task in core.unfinished) + core.chunk_tokens
+        rest = self._compute_s(self.backlog_tokens - done + self.foresee(job))
+        return rest + (self.next_at - now if core.prefills else 0.0)
+
+    def _compute_s(self, tokens: int) -> float:
         per_step, room = self._core.step_budget(self.decoding)
         return (tokens / self.engine.prefill_rate + ceil(tokens / room) * per_step) / self.speed
 

@@ -53,6 +53,8 @@ class Scenario:
     """Interval of a replica's samples; 0: no telemetry."""
     telemetry_delay_s: float = 0.1
     """Age of a sample when the router receives it."""
+    first_tokens: bool = True
+    """Whether the access log tells the picker when answers began; otherwise only when they end."""
     freeze_at_s: float | None = None
     """Time from which samples keep their old values but have new times; ``None``: never."""
     freeze_s: float = 30.0

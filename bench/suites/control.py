@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from bench.control import envoy, many
+from bench.control import HEADS, Size, alone, envoy, sizes
 from bench.control_cost import HEADS as FIXED_HEADS
 from bench.control_cost import SIZES, echo, fixed
 
@@ -19,41 +19,33 @@ if TYPE_CHECKING:
 
     from bench.suites.context import Context
 
-POOLS: Final = 50
-HEADS: Final = (
-    "clients",
-    "clusters",
-    "endpoints",
-    "endpoint change: ms to last ACK, p50 / p99",
-    "CPU ms",
-    "kB sent",
-    "weight change: ms to last ACK, p50 / p99",
-    "CPU ms",
-    "kB sent",
-    "RSS MB",
-)
+QUICK: Final = (Size(10, 50, 1_000), Size(100, 50, 1_000))
+ROW_S: Final = (40.0, 240.0)
+"""Limits of a row of the short and of the long form, seconds."""
 
 
 async def run(context: Context) -> dict[str, Any]:
-    """Measure both."""
-    changes = context.pick(20, 200)
+    """Measure all of it; what is done is kept if the rest is cut."""
+    changes, found = context.pick(20, 200), dict[str, Any]()
     context.say("control: one real Envoy")
-    real = table_of(await envoy(changes))
-    rows = []
-    for count in context.pick((10, 100), (10, 100, 1_000)):
-        context.say(f"control: {count} simulated clients")
-        rows.append(list(await many(count, POOLS, 1_000, context.pick(4, 10))))
+    found |= {"changes": changes, "envoy": table_of(await envoy(changes))}
     context.say("control: the fixed part, and a bare echo stream")
-    parts = []
+    parts: list[list[str]] = []
     for pools, endpoints in context.pick(SIZES[:3], SIZES):
         parts += await fixed(pools, endpoints)
-    return {
-        "changes": changes,
-        "envoy": real,
-        "clients": {"heads": HEADS, "rows": rows},
-        "fixed": {"heads": FIXED_HEADS, "rows": parts},
-        "echo_us": round(await echo(100)),
-    }
+    found["fixed"] = {"heads": FIXED_HEADS, "rows": parts}
+    found["echo_us"] = round(await echo(100))
+    rows: list[list[str]] = []
+    found["clients"] = {"heads": HEADS, "rows": rows}
+    table = context.pick(QUICK, tuple(sizes()))
+    for number, size in enumerate(table, 1):
+        context.say(
+            f"control: {size.clients} clients, {size.pools} pools, {size.endpoints:,} endpoints"
+            f" ({number} of {len(table)})"
+        )
+        rows.append(list(await alone(size, context.pick(4, 3), context.pick(*ROW_S))))
+        context.save(found)
+    return found
 
 
 def table_of(table: Table) -> dict[str, Any]:

@@ -9,7 +9,8 @@ Rules:
    warms the caches and is not measured. Times are emulated seconds: wall time times the scale of
    the workload.
 3. Tidegate is also run with Triton's API: ``generate_stream`` instead of chats, and Triton's
-   metrics page instead of vLLM's. That row is named ``tidegate-generate``.
+   metrics page instead of vLLM's, and on replicas that send the headers of a stream at once, as
+   vLLM does. These rows are named ``tidegate-generate`` and ``tidegate-early-headers``.
 4. Tidegate's pool configures the body size for long prompts (``peek_bytes``) and an index of the
    size of a replica's cache. No other information about the replicas is configured.
 5. A finished run is stored at once (``bench/journal.py``): a second start executes only missing
@@ -47,8 +48,8 @@ TIMEOUT_S: Final = 40.0
 ROUTING: Final = {
     "peek_bytes": 2**20,
 }
-PAGES: Final = {"chat": "vllm", "generate": "triton"}
-ENDS: Final = {"chat": "[DONE]", "generate": ""}
+PAGES: Final = {"chat": "vllm", "generate": "triton", "early-headers": "vllm"}
+ENDS: Final = {"chat": "[DONE]", "generate": "", "early-headers": "[DONE]"}
 VICTIM: Final = "e2"
 FAULT_AT: Final = 0.4
 """Start of a fault, as a fraction of the run."""
@@ -107,7 +108,10 @@ async def run(context: Context) -> dict[str, Any]:
             known[workload] = workloads.prepare(workload, REPLICAS, MAX_JOBS, context.scale)
         prepared = known[workload]
         scale = prepared.kind.scale
-        async with EmulatedFleet(REPLICAS, scale=scale, page=PAGES[api]) as fleet:
+        early = api == "early-headers"
+        async with EmulatedFleet(
+            REPLICAS, scale=scale, page=PAGES[api], early_headers=early
+        ) as fleet:
             for cell in group:
                 done += 1
                 what = f"{cell.workload} {cell.load:.0%} {cell.label} {cell.fault}".rstrip()

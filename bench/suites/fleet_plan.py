@@ -40,7 +40,10 @@ QUICK: Final = (
 LOADS: Final = (0.65, 0.9)
 QUICK_GRID: Final = (("sessions", 0.65), ("conversation", 0.9), ("nothing-shared", 0.65))
 NATIVE: Final = ("conversation", 0.9)
-"""Workload and load at which Tidegate also runs with Triton's API."""
+"""Workload and load at which Tidegate also runs with ``OTHER_APIS``."""
+OTHER_APIS: Final = ("generate", "early-headers")
+"""Triton's API, and chats whose headers come at once, as vLLM sends them, not with the first
+token."""
 FAULTS: Final = ("kill", "slow", "hang")
 FAULTY: Final = ("conversation", 0.65)
 """Workload and load of the runs with faults."""
@@ -97,7 +100,8 @@ def cells(context: Context, names: Sequence[str]) -> list[FleetCell]:
             made += [FleetCell(workload, load, seed, name) for name in _turned(turning, seed)]
     if contenders.TIDEGATE in names and NATIVE in grid:
         made += [
-            FleetCell(*NATIVE, seed, contenders.TIDEGATE, api="generate")
+            FleetCell(*NATIVE, seed, contenders.TIDEGATE, api=api)
+            for api in OTHER_APIS
             for seed in range(context.seeds)
         ]
     few = context.contenders or context.pick(QUICK_FAULTY, MAIN)

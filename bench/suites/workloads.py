@@ -103,9 +103,9 @@ def requests(jobs: Sequence[Job], salt: str, api: str = "chat") -> list[bytes]:
     Args:
         jobs: The jobs.
         salt: Salt of the prompts' text.
-        api: ``chat`` for OpenAI chats of one message, ``generate`` for Triton's generate_stream.
+        api: ``generate`` for Triton's generate_stream; all else is OpenAI chats of one message.
     """
-    path, body = (CHAT, chat) if api == "chat" else (GENERATE, generate)
+    path, body = (GENERATE, generate) if api == "generate" else (CHAT, chat)
     return [http_request(path, body(prompt_text(job, salt)), job.session) for job in jobs]
 
 

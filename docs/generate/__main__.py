@@ -17,6 +17,7 @@ import channel_table
 import cli_verbs
 import fleet_fields
 import metric_tables
+import openapi_document
 import sequence
 import wire_names
 from pages import Page, read_pages
@@ -53,6 +54,7 @@ def fresh() -> dict[Path, str]:
     written = {page.path: filled(page, sources) for page in pages if page.parts}
     for source in sorted(DOCS.rglob("*.sequence")):
         written[source.with_suffix(".svg")] = sequence.svg(source.read_text("utf-8"))
+    written[DOCS / "reference" / "openapi.json"] = openapi_document.text()
     return written
 
 

@@ -1,4 +1,4 @@
-"""The table of differences between the gateway and a replica, from the one that the tests hold."""
+"""The tables of differences between the gateway and a replica, from those that the tests hold."""
 
 from __future__ import annotations
 
@@ -14,8 +14,14 @@ _TESTS = Path(xds_server.__file__).resolve().parents[1] / "tests"
 
 
 def tables() -> dict[str, str]:
-    """Return the table of accepted differences."""
+    """Return the tables of accepted differences: of fleets with a gateway, and without."""
     sys.path.append(str(_TESTS))
-    accepted = import_module("support.differential.accepted").ACCEPTED
-    rows = [(one.name, one.what, one.why) for one in accepted]
-    return {"accepted": table(("difference", "what the gateway does", "why"), rows)}
+    module = import_module("support.differential.accepted")
+    titles = ("difference", "what the gateway does", "why")
+    return {
+        name: table(titles, [(one.name, one.what, one.why) for one in accepted])
+        for name, accepted in (
+            ("accepted", module.ACCEPTED),
+            ("without-gateway", module.WITHOUT_GATEWAY),
+        )
+    }

@@ -16,6 +16,10 @@ _COMMON_FROM: Final = 3
 _TITLES: Final = ("option", "default", "meaning")
 
 
+_OF_REQUESTS = ("explain", "request")
+"""Verbs with a page of their own among those that look."""
+
+
 def tables() -> dict[str, str]:
     """Return the text of each verb, of the options that many share, and of the list of verbs."""
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
@@ -43,9 +47,10 @@ def _options(command: Any) -> list[Any]:
 
 
 def _verb(name: str, commands: dict[str, Any]) -> tuple[str, str]:
-    page = {"Run": "run", "Inspect": "look", "Change": "change"}[
-        next(verb.panel for verb in VERBS if verb.name == name)
-    ]
+    panel = next(verb.panel for verb in VERBS if verb.name == name)
+    page = {"Run": "run", "Inspect": "look", "Change": "change"}[panel]
+    if name in _OF_REQUESTS:
+        page = "requests"
     return f"[{code(name)}](cli-{page}.md#{name})", _summary(commands[name])
 
 

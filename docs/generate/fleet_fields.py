@@ -23,6 +23,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from xds_server.fleet.model import fields
+from xds_server.fleet.model.edge import TypedJson
 from xds_server.fleet.model.fleet import Fleet
 from xds_server.fleet.model.routing import PolicyName
 
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 _NAMED: Final = (
     (fields.Duration, "duration"),
     (fields.HostPort, "`ip:port`"),
+    (fields.ReplicaAddress, "`ip:port` or `name:port`"),
+    (fields.DnsName, "DNS name"),
+    (fields.LocalPath, "absolute path"),
+    (fields.Port, "port"),
     (fields.TcpAddress, "`tcp://ip:port`"),
     (fields.Name, "name"),
     (fields.EndpointId, "endpoint id"),
@@ -45,6 +50,11 @@ _NAMED: Final = (
     (fields.ServerName, "host name"),
     (fields.ModelVersion, "version"),
     (fields.MetricsUrl, "`http://` URL"),
+    (fields.JwksUrl, "`http://` or `https://` URL"),
+    (fields.Origin, "origin"),
+    (fields.HostPattern, "host name"),
+    (fields.ContentType, "media type"),
+    (TypedJson, "Envoy message"),
     (fields.ModelName, "model name"),
     (fields.HttpPath, "HTTP path"),
     (fields.Label, "label"),
@@ -65,7 +75,8 @@ def _name(model: type[BaseModel]) -> str:
 
 def _models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
     yield model
-    for hint in get_type_hints(model, include_extras=True).values():
+    hints = get_type_hints(model, include_extras=True)
+    for hint in (hints[name] for name in model.model_fields):
         for part in _parts(hint):
             if isinstance(part, type) and issubclass(part, BaseModel):
                 yield from _models(part)
@@ -112,6 +123,8 @@ def _type(hint: Any) -> str:
         return _compound(base, extra)
     if _is_model(base):
         return "object"
+    if base is Any:
+        return "JSON"
     return {int: "integer", float: "number", bool: "boolean", str: "text"}[base] + _bounds(extra)
 
 

@@ -48,6 +48,8 @@ class Attempt(NamedTuple):
     """HTTP status of the answer; 0 = none."""
     grpc_status: int | None = None
     """``None`` = none, or not gRPC."""
+    elsewhere: bool = False
+    """Another replica had the request's model READY when the picker chose."""
 
     @property
     def reached(self) -> bool:

@@ -14,7 +14,7 @@ Rules:
    says that the replica was silent for so long, which matters for a frozen replica only. A timeout
    that the caller chose says nothing.
 5. Learning, the prefix index and suspicion of a death follow from the attempt by the functions
-   below, and retries by ``retries``. Nobody else keeps a rule about them.
+   below, and retries by ``retries``. No other module keeps a rule about them.
 
 6. An answer has begun with the first byte of its body. Headers alone are no evidence: servers on
    uvicorn send them before the engine has read the prompt, and also while the engine is stuck.
@@ -83,6 +83,8 @@ class Rule(NamedTuple):
 
 FIRST_ERROR: Final = 400
 """HTTP statuses from here on are errors."""
+_NOT_FOUND: Final = 404
+_GRPC_NOT_FOUND: Final = 5
 _SERVER_ERRORS: Final = frozenset({500, 502, 503, 504})
 _GRPC_SERVER_ERRORS: Final = frozenset({2, 13, 14})
 """UNKNOWN, INTERNAL, UNAVAILABLE."""
@@ -325,6 +327,12 @@ def survived(attempt: Attempt) -> bool:
     """Return whether the replica is known to have survived a request: an answer began, no 5xx."""
     answered = attempt.began or (attempt.answered and attempt.ended is Ended.DONE)
     return answered and not _is_server_error(attempt)
+
+
+def lacks_model(attempt: Attempt) -> bool:
+    """Return whether the replica answered that it does not have what was asked for."""
+    missing = attempt.status == _NOT_FOUND or attempt.grpc_status == _GRPC_NOT_FOUND
+    return missing and attempt.ended is Ended.DONE
 
 
 def abandons(attempt: Attempt) -> bool:

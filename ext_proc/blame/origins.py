@@ -4,7 +4,8 @@ Rules:
 
 1. The origin of a request is the first that it has of: session, sequence, last block of the prompt,
    its body where that is kept (``routing.suspicion``). It is kept by ticket, because the verdict
-   comes after the request.
+   comes after the request. Where chance decided on which replica it runs, that experiment
+   (``routing.health.experiment``) takes the place of its origin.
 2. A request with none of these is ``ANONYMOUS``: nothing connects it with others, so each counts.
    A request without a ticket, or whose ticket is no longer known, is ``UNKNOWN``; all of these are
    one origin.
@@ -64,10 +65,17 @@ class Origins:
     def __len__(self) -> int:
         return len(self._younger) + len(self._older)
 
-    def note(self, ticket_id: int, request: Request) -> None:
-        """Keep the origin of a picked request."""
+    def note(
+        self, ticket_id: int, request: Request, experiment: tuple[object, ...] | None = None
+    ) -> None:
+        """Keep the origin of a picked request, or the experiment of which it is part."""
         younger, who = self._younger, request.features.session
-        younger[ticket_id] = who if who is not None and len(who) <= MAX_CHARS else identity(request)
+        if experiment is not None:
+            younger[ticket_id] = experiment
+        elif who is not None and len(who) <= MAX_CHARS:
+            younger[ticket_id] = who
+        else:
+            younger[ticket_id] = identity(request)
         if len(younger) >= _GENERATION:
             self._older, self._younger = younger, {}
 

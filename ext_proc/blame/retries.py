@@ -5,7 +5,11 @@ Rules:
 1. The first row of ``RETRIES`` that holds decides; the last row always holds. The table in the
    documentation is generated from these rows.
 2. What no replica has read may be repeated while there are replicas left. What one has read may be
-   repeated as often as the pool allows. What was begun to be answered is never repeated.
+   repeated as often as the pool allows. What was begun to be answered is never repeated, with one
+   exception: a 404 of a replica that lacks the model, whose body comes with its headers.
+3. That exception is for requests whose model another replica had READY when the picker chose
+   (``ext_proc.routing.health.placement``), and for the first attempt only. The request never
+   reached a model, so it is no read.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ext_proc.blame.evidence import Ended
+from ext_proc.blame.law import lacks_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +34,7 @@ class Repeat(StrEnum):
 
     ALWAYS = "while there are replicas left"
     READ = "while reads are left"
+    ONCE = "once"
     NEVER = "never"
 
 
@@ -48,6 +54,12 @@ RETRIES: Final = (
         "the caller left, the proxy answered by itself, or the whole request's time is over",
         lambda a: a.ended in _OVER,
         Repeat.NEVER,
+    ),
+    RetryRule(
+        "an answer 404 or gRPC NOT_FOUND, of the first attempt of a request whose model"
+        " another replica has READY: the replica lacks the model",
+        lambda a: a.elsewhere and lacks_model(a),
+        Repeat.ONCE,
     ),
     RetryRule("an answer had begun", lambda a: a.began, Repeat.NEVER),
     RetryRule(
@@ -74,13 +86,16 @@ def repeat(attempt: Attempt) -> Repeat:
     return next(rule.repeat for rule in RETRIES if rule.holds(attempt))
 
 
-def retry(attempt: Attempt, reads_left: int) -> bool:
+def retry(attempt: Attempt, reads_left: int, earlier: int = 0) -> bool:
     """Return whether an attempt may be repeated on another replica.
 
     Args:
         attempt: The attempt.
         reads_left: How many further replicas may read the request: the pool's
             ``routing.retry_read`` less the reads already repeated, 0 for a sequence.
+        earlier: How many attempts of the request came before.
     """
     allowed = repeat(attempt)
+    if allowed is Repeat.ONCE:
+        return earlier == 0
     return allowed is Repeat.ALWAYS or (allowed is Repeat.READ and reads_left > 0)

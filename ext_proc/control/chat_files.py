@@ -13,6 +13,7 @@ Rules:
    the verdict on a template changes.
 4. At most ``MAX_TEMPLATES`` pools have a template; files have at most ``MAX_FILE_BYTES``, answers
    ``MAX_ANSWER_BYTES``.
+5. Where the pool speaks TLS to its replicas, so do questions (``ReplicaContexts``).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import structlog
 
 from ext_proc.control.tokenizer_files import FileTokenizer
 from ext_proc.requests import Chats, Pieces, Sample
+from tidegate_common.upstream.contexts import ReplicaContexts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -147,6 +149,7 @@ class ChatFiles:
         tokenizers: Loaded tokenizers by path.
         read: Loads one file; runs in a thread and raises only ``ChatTemplateError``.
         choose: Returns a number in [0, 1), by which an engine is chosen.
+        contexts: TLS contexts of the process; ``None`` = its own.
     """
 
     def __init__(
@@ -155,7 +158,9 @@ class ChatFiles:
         read: Callable[[str], ChatTemplate] = load,
         *,
         choose: Callable[[], float] = random.random,
+        contexts: ReplicaContexts | None = None,
     ) -> None:
+        self._contexts = ReplicaContexts() if contexts is None else contexts
         self._tokenizers = tokenizers
         self._read = read
         self._choose = choose
@@ -259,9 +264,9 @@ class ChatFiles:
             body["chat_template_kwargs"] = options
         headers = {"content-type": "application/json"}
         try:
-            async with session.post(
-                f"http://{address}/tokenize", data=orjson.dumps(body), headers=headers
-            ) as answer:
+            tls = await self._contexts.options(pool.upstream_tls)
+            url = f"{'https' if tls else 'http'}://{address}/tokenize"
+            async with session.post(url, data=orjson.dumps(body), headers=headers, **tls) as answer:
                 if answer.status != _OK:
                     return None
                 document = orjson.loads(await _read_bounded(answer))

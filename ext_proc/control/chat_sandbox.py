@@ -158,6 +158,10 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             return False
         return super().is_safe_attribute(obj, attr, value)
 
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:  # noqa: ARG002 - Jinja's
+        """Leave ``format`` to ``is_safe_attribute``: its widths make texts of any size."""
+        return None
+
     def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call something as a step."""
         owner = getattr(function, "__self__", None)

@@ -30,6 +30,7 @@ from ext_proc.control.pools import pool_of
 from tidegate_api.fleet.v1 import pool_pb2
 from tidegate_api.names import PICKER_NODE_CLUSTER, POOL_TYPE
 from tidegate_common.backoff import Backoff
+from tidegate_common.lost import why_lost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -45,6 +46,8 @@ CHANNEL_OPTIONS: Final = (
     # Detect a vanished server within 15 s.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    # The keepalive timeout alone does not bound the wait for a ping's answer: it took a minute.
+    ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     # Delays between attempts are the client's own, see Backoff.
@@ -67,10 +70,17 @@ class PoolWatch:
     Args:
         picker: This picker's id, its node id on ADS.
         take: Puts a set of pools in force; an exception rejects the set.
+        cluster: Its ``node.cluster``.
     """
 
-    def __init__(self, picker: str, take: Callable[[Mapping[str, Pool]], None]) -> None:
+    def __init__(
+        self,
+        picker: str,
+        take: Callable[[Mapping[str, Pool]], None],
+        cluster: str = PICKER_NODE_CLUSTER,
+    ) -> None:
         self._picker = picker
+        self._cluster = cluster
         self._take = take
         self._pools: dict[str, Pool] = {}
         self._versions: dict[str, str] = {}
@@ -87,8 +97,8 @@ class PoolWatch:
         """Return the first request of a stream."""
         request = pb.DeltaDiscoveryRequest(type_url=POOL_TYPE)
         request.node.id = self._picker
-        request.node.cluster = PICKER_NODE_CLUSTER
-        request.node.user_agent_name = "tidegate-picker"
+        request.node.cluster = self._cluster
+        request.node.user_agent_name = self._cluster
         request.initial_resource_versions.update(self._versions)
         return request
 
@@ -188,7 +198,7 @@ class FleetClient:
                 await self._follow()
                 self._lost = "the server ended the stream"
             except grpc.aio.AioRpcError as error:
-                self._lost = f"{error.code().name}: {error.details()}"
+                self._lost = why_lost(error.code().name, error.details())
             except ServerError as error:
                 self._lost = str(error)
             except asyncio.InvalidStateError:

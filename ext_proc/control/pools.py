@@ -33,6 +33,7 @@ from tidegate_api.pools import (
     MAX_VARIANTS,
     MIN_FACTOR,
 )
+from tidegate_common.upstream.contexts import ReplicaTls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -65,6 +66,7 @@ _POOL: Final = FieldReader(
             "model_needs",
             "seed",
             "log_slots",
+            "upstream_tls",
         ),
     },
 )
@@ -141,6 +143,7 @@ def pool_of(message: pool_pb2.Pool) -> Pool:
         seed=message.seed,
         log_slots=_log_slots(message, where),
         outlier=_outlier(message, where),
+        upstream_tls=_upstream_tls(message, where),
         **settings,
     )
 
@@ -201,6 +204,20 @@ def _outlier(message: pool_pb2.Pool, where: str) -> Outlier:
     if not message.HasField("outlier"):
         return _DEFAULT.outlier
     return Outlier(**_OUTLIER.read(message.outlier, where))
+
+
+def _upstream_tls(message: pool_pb2.Pool, where: str) -> ReplicaTls | None:
+    if not message.HasField("upstream_tls"):
+        return None
+    tls = message.upstream_tls
+    if bool(tls.certificate) != bool(tls.key):
+        raise PoolError(f"{where}: upstream_tls has a certificate or a key; it needs both or none")
+    return ReplicaTls(
+        ca=tls.ca or None,
+        certificate=tls.certificate or None,
+        key=tls.key or None,
+        server_name=tls.server_name or None,
+    )
 
 
 def _variants(message: pool_pb2.Pool, where: str) -> tuple[Variant, ...]:

@@ -26,9 +26,10 @@ from ext_proc.exchange.events import (
     Stopped,
     Trailers,
 )
-from ext_proc.exchange.machine import Exchange, IllegalEventError
+from ext_proc.exchange.known import ExchangeOptions
+from ext_proc.exchange.machine import Exchange
 from ext_proc.exchange.router import RequestRouter
-from ext_proc.exchange.state import ExchangeState
+from ext_proc.exchange.state import ExchangeState, IllegalEventError
 
 __all__ = [
     "Action",
@@ -37,6 +38,7 @@ __all__ = [
     "BodySending",
     "Event",
     "Exchange",
+    "ExchangeOptions",
     "ExchangeState",
     "Head",
     "IllegalEventError",

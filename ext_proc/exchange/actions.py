@@ -5,10 +5,11 @@ Actions are immutable by convention.
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from ext_proc.routing.values.plain import Plain
+from tidegate_api.names import DESTINATION_HEADER
 
 if TYPE_CHECKING:
     from ext_proc.exchange.events import ResponsePart
@@ -31,12 +32,17 @@ class Pick(Plain):
         matched_tokens: Estimate of how many of them the replica has cached.
         unreadable: The body is not a valid request of its form, so an error of the replica may be
             the caller's fault.
+        generic: For a proxy that the control server did not configure: the reply also removes what
+            clients may not set, and says the pool to access logs.
+        described: The reply says to access logs what was decided, and why.
     """
 
     __slots__ = (
         "clear_route_cache",
         "decision",
+        "described",
         "destination",
+        "generic",
         "headers",
         "matched_tokens",
         "prompt_blocks",
@@ -56,6 +62,8 @@ class Pick(Plain):
         prompt_tokens: int | None,
         matched_tokens: int,
         unreadable: bool = False,
+        generic: bool = False,
+        described: bool = False,
     ) -> None:
         self.destination = destination
         self.headers = headers
@@ -66,9 +74,16 @@ class Pick(Plain):
         self.prompt_tokens = prompt_tokens
         self.matched_tokens = matched_tokens
         self.unreadable = unreadable
+        self.generic = generic
+        self.described = described
+
+    def only_first(self) -> None:
+        """Keep the first address only, for a proxy that cannot read a list."""
+        self.destination = self.decision.addresses[0]
+        self.headers = ((DESTINATION_HEADER, self.destination), *self.headers[1:])
 
 
-class BodyModeOverride(Enum):
+class BodyModeOverride(StrEnum):
     """Replaces the announced body mode in the reply to the request headers."""
 
     FIRST_PART = "first-part"
@@ -92,13 +107,25 @@ class PassThrough(Plain):
 
 
 class ReplyHead(Plain):
-    """Continue after the request headers."""
+    """Continue after the request headers.
 
-    __slots__ = ("override", "pick")
+    Args:
+        pick: The pick, if the decision is made.
+        override: Replaces the announced body mode.
+        strip: Without a pick: remove the headers by which a client could name a destination.
+    """
 
-    def __init__(self, pick: Pick | None = None, override: BodyModeOverride | None = None) -> None:
+    __slots__ = ("override", "pick", "strip")
+
+    def __init__(
+        self,
+        pick: Pick | None = None,
+        override: BodyModeOverride | None = None,
+        strip: bool = False,
+    ) -> None:
         self.pick = pick
         self.override = override
+        self.strip = strip
 
 
 class ReplyBody(Plain):

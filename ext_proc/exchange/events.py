@@ -27,7 +27,8 @@ class BodySending(Enum):
     """In chunks that are forwarded only as far as the replies return them."""
 
 
-STREAMED: Final = BodySending.STREAMED  # see `state`
+BUFFERED: Final = BodySending.BUFFERED  # see `state`
+STREAMED: Final = BodySending.STREAMED
 DUPLEX: Final = BodySending.DUPLEX
 
 
@@ -46,6 +47,7 @@ class Head(Plain):
         response_body: How the response body is sent.
         subset: ``ip:port`` or ``ip`` entries that limit the choice; ``None`` = no limit.
         header_bytes: Length of all headers as HTTP/1.1 writes them, about; ``None`` = short.
+        one_destination: The proxy says that it reads one address, not a list.
     """
 
     __slots__ = (
@@ -54,6 +56,7 @@ class Head(Plain):
         "header_bytes",
         "headers",
         "method",
+        "one_destination",
         "path",
         "request_body",
         "response_body",
@@ -73,6 +76,7 @@ class Head(Plain):
         response_body: BodySending = BodySending.NONE,
         subset: frozenset[str] | None = None,
         header_bytes: int | None = None,
+        one_destination: bool = False,
     ) -> None:
         self.method = method
         self.path = path
@@ -84,6 +88,7 @@ class Head(Plain):
         self.response_body = response_body
         self.subset = subset
         self.header_bytes = header_bytes
+        self.one_destination = one_destination
 
 
 class Body(Plain):
@@ -93,16 +98,22 @@ class Body(Plain):
         chunk: Bytes of the part.
         end_of_stream: This is the last part.
         subset: As in `Head`; ``None`` keeps the value of the headers.
+        head: What attributes tell of the request where no headers were sent before the body.
     """
 
-    __slots__ = ("chunk", "end_of_stream", "subset")
+    __slots__ = ("chunk", "end_of_stream", "head", "subset")
 
     def __init__(
-        self, chunk: bytes, end_of_stream: bool, subset: frozenset[str] | None = None
+        self,
+        chunk: bytes,
+        end_of_stream: bool,
+        subset: frozenset[str] | None = None,
+        head: Head | None = None,
     ) -> None:
         self.chunk = chunk
         self.end_of_stream = end_of_stream
         self.subset = subset
+        self.head = head
 
 
 class Trailers(Plain):

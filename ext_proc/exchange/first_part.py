@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ext_proc.exchange.events import DUPLEX, STREAMED
+from ext_proc.exchange.events import DUPLEX, STREAMED, BodySending
 from ext_proc.requests.forms.grpc_infer import FRAME_HEADER_BYTES
 from ext_proc.routing.values.request import GRPC_STREAM, MODEL_CALL, Form
 
@@ -33,16 +33,20 @@ _UNARY: Final = frozenset(
 _GRPC: Final = frozenset({Form.GRPC_INFER, Form.GRPC_STREAM, Form.MODEL_CALL})
 
 
-def needs_body(head: Head, form: Form, pool: Pool | None) -> bool:
+_NONE: Final = BodySending.NONE  # see `state`
+
+
+def needs_body(head: Head, form: Form, pool: Pool | None, *, asks: bool = True) -> bool:
     """Return whether the decision waits for the body.
 
     Args:
         head: The request headers.
         form: Form of the request.
         pool: Pool of the request; ``None`` = not known yet.
+        asks: The proxy sends a body that it did not announce if the reply requests it.
     """
     sent = head.request_body
-    if head.end_of_stream or sent is STREAMED:
+    if head.end_of_stream or sent is STREAMED or (sent is _NONE and not asks):
         return False
     if form is GRPC_STREAM:
         # A stream's route announces duplex only if its pool chose to read the first message.

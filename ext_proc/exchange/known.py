@@ -1,24 +1,76 @@
-"""What an exchange knows of its request before the decision."""
+"""What an exchange knows of its request before the decision.
+
+Rules:
+
+1. The cluster of the proxy's route names pool and variant where the control server named it. Then
+   the request comes from a proxy that the control server configured.
+2. A request without such a cluster comes from a *generic* proxy. Its pool is found by what the
+   request says: headers, path, body, else the default pool.
+3. A cluster with a name of the control server's form whose pool is not known (any more) says that
+   the proxy knows the pool, and balances over it by itself.
+4. Where a generic proxy does not send the path, the request is read as an inference of OpenAI's
+   form, which names its model in the body.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ext_proc.exchange.refusals import speaks_grpc
+from ext_proc.exchange.subsets import both, entries_of
+from ext_proc.requests import read_head, session_of, split_adapter, token_blocks
+from ext_proc.requests.head import GRPC_SERVICE
+from ext_proc.routing.values.request import OTHER, Form, Request
+from tidegate_api.names import SUBSET_KEY, UNNAMED_ROUTE_PREFIX, ClusterRef, parse_cluster
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ext_proc.exchange.events import Head
+    from ext_proc.requests import Blocks, Chats, Tokenizer
     from ext_proc.routing.values.pool import Pool
     from ext_proc.routing.values.request import Features
-    from tidegate_api.names import ClusterRef
+
+cluster_of: Final = lru_cache(maxsize=4096)(parse_cluster)
+"""Every request of a configured proxy names a cluster, and there are few of them."""
+
+_GENERIC_HTTP: Final = ClusterRef("", "", "http")
+_GENERIC_GRPC: Final = ClusterRef("", "", "grpc")
+
+
+class ExchangeOptions(NamedTuple):
+    """Settings of the picker that all exchanges share."""
+
+    one_destination: bool = False
+    """A pick for a generic proxy is one address: its cluster cannot read a list."""
+    require_pick: bool = False
+    """A request for which there is no pick is refused instead of left to the proxy."""
+
+
+USUAL: Final = ExchangeOptions()
 
 
 class KnownRequest:
     """Information about a request before the decision."""
 
-    __slots__ = ("body", "features", "head", "held", "pool", "ref", "repeatable")
+    __slots__ = (
+        "body",
+        "features",
+        "generic",
+        "guessed",
+        "head",
+        "held",
+        "hint",
+        "pool",
+        "ref",
+        "repeatable",
+    )
 
     def __init__(self, head: Head, ref: ClusterRef, features: Features, pool: Pool | None) -> None:
         self.head = head
         self.ref = ref
+        """The cluster of the route; of a generic proxy only its protocol counts."""
         self.features = features
         self.pool = pool
         self.held: bytearray | None = None
@@ -27,3 +79,86 @@ class KnownRequest:
         """The whole body; ``None`` = not read, or not to its end."""
         self.repeatable = True
         """The proxy can send the request again: what was read of its body was not cut."""
+        self.generic = False
+        """The control server did not configure the proxy."""
+        self.guessed = False
+        """The form is a guess (rule 4)."""
+        self.hint: frozenset[str] | None = None
+        """Subset hint in a request header; read of generic proxies only."""
+
+
+def is_generic(head: Head) -> bool:
+    """Return whether a request comes from a proxy that the control server did not configure."""
+    return not head.cluster or cluster_of(head.cluster) is None
+
+
+def locate(head: Head, pools: Mapping[str, Pool]) -> KnownRequest | str:
+    """Read the headers and the route; a string is the reason why there can be no pick."""
+    if not pools:
+        return "no-pools"
+    ref = cluster_of(head.cluster) if head.cluster else None
+    if ref is None:
+        return _generic(head)
+    unnamed = head.route is not None and head.route.startswith(UNNAMED_ROUTE_PREFIX)
+    pool = None if unnamed else pools.get(ref.pool)
+    if pool is None and not unnamed:
+        return "unknown-cluster"
+    return KnownRequest(head, ref, read_head(head.method, head.path, head.headers), pool)
+
+
+def _generic(head: Head) -> KnownRequest:
+    features = read_head(head.method, head.path, head.headers)
+    grpc = speaks_grpc(head.headers) or head.path.startswith(GRPC_SERVICE)
+    known = KnownRequest(head, _GENERIC_GRPC if grpc else _GENERIC_HTTP, features, None)
+    known.generic = True
+    if not head.path and features.form is OTHER and not grpc:
+        features.form, known.guessed = Form.OPENAI, True
+    hint = head.headers.get(SUBSET_KEY)
+    if hint is not None:
+        known.hint = entries_of((hint,))
+    return known
+
+
+def names_nothing(features: Features) -> bool:
+    """Return whether headers and path name neither a pool nor a model."""
+    return features.pool is None and features.model is None
+
+
+def request_of(
+    known: KnownRequest,
+    pool: Pool,
+    subset: frozenset[str] | None,
+    tokenizers: Mapping[str, Tokenizer],
+    chats: Mapping[str, Chats],
+) -> tuple[Request, Blocks]:
+    """Return the router's request and the blocks of its prompt.
+
+    Args:
+        known: What is known of the request.
+        pool: Its pool.
+        subset: The subset hint of the proxy; ``None`` = no limit.
+        tokenizers: Loaded tokenizers, by the path that pools name.
+        chats: Chats of pools that name a template, by pool.
+    """
+    head, ref = known.head, known.ref
+    features = split_adapter(known.features, pool.models)
+    session = session_of(features, head.headers, pool.session_header)
+    if session != features.session:
+        features.session = session  # safe: readers create the features for this request only
+    tokenizer = tokenizers.get(pool.tokenizer) if pool.tokenizer else None
+    chat = chats.get(pool.name) if features.chat is not None else None
+    blocks = token_blocks(features, pool.block_chars, pool.block_tokens, tokenizer, pool.seed, chat)
+    request = Request(
+        pool=pool.name,
+        variant=ref.variant if pool.name == ref.pool else None,
+        protocol=ref.protocol,
+        features=features,
+        blocks=blocks.hashes,
+        block_tokens=blocks.block_tokens,
+        tokens=blocks.tokens,
+        subset=subset if known.hint is None else both(subset, known.hint),
+        headers=head.headers,
+        body=known.body if pool.refuse_deadly else None,
+        repeatable=known.repeatable,
+    )
+    return request, blocks

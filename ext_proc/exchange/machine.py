@@ -14,27 +14,31 @@ Rules:
    body would be too late, and it is made on the headers. In duplex mode chunks wait for replies:
    the decision is made as soon as the first message of a gRPC call, the first `FIRST_PART_BYTES`,
    or the whole body has arrived. It is never made later, so a stream's client need not half-close.
-3. The pool is that of the route's cluster. On an unnamed route it is the pool that the request
-   names (header, model), else the default pool of the form.
+3. The pool is that of the route's cluster. On an unnamed route, and behind a generic proxy
+   (``known``), it is the pool that the request names (header, path, body), else the default pool.
 4. The reply clears the route cache if, and only if, the decided pool or variant differs from that
-   of the route's cluster: clearing in other cases would draw the canary again.
+   of the route's cluster: clearing in other cases would draw the canary again. Routes of a generic
+   proxy are its operator's, and stay.
 5. An unreadable body only degrades the decision: if the pool is known, the request is routed by
    what is known, and the replica's own error reaches the caller. If only the body names the pool,
    the request is refused as a bad request. What a pool refuses otherwise is in `soundness`.
 6. Missing configuration is no reason to refuse: without any pool, or for a cluster that belongs to
-   no known pool, the proxy continues by itself (a pass).
+   no known pool, the proxy continues by itself (a pass), unless ``require_pick`` is set.
 7. If the proxy reports which replica served, the ticket moves to that replica.
 8. The ticket settles exactly once, at the end of the stream: done if the reply with the pick was
    handed over, however the stream ended after that; aborted if it was not; shutdown if the picker
    stops first.
 9. An illegal event raises `IllegalEventError` and changes nothing.
+10. A generic proxy is asked for no body that it did not announce. If it sends the body first, with
+    attributes in place of headers, that is decided on. If the stream ends after a pick on the
+    headers and nothing more, the end of the request is unknown: the ticket settles as unseen.
 
 ======== ======================= ========================= ====================== ==============
 state    Head                    Body, Trailers            Response               Lost, Stopped
 ======== ======================= ========================= ====================== ==============
-NEW      decide -> DECIDED, or   illegal                   illegal                -> OVER
-         request the body
-         -> WAITING
+NEW      decide -> DECIDED, or   a body with a head:       illegal                -> OVER
+         request the body        decide -> DECIDED
+         -> WAITING              else illegal
 WAITING  illegal                 body: decide -> DECIDED   a pass -> DECIDED      -> OVER
                                  (duplex: or hold it)
                                  trailers: a pass
@@ -48,30 +52,19 @@ OVER     illegal                 illegal                   illegal              
 
 from __future__ import annotations
 
-from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from ext_proc.exchange.actions import (
-    Refuse,
-    ReplyBody,
-    ReplyHead,
-)
-from ext_proc.exchange.events import (
-    DUPLEX,
-    Body,
-    Head,
-    Lost,
-    Response,
-    Stopped,
-    Trailers,
-)
+from ext_proc.exchange.actions import Refuse, ReplyBody, ReplyHead
+from ext_proc.exchange.events import BUFFERED, DUPLEX, Body, Head, Lost, Response, Stopped, Trailers
 from ext_proc.exchange.first_part import has_first_part, needs_body
-from ext_proc.exchange.known import KnownRequest
+from ext_proc.exchange.known import USUAL, is_generic, locate, names_nothing, request_of
 from ext_proc.exchange.refusals import refuse, too_large
 from ext_proc.exchange.replies import (
+    EMPTY_BODY,
     EMPTY_HEAD,
     EMPTY_TRAILERS,
+    STRIPPED_HEAD,
     passed_through,
     reply_to_head,
     reply_without_decision,
@@ -79,26 +72,18 @@ from ext_proc.exchange.replies import (
     write_pick,
 )
 from ext_proc.exchange.soundness import judge, judge_headers
-from ext_proc.exchange.state import DECIDED, NEW, OVER, WAITING, ExchangeState
-from ext_proc.requests import (
-    BadRequest,
-    read_body,
-    read_head,
-    served_by,
-    session_of,
-    split_adapter,
-    token_blocks,
-)
-from ext_proc.routing.values.refusal import Refusal
-from ext_proc.routing.values.request import GRPC_STREAM, Request
-from ext_proc.routing.values.ticket import ABORTED, DONE, SHUTDOWN, Ticket
-from tidegate_api.names import UNNAMED_ROUTE_PREFIX, parse_cluster
+from ext_proc.exchange.state import DECIDED, NEW, OVER, WAITING, illegal
+from ext_proc.requests import BadRequest, read_body, read_head, served_by, split_adapter
+from ext_proc.routing.values.refusal import NO_PICK, Refusal
+from ext_proc.routing.values.request import GRPC_STREAM, OTHER
+from ext_proc.routing.values.ticket import ABORTED, DONE, SHUTDOWN, UNSEEN, Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ext_proc.exchange.actions import Action, Pick
     from ext_proc.exchange.events import Event
+    from ext_proc.exchange.known import ExchangeOptions, KnownRequest
     from ext_proc.exchange.router import RequestRouter
     from ext_proc.requests import Chats, Tokenizer
     from ext_proc.routing.values.pool import Pool
@@ -107,19 +92,8 @@ if TYPE_CHECKING:
 _ENDS: Final = (Lost, Stopped)
 _REQUEST_PARTS: Final = (Body, Trailers)
 
-_cluster_of: Final = lru_cache(maxsize=4096)(parse_cluster)
-"""Every request names a cluster, and there are few of them."""
-
 _NO_TOKENIZERS: Final[Mapping[str, Tokenizer]] = MappingProxyType({})
 _NO_CHATS: Final[Mapping[str, Chats]] = MappingProxyType({})
-
-
-class IllegalEventError(Exception):
-    """The state does not allow the event; nothing has changed."""
-
-
-def _illegal(event: Event, state: ExchangeState) -> IllegalEventError:
-    return IllegalEventError(f"{type(event).__name__} in state {state.value}")
 
 
 class Exchange:
@@ -129,18 +103,22 @@ class Exchange:
         router: The request router.
         tokenizers: Loaded tokenizers, by the path that pools name.
         chats: Chats of pools that name a template, by pool.
+        options: Settings that all exchanges share.
     """
 
     __slots__ = (
         "_chats",
         "_duplex_request",
         "_duplex_response",
+        "_options",
         "_router",
         "_ticket",
         "_tokenizers",
+        "_unseen",
         "_waiting",
         "moved",
         "passed",
+        "pool",
         "state",
         "unreadable",
     )
@@ -150,20 +128,26 @@ class Exchange:
         router: RequestRouter,
         tokenizers: Mapping[str, Tokenizer] = _NO_TOKENIZERS,
         chats: Mapping[str, Chats] = _NO_CHATS,
+        options: ExchangeOptions = USUAL,
     ) -> None:
         self._router = router
         self._tokenizers = tokenizers
         self._chats = chats
+        self._options = options
         self._duplex_request = False
         self._duplex_response = False
         self._ticket: Ticket | None = None
         self._waiting: KnownRequest | None = None
         """Set only in state WAITING."""
+        self._unseen = False
+        """The end of the stream need not be that of the request (rule 10)."""
         self.state = NEW
         self.moved = False
         """A replica other than the pick served the request."""
         self.passed: str | None = None
         """Reason why no replica was chosen without a refusal; ``None`` otherwise."""
+        self.pool = ""
+        """Name of the pool of a request without a pick; empty if it is not known."""
         self.unreadable: str | None = None
         """Error of a body that could not be read; ``None`` otherwise."""
 
@@ -182,24 +166,22 @@ class Exchange:
         if isinstance(event, Head):
             if state is NEW:
                 return self._on_head(event, now, unix_now)
-            raise _illegal(event, state)
+            raise illegal(event, state)
         if isinstance(event, _ENDS):
             if state is OVER:
-                raise _illegal(event, state)
+                raise illegal(event, state)
             self._settle(event, now)
             return ()
         if state is OVER or state is NEW:
-            raise _illegal(event, state)
+            if state is NEW and isinstance(event, Body) and event.head is not None:
+                return (self._on_body_first(event.head, event, now, unix_now),)
+            raise illegal(event, state)
+        self._unseen = False
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
-            if waiting.held is not None and isinstance(event, _REQUEST_PARTS):
-                return self._on_chunk(waiting, waiting.held, event, now, unix_now)
-            if isinstance(event, Body):
-                decided = self._on_body(waiting, event, now, unix_now)
-                return (decided if isinstance(decided, Refuse) else ReplyBody(decided),)
-            # No body message will come. A reply to trailers cannot carry a pick, and a response
-            # before the decision is the proxy's own answer.
-            self._pass("no-body")
+            awaited = self._on_awaited(waiting, event, now, unix_now)
+            if awaited is not None:
+                return awaited
         if isinstance(event, Response) and event.served is not None and self._ticket is not None:
             ticket = self._router.served(self._ticket, event.served, now)
             self.moved = self.moved or ticket is not self._ticket
@@ -208,24 +190,36 @@ class Exchange:
             event, duplex_request=self._duplex_request, duplex_response=self._duplex_response
         )
 
+    def _on_awaited(
+        self, waiting: KnownRequest, event: Event, now: float, unix_now: float
+    ) -> tuple[Action, ...] | None:
+        """Answer what comes for the awaited body; ``None`` = as after a decision."""
+        if waiting.held is not None and isinstance(event, _REQUEST_PARTS):
+            return self._on_chunk(waiting, waiting.held, event, now, unix_now)
+        if isinstance(event, Body):
+            decided = self._on_body(waiting, event, now, unix_now)
+            return (decided if isinstance(decided, Refuse) else ReplyBody(decided),)
+        # No body message will come. A reply to trailers cannot carry a pick, and a response before
+        # the decision is the proxy's own answer.
+        self.pool = "" if waiting.pool is None else waiting.pool.name
+        passed = self._pass("no-body", waiting.head)
+        return (passed,) if isinstance(passed, Refuse) and isinstance(event, Trailers) else None
+
     # --- the request --------------------------------------------------------------------------
 
     def _on_head(self, head: Head, now: float, unix_now: float) -> tuple[Action, ...]:
         sent = head.request_body
         self._duplex_request = sent is DUPLEX
         self._duplex_response = head.response_body is DUPLEX
-        known = self._locate(head)
+        known = locate(head, self._router.pools)
         if isinstance(known, str):
-            return (self._pass(known),)
-        readable = needs_body(head, known.features.form, known.pool)
-        features = known.features
-        if known.pool is None and (
-            features.pool is not None or features.model is not None or not readable
-        ):
+            return (self._pass(known, head),)
+        readable = needs_body(head, known.features.form, known.pool, asks=not known.generic)
+        if known.pool is None and (not readable or not names_nothing(known.features)):
             found = self._find_pool(known)
             if isinstance(found, Refusal):
-                return (self._refuse(known, found),)
-            readable = needs_body(head, known.features.form, found)
+                return (self._not_found(known, found),)
+            readable = needs_body(head, known.features.form, found, asks=not known.generic)
         if readable:
             self.state = WAITING
             self._waiting = known
@@ -236,7 +230,16 @@ class Exchange:
         decided = self._decide(known, head.subset, now, unix_now)
         if isinstance(decided, Refuse):
             return (decided,)
-        return (reply_to_head(head, decided, loads=self._wants_loads(known)),)
+        self._unseen = known.generic
+        # An override would switch off what a generic proxy sends of responses.
+        keep = known.generic and known.features.form is not GRPC_STREAM
+        return (reply_to_head(head, decided, loads=self._wants_loads(known), keep=keep),)
+
+    def _not_found(self, known: KnownRequest, refusal: Refusal) -> ReplyHead | Refuse:
+        # A generic proxy may have other upstreams for what is no inference.
+        if known.generic and known.features.form is OTHER and names_nothing(known.features):
+            return self._pass("no-pool", known.head)
+        return self._refuse(known, refusal)
 
     def _wants_loads(self, known: KnownRequest) -> bool:
         """Return whether an override must keep the response headers enabled (ORCA)."""
@@ -249,19 +252,16 @@ class Exchange:
         """Id of the replica that has the request, as far as it is known."""
         return None if self._ticket is None else self._ticket.endpoint.id
 
-    def _locate(self, head: Head) -> KnownRequest | str:
-        """Read the headers and the route; a string is the reason for a pass."""
-        pools = self._router.pools
-        if not pools:
-            return "no-pools"
-        ref = _cluster_of(head.cluster) if head.cluster else None
-        if ref is None:
-            return "no-cluster"
-        unnamed = head.route is not None and head.route.startswith(UNNAMED_ROUTE_PREFIX)
-        pool = None if unnamed else pools.get(ref.pool)
-        if pool is None and not unnamed:
-            return "unknown-cluster"
-        return KnownRequest(head, ref, read_head(head.method, head.path, head.headers), pool)
+    def _on_body_first(
+        self, head: Head, body: Body, now: float, unix_now: float
+    ) -> ReplyBody | Refuse:
+        late = head.request_body is not BUFFERED  # a replica has been chosen
+        known = "too-late" if late else locate(head, self._router.pools)
+        if isinstance(known, str):
+            passed = self._pass(known, head)
+            return passed if isinstance(passed, Refuse) else EMPTY_BODY
+        decided = self._on_body(known, body, now, unix_now)
+        return decided if isinstance(decided, Refuse) else ReplyBody(decided)
 
     def _on_chunk(
         self,
@@ -313,7 +313,9 @@ class Exchange:
             mistake, self.unreadable = error, str(error)
             known.features = error.features or known.features
         # Only the body could name the pool of what could not be read at all.
-        if known.pool is None and (mistake is None or mistake.features is not None):
+        if known.pool is None and (
+            mistake is None or mistake.features is not None or known.guessed
+        ):
             found = self._find_pool(known)
             refusal = found if isinstance(found, Refusal) else too_large(body, found)
             if refusal is not None:
@@ -346,45 +348,40 @@ class Exchange:
         head, ref = known.head, known.ref
         if head.header_bytes is not None and (refusal := judge_headers(head, pool)):
             return self._refuse(known, refusal)
-        features = split_adapter(known.features, pool.models)
-        session = session_of(features, head.headers, pool.session_header)
-        if session != features.session:
-            features.session = session  # safe: readers create the features for this request only
-        tokenizer = self._tokenizers.get(pool.tokenizer) if pool.tokenizer else None
-        chats = self._chats.get(pool.name) if features.chat is not None else None
-        blocks = token_blocks(
-            features, pool.block_chars, pool.block_tokens, tokenizer, pool.seed, chats
-        )
-        request = Request(
-            pool=pool.name,
-            variant=ref.variant if pool.name == ref.pool else None,
-            protocol=ref.protocol,
-            features=features,
-            blocks=blocks.hashes,
-            block_tokens=blocks.block_tokens,
-            tokens=blocks.tokens,
-            subset=subset,
-            headers=head.headers,
-            body=known.body if pool.refuse_deadly else None,
-            repeatable=known.repeatable,
-        )
+        request, blocks = request_of(known, pool, subset, self._tokenizers, self._chats)
         decision = self._router.decide(request, now, unix_now)
         if isinstance(decision, Refusal):
             return self._refuse(known, decision)
         self.state = DECIDED
         self._ticket = decision.ticket
-        pick = write_pick(decision, ref, features, blocks)
+        pick = write_pick(decision, ref, request.features, blocks, generic=known.generic)
+        if known.generic and (head.one_destination or self._options.one_destination):
+            pick.only_first()
         pick.unreadable = self.unreadable is not None
+        pick.described = pool.describe_picks
         return pick
 
     def _refuse(self, known: KnownRequest, refusal: Refusal) -> Refuse:
         self.state = DECIDED
+        self.pool = "" if known.pool is None else known.pool.name
         return refuse(refusal, known.features.form, known.head.headers, known.head.path)
 
-    def _pass(self, why: str) -> ReplyHead:
+    def _pass(self, why: str, head: Head) -> ReplyHead | Refuse:
         self.state = DECIDED
         self.passed = why
-        return EMPTY_HEAD
+        if self._options.require_pick:
+            form = read_head(head.method, head.path, head.headers).form
+            return refuse(NO_PICK, form, head.headers, head.path)
+        return STRIPPED_HEAD if is_generic(head) else EMPTY_HEAD
+
+    def fail(self) -> Refuse | None:
+        """Refuse a request that could not be handled, if a pick is required."""
+        if self.state is DECIDED or self.state is OVER or not self._options.require_pick:
+            return None
+        waiting, self._waiting = self._waiting, None
+        head = Head("", "", {}, end_of_stream=False) if waiting is None else waiting.head
+        passed = self._pass("failed", head)
+        return passed if isinstance(passed, Refuse) else None
 
     def _settle(self, event: Lost | Stopped, now: float) -> None:
         self.state = OVER
@@ -394,5 +391,7 @@ class Exchange:
             return
         if isinstance(event, Stopped):
             self._router.settle(ticket, SHUTDOWN, now)
+        elif event.clean:
+            self._router.settle(ticket, UNSEEN if self._unseen else DONE, now)
         else:
-            self._router.settle(ticket, DONE if event.clean else ABORTED, now)
+            self._router.settle(ticket, ABORTED, now)

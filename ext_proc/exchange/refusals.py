@@ -45,9 +45,15 @@ _STATUS: Final[Mapping[RefusalKind, _Status]] = {
     RefusalKind.NO_ENDPOINTS: _Status(503, 14, "server_error"),
     RefusalKind.DEADLY_REQUEST: _Status(422, 3, "invalid_request_error"),
     RefusalKind.SUSPECT_WAITS: _Status(503, 14, "server_error"),
+    RefusalKind.NO_PICK: _Status(503, 14, "server_error"),
 }
 _RETRY_AFTER: Final = frozenset(
-    {RefusalKind.SATURATED, RefusalKind.NO_ENDPOINTS, RefusalKind.SUSPECT_WAITS}
+    {
+        RefusalKind.SATURATED,
+        RefusalKind.NO_ENDPOINTS,
+        RefusalKind.SUSPECT_WAITS,
+        RefusalKind.NO_PICK,
+    }
 )
 _RETRY_AFTER_S: Final = "1"
 _INTERNAL: Final = 13

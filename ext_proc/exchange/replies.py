@@ -16,12 +16,16 @@ from ext_proc.exchange.actions import (
 from ext_proc.exchange.events import Body, BodySending, ResponsePart, Trailers
 from ext_proc.requests.tokens import CHARS_PER_TOKEN
 from tidegate_api.names import (
+    CONTROL_CLUSTER_HEADER,
     CONTROL_POOL_HEADER,
     CONTROL_VARIANT_HEADER,
     DESTINATION_HEADER,
     MAX_RETRIES_HEADER,
     READS_HEADER,
+    REPEAT_MISSING,
+    RETRY_ON_HEADER,
     TRY_TIMEOUT_HEADER,
+    ClusterRef,
 )
 
 if TYPE_CHECKING:
@@ -30,7 +34,6 @@ if TYPE_CHECKING:
     from ext_proc.requests import Blocks
     from ext_proc.routing.pipeline.decision import Decision
     from ext_proc.routing.values.request import Features
-    from tidegate_api.names import ClusterRef
 
 MAX_PASS_THROUGH_BYTES: Final = 62_000
 """Maximum bytes of one passed-through chunk; Envoy advises to stay below 64 KiB."""
@@ -39,14 +42,22 @@ _NONE: Final = BodySending.NONE  # see `state`
 _BUFFERED: Final = BodySending.BUFFERED
 _BODY: Final = ResponsePart.BODY
 EMPTY_HEAD: Final = ReplyHead()
+STRIPPED_HEAD: Final = ReplyHead(strip=True)
 EMPTY_TRAILERS: Final = ReplyTrailers()
 _REQUEST_FIRST_PART: Final = ReplyHead(override=BodyModeOverride.FIRST_PART)
 _REQUEST_FIRST_PART_AND_LOADS: Final = ReplyHead(override=BodyModeOverride.FIRST_PART_AND_LOADS)
-_EMPTY_BODY: Final = ReplyBody()
+EMPTY_BODY: Final = ReplyBody()
 _EMPTY_RESPONSE: Final = {part: ReplyResponse(part) for part in ResponsePart}
 
 
-def write_pick(decision: Decision, ref: ClusterRef, features: Features, blocks: Blocks) -> Pick:
+def write_pick(
+    decision: Decision,
+    ref: ClusterRef,
+    features: Features,
+    blocks: Blocks,
+    *,
+    generic: bool = False,
+) -> Pick:
     """Convert a decision for a request whose route leads to ``ref``.
 
     Args:
@@ -54,6 +65,7 @@ def write_pick(decision: Decision, ref: ClusterRef, features: Features, blocks: 
         ref: The cluster of the proxy's route.
         features: Features of the request.
         blocks: Blocks of its prompt.
+        generic: The control server did not configure the proxy.
     """
     destination = ",".join(decision.addresses if decision.retriable else decision.addresses[:1])
     headers = [(DESTINATION_HEADER, destination)]
@@ -63,22 +75,28 @@ def write_pick(decision: Decision, ref: ClusterRef, features: Features, blocks: 
         headers.append((READS_HEADER, "0"))
     if decision.first_answer_s is not None:
         headers.append((TRY_TIMEOUT_HEADER, f"{decision.first_answer_s * 1e3:.0f}"))
+    if decision.repeat_missing and decision.retriable and not generic:
+        headers.append((RETRY_ON_HEADER, REPEAT_MISSING))
     moved = decision.pool != ref.pool or decision.variant != ref.variant
     if moved:
         headers.append((CONTROL_POOL_HEADER, decision.pool))
         headers.append((CONTROL_VARIANT_HEADER, decision.variant))
+    if generic:
+        cluster = ClusterRef(decision.pool, decision.variant, ref.protocol)
+        headers.append((CONTROL_CLUSTER_HEADER, str(cluster)))
     prompt, tokens = features.prompt, blocks.tokens
     if tokens is None and prompt is not None:
         tokens = len(prompt) // CHARS_PER_TOKEN
     return Pick(
         destination=destination,
         headers=tuple(headers),
-        clear_route_cache=moved,
+        clear_route_cache=moved and not generic,
         ticket=None if decision.ticket is None else str(decision.ticket.id),
         decision=decision,
         prompt_blocks=len(blocks.hashes),
         prompt_tokens=tokens,
         matched_tokens=int(decision.matched_blocks * blocks.block_tokens),
+        generic=generic,
     )
 
 
@@ -109,9 +127,16 @@ def request_body(head: Head, *, loads: bool) -> ReplyHead:
     return _REQUEST_FIRST_PART_AND_LOADS if loads else _REQUEST_FIRST_PART
 
 
-def reply_to_head(head: Head, pick: Pick, *, loads: bool) -> ReplyHead:
-    """Return the reply with a pick to request headers; the arguments are ``request_body``'s."""
-    if head.request_body is not _BUFFERED or head.end_of_stream:
+def reply_to_head(head: Head, pick: Pick, *, loads: bool, keep: bool = False) -> ReplyHead:
+    """Return the reply with a pick to request headers.
+
+    Args:
+        head: The request headers.
+        pick: The pick.
+        loads: An override must keep the response headers enabled (ORCA).
+        keep: The announced modes must stay.
+    """
+    if head.request_body is not _BUFFERED or head.end_of_stream or keep:
         return ReplyHead(pick)
     # A buffered body that is not read would only delay the request; a stream's body never ends.
     return ReplyHead(
@@ -126,7 +151,7 @@ def reply_without_decision(
     if isinstance(event, Body):
         if duplex_request:
             return tuple(ReplyBody(pass_through=part) for part in passed_through(event))
-        return (_EMPTY_BODY,)
+        return (EMPTY_BODY,)
     if isinstance(event, Trailers):
         return (EMPTY_TRAILERS,)
     if duplex_response and event.part is _BODY:

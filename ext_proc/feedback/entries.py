@@ -53,7 +53,8 @@ class Entry(NamedTuple):
     """False for the entries that a long request writes while it runs."""
     first_byte_s: float | None
     """Seconds from the first byte to the replica to the first byte of its answer's body (to the
-    headers of an answer without one, or where the proxy cannot tell)."""
+    headers of an error without one, or where the proxy cannot tell); ``None`` = not begun, or
+    unknown."""
     answer_bytes: int
     ended_unix_s: float
     first_at_s: float | None = None
@@ -64,6 +65,8 @@ class Entry(NamedTuple):
     """Seconds from the request's start to this entry."""
     usage: Usage | None = None
     """``None`` = not told, or not asked for (`telemetry.usage`)."""
+    cause: str = ""
+    """Why the proxy answered by itself, one of ``wire.CAUSES``; empty = it did not."""
 
 
 class AttemptEntry(NamedTuple):
@@ -98,8 +101,6 @@ class Judged(NamedTuple):
     """The request's origin, where it matters; see ``ext_proc.blame.origins``."""
 
 
-EARLY_EVERY_S: Final = 1.0
-"""Interval at which a running request writes entries, counted from its start."""
 LEAST_SPAN_S: Final = 0.02
 """A response that took less time is no sample of the replica's speed."""
 
@@ -116,21 +117,6 @@ def attempt_of(entry: Entry) -> Attempt:
         status=entry.status if answered else 0,
         grpc_status=entry.grpc_status if answered else None,
     )
-
-
-def answer_time(entry: Entry) -> float | None:
-    """Return the time to the first byte, once per request: with the first entry after that byte.
-
-    ``None`` if no byte has arrived, an earlier entry reported it, or a retry makes it meaningless.
-    """
-    first_byte_s, first_at_s, lasted_s = entry.first_byte_s, entry.first_at_s, entry.lasted_s
-    if entry.attempts > 1 or first_byte_s is None or first_at_s is None:
-        return None
-    if entry.final:
-        fresh = int(lasted_s / EARLY_EVERY_S) == int(first_at_s / EARLY_EVERY_S)
-    else:
-        fresh = lasted_s - first_at_s <= EARLY_EVERY_S
-    return first_byte_s if fresh else None
 
 
 def answer_speed(entry: Entry) -> float | None:

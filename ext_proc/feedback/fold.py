@@ -2,7 +2,8 @@
 
 Rules:
 
-1. Only entries of this picker's current run count: tickets carry its tag. Others are only counted.
+1. Only entries of this picker's current run count: each pick carries its tag, with or without a
+   ticket, which no other peer knows. Others are only counted.
 2. The end of a stream settles a ticket; an entry never does: entries come up to a second later, in
    batches, and may be lost. A final entry judges replicas. An intermediate one moves the charge of
    a running request to the replica that serves it, and is a sign of life. Both are samples of the
@@ -12,9 +13,11 @@ Rules:
    confirmed where an answer below 400 began, also by an intermediate entry, else withdrawn.
 4. Earlier attempts are known by their own entries (``attempts``). Where there are none, they are
    guessed from the order in which the proxy tries the picks.
-5. Except for failed attempts, nothing is kept per request, so late, duplicate and unknown entries
-   only increment a counter.
-6. Judgements are published to the machine's other workers, which apply them as their own:
+5. Except for failed attempts and first bytes that were told (``answer_times``), nothing is kept
+   per request, so late, duplicate and unknown entries only increment a counter.
+6. A replica's 404 to a request that was sent there for its model is told to the placement, which
+   may have the replica asked.
+7. Judgements are published to the machine's other workers, which apply them as their own:
    consecutive failures are counted per machine, however the requests were distributed.
 """
 
@@ -32,14 +35,16 @@ from ext_proc.blame.law import (
     all_alike,
     is_good,
     keeps_prompt,
+    lacks_model,
     ruling,
     stands_alone,
     survived,
     suspected_death,
 )
 from ext_proc.blame.origins import ANONYMOUS, number_of
+from ext_proc.feedback.answer_times import AnswerTimes
 from ext_proc.feedback.attempts import FailedAttempts, Tried
-from ext_proc.feedback.entries import Judged, answer_speed, answer_time, attempt_of, passed_over
+from ext_proc.feedback.entries import Judged, answer_speed, attempt_of, passed_over
 from ext_proc.feedback.usage import TokenCounts
 
 if TYPE_CHECKING:
@@ -91,6 +96,7 @@ class Feedback:
         self._picker = picker
         self._life = life
         self._failed = FailedAttempts()
+        self._times = AnswerTimes()
         self.outcomes: Counter[str] = Counter()
         """Entries by outcome, or by the reason why they were ignored."""
         self.blamed: Counter[tuple[str, Blame]] = Counter()
@@ -110,6 +116,11 @@ class Feedback:
             "retried": self.retried,
             "moved": self.moved,
         }
+
+    def pool_of(self, cluster: str) -> str:
+        """Return the pool of a cluster's name; empty if there is no such pool."""
+        pool = cluster.partition("/")[0]
+        return pool if pool in self._router.pools else ""
 
     # --- Entries --------------------------------------------------------------------------------
 
@@ -140,6 +151,7 @@ class Feedback:
         pool, attempt = entry.cluster.partition("/")[0], entry.attempt
         tried = Tried(attempt, entry.began_unix_s, now - entry.lasted_s)
         self._suspect(pool, attempt, number, now)
+        self._missed(pool, attempt, number, now)
         if attempt.ended is Ended.UNREACHED and attempt.address is not None:
             self._router.starts.unreached(number, attempt.address, now)
         if stands_alone(attempt):
@@ -149,8 +161,7 @@ class Feedback:
 
     def _take(self, entry: Entry, now: float) -> str:
         ticket, served = entry.ticket, entry.served
-        ours = ticket.startswith(self._life) or not ticket
-        if entry.picker != self._picker or not ours:
+        if entry.picker != self._picker or not ticket.startswith(self._life):
             return FOREIGN
         pool = entry.cluster.partition("/")[0]
         key = None if served is None else self._router.at(pool, served)
@@ -167,10 +178,7 @@ class Feedback:
 
     def _running(self, entry: Entry, pool: str, key: EndpointKey, now: float) -> None:
         router, number = self._router, self._number(entry.ticket)
-        first_byte_s = answer_time(entry)
-        if first_byte_s is not None:
-            self._learner.answered(pool, key, first_byte_s, None, now)
-            self._began(entry, key, number, first_byte_s)
+        self._time(entry, pool, key, number, now)
         if entry.answer_bytes:
             router.conditions.alive(key, now)
             if number in router.suspects and number is not None and 0 < entry.status < FIRST_ERROR:
@@ -192,15 +200,33 @@ class Feedback:
                 origin = router.origins.of(number)
         if entry.usage is not None and pool in router.pools:
             self.usage.take(router.pools[pool], entry)
-        answer_s = answer_time(entry)
+        answer_s = self._times.take(entry, number)
         if answer_s is not None:
             self._began(entry, key, number, answer_s)
-        first_byte_s = None if entry.attempts > 1 else entry.first_byte_s
+        first_byte_s = None if number is None or entry.attempts > 1 else entry.first_byte_s
         self.blamed[pool, _NO_BLAME] += 1
         speed = answer_speed(entry)
         self._judged(
             Judged(pool, key, _EFFECT_GOOD, first_byte_s, answer_s, speed, origin=origin), now
         )
+
+    def _time(
+        self, entry: Entry, pool: str, key: EndpointKey, number: int | None, now: float
+    ) -> None:
+        """Learn from the first byte of an answer that has not ended well, or not yet."""
+        first_byte_s = self._times.take(entry, number)
+        if first_byte_s is not None:
+            self._learner.answered(pool, key, first_byte_s, None, now)
+            self._began(entry, key, number, first_byte_s)
+
+    def _time_left(
+        self, entry: Entry, pool: str, key: EndpointKey | None, number: int, now: float
+    ) -> None:
+        """Learn from an answer that its caller left; forget the request."""
+        began = entry.answer_bytes and 0 < entry.status < FIRST_ERROR  # else headers alone came
+        if began and key is not None and entry.ended is Ended.LEFT:
+            self._time(entry, pool, key, number, now)
+        self._times.forget(number)
 
     def _began(
         self, entry: Entry, key: EndpointKey, number: int | None, first_byte_s: float
@@ -222,6 +248,7 @@ class Feedback:
         else:
             if number is not None:
                 self._suspect(pool, last.attempt, number, now)
+                self._missed(pool, last.attempt, number, now)
             if not before:
                 guessed = passed_over(entry)
                 before = [last._replace(attempt=each) for each in guessed]
@@ -233,6 +260,7 @@ class Feedback:
                 )
                 self._convict(pool, evidence, number, each, now)
         if number is not None and not (good and key is not None):
+            self._time_left(entry, pool, key, number, now)
             self._resolved(last.attempt, key, number)
         if key is not None and last.attempt.reached and entry.attempts > 1:
             self.retried += entry.served != entry.picks.partition(",")[0]
@@ -266,6 +294,12 @@ class Feedback:
             suspicion.answered(number)
         elif attempt.ended is Ended.LEFT and attempt.read is not False:
             suspicion.left(key.id, now)
+
+    def _missed(self, pool: str, attempt: Attempt, number: int, now: float) -> None:
+        if lacks_model(attempt) and attempt.address is not None:
+            key = self._router.at(pool, attempt.address)
+            if key is not None:
+                self._router.placement.missed(number, key, now)
 
     def _evidence(
         self,

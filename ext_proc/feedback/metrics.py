@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from ext_proc.feedback.traffic_metrics import TrafficMetrics
 from ext_proc.observability.counts import MAX_SERIES, Counts, Timings
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from ext_proc.feedback.fold import Feedback
+    from ext_proc.observability.traffic import TrafficCounts
     from ext_proc.routing.health.conditions import Conditions
 
 _LAGS: Final = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
@@ -28,11 +31,18 @@ class FeedbackMetrics(Collector):
         registry: Registry of the metrics.
         feedback: Source of the entry counters.
         conditions: Source of ejections and conditions.
+        traffic: Source of the requests that ended; ``None`` = they are not shown.
     """
 
     def __init__(
-        self, registry: CollectorRegistry, feedback: Feedback, conditions: Conditions
+        self,
+        registry: CollectorRegistry,
+        feedback: Feedback,
+        conditions: Conditions,
+        traffic: TrafficCounts | None = None,
     ) -> None:
+        if traffic is not None:
+            TrafficMetrics(registry, traffic)
         self._feedback = feedback
         self._conditions = conditions
         self.streams = 0
@@ -55,6 +65,12 @@ class FeedbackMetrics(Collector):
             ["reason"],
             registry,
         )
+        self._proxied = Counts(
+            "tidegate_picker_proxy_answers",
+            "Requests that the proxy answered by itself, by the cause that it gives.",
+            ["pool", "cause"],
+            registry,
+        )
         registry.register(self)
 
     def lag(self, seconds: float) -> None:
@@ -64,6 +80,10 @@ class FeedbackMetrics(Collector):
     def dropped(self, reason: str) -> None:
         """Count a dropped message."""
         self._dropped.add((reason,))
+
+    def proxied(self, pool: str, cause: str) -> None:
+        """Count an answer of the proxy's own; ``pool`` is empty where it is not known."""
+        self._proxied.add((pool, cause))
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         """Yield the values kept elsewhere, when Prometheus scrapes."""
@@ -105,6 +125,17 @@ class FeedbackMetrics(Collector):
         for pool, name, count in list(self._conditions.counts())[:MAX_SERIES]:
             conditions.add_metric([pool, name], count)
         yield conditions
+        replicas = GaugeMetricFamily(
+            "tidegate_picker_replica_condition",
+            "1 while the replica has the condition.",
+            labels=["pool", "endpoint", "condition"],
+        )
+        of = self._conditions.of
+        unwell = sorted(self._conditions.unwell())[:MAX_SERIES]
+        found = ((pool, key.id, name) for pool, key in unwell for name in of(pool, key))
+        for series in islice(found, MAX_SERIES):
+            replicas.add_metric(series, 1)
+        yield replicas
 
     def _usage(self) -> Iterator[CounterMetricFamily]:
         usage, by_kind, by_model = (

@@ -5,7 +5,8 @@ Rules:
 1. Invalid messages end their stream, and messages of more than `MAX_BYTES` are dropped; both are
    counted, and neither reaches the router.
 2. Entries are applied as they arrive, in order; a stream waits for nothing else.
-3. After `SLICE` entries of a message the service yields to other tasks: Envoy sends about 24 at
+3. Of requests without a pick only those come that the proxy answered by itself. They are counted.
+4. After `SLICE` entries of a message the service yields to other tasks: Envoy sends about 24 at
    once, and decisions must not wait for all of them.
 """
 
@@ -20,11 +21,15 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from ext_proc.feedback.entries import AttemptEntry
+from ext_proc.feedback.fold import FOREIGN
 from ext_proc.feedback.wire import METHOD, SERVICE, entries_of, reply
+from ext_proc.observability.requests.records import RequestRecords
+from ext_proc.observability.traffic import TrafficCounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ext_proc.feedback.entries import Entry
     from ext_proc.feedback.fold import Feedback
     from ext_proc.feedback.metrics import FeedbackMetrics
 
@@ -32,6 +37,13 @@ MAX_BYTES: Final = 256 * 1024
 """Maximum bytes of one message; Envoy sends its buffer when it reaches 16 KiB."""
 SLICE: Final = 8
 """Entries processed per iteration of the loop: about 60 µs."""
+
+KINDS: Final = {
+    "no-route": "client",
+    "rate-limited": "client",
+    **{each: each for each in ("timeout", "unreached", "broken")},
+}
+"""Causes of answers without a pick as kinds of failures in traffic; the others are ``local``."""
 
 _log = structlog.stdlib.get_logger("ext_proc.feedback")
 
@@ -42,6 +54,8 @@ class LogService:
     Args:
         feedback: Applies the entries.
         metrics: Counters to increment.
+        traffic: Counts requests that have ended; ``None`` = they are not counted.
+        records: Keeps how they ended; by default records of its own.
         clock: Monotonic seconds.
         wall_clock: Unix seconds.
     """
@@ -50,12 +64,16 @@ class LogService:
         self,
         feedback: Feedback,
         metrics: FeedbackMetrics,
+        traffic: TrafficCounts | None = None,
+        records: RequestRecords | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._feedback = feedback
         self._metrics = metrics
+        self._traffic = TrafficCounts() if traffic is None else traffic
+        self._records = RequestRecords() if records is None else records
         self._clock = clock
         self._wall_clock = wall_clock
 
@@ -86,8 +104,8 @@ class LogService:
         if len(data) > MAX_BYTES:
             self._metrics.dropped("too-large")
             return
-        fold, lag = self._feedback.take, self._metrics.lag
-        now, unix_now = self._clock(), self._wall_clock()
+        fold, lag, ended = self._feedback.take, self._metrics.lag, self._traffic.ended
+        now, unix_now, records = self._clock(), self._wall_clock(), self._records
         left = SLICE
         for entry in entries_of(data):
             if not left:
@@ -98,7 +116,21 @@ class LogService:
             left -= 1
             if isinstance(entry, AttemptEntry):
                 self._feedback.attempted(entry, now)
+                records.attempted(entry.ticket, entry.attempt)
                 continue
-            fold(entry, now)
+            if entry.cause and not self._had_pick(entry):
+                continue
+            outcome = fold(entry, now)
             if entry.final:
                 lag(unix_now - entry.ended_unix_s)
+                if outcome != FOREIGN:
+                    ended(entry.cluster, entry.served, outcome, entry.first_at_s, entry.lasted_s)
+                    records.ended(entry, outcome, now)
+
+    def _had_pick(self, entry: Entry) -> bool:
+        """Count an answer of the proxy's own; return whether there was a pick."""
+        pool = self._feedback.pool_of(entry.cluster)
+        self._metrics.proxied(pool, entry.cause)
+        if not entry.picker:
+            self._traffic.refused(pool, KINDS.get(entry.cause, "local"))
+        return bool(entry.picker)

@@ -7,8 +7,9 @@ upb creates Python objects for them. So each nested message is accessed once, an
 distinct values (addresses, statuses) are looked up by their bytes in a cache.
 
 The first byte of an answer is that of its body, which is in a tag: some servers send headers before
-they compute anything. An answer without a body begins with its headers once it is complete. Envoys
-before 1.37 write no tag; for them the headers are taken where bytes of a body have followed.
+they compute anything. A tag without a number means that it is unknown; only an error of the replica
+that ended with its headers began with them. Envoys before 1.37 write no tag; for them the headers
+are taken where bytes of a body have followed or the request has ended.
 
 Limits of validation: malformed bytes raise `DecodeError` if they are in a part that is read;
 skipped parts are not checked. If a message that is looked up by its bytes occurs twice in one
@@ -30,13 +31,14 @@ from tidegate_api.names import (
     DESTINATION_HEADER,
     FIRST_BODY_TAG,
     LB_NAMESPACE,
+    POOL_KEY,
     TICKET_HEADER,
     TIDEGATE_NAMESPACE,
     USAGE_NAMESPACE,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 SERVICE: Final = "envoy.service.accesslog.v3.AccessLogService"
 METHOD: Final = "StreamAccessLogs"
@@ -48,10 +50,35 @@ MAX_TOKENS: Final = 10.0**9
 MAX_KNOWN_BYTES: Final = 128
 """Longer messages are not cached."""
 
+OTHER_CAUSE: Final = "other"
+CAUSES: Final[Mapping[str, tuple[str, ...]]] = {
+    "no-healthy-upstream": ("no_healthy_upstream",),
+    "overflow": ("upstream_overflow",),
+    "no-route": ("no_route_found",),
+    "no-cluster": ("no_cluster_found",),
+    "rate-limited": ("rate_limited",),
+    "overloaded": ("overload_manager",),
+    "timeout": (
+        "upstream_request_timeout",
+        "duration_timeout",
+        "upstream_max_stream_duration_reached",
+    ),
+    "unreached": ("upstream_connection_failure",),
+    "broken": (
+        "upstream_connection_termination",
+        "upstream_remote_reset",
+        "upstream_protocol_error",
+    ),
+    OTHER_CAUSE: (),
+}
+"""Why the proxy answered by itself -> its flags."""
+
 _PERIODIC: Final = accesslog_pb2.DownstreamPeriodic
 _GRPC_STATUS: Final = "grpc-status"
 _MAX_STATUS_DIGITS: Final = 3
 _MAX_TAG_DIGITS: Final = 15
+_TICKET_PARTS: Final = 4
+"""Parts behind the ticket: picker, address, slot and, of a generic proxy, the pool."""
 _ATTEMPT: Final = accesslog_pb2.UpstreamEnd
 _DONE: Final = Ended.DONE
 _VIA_UPSTREAM: Final = "via_upstream"
@@ -92,7 +119,12 @@ def _entry(logged: Any) -> Entry | AttemptEntry:
     lasted_s = spent.seconds + spent.nanos * 1e-9
     final = not common.intermediate_log_entry and kind != _PERIODIC
     size = response.response_body_bytes
-    headers, first_byte_s, first_at_s, age_s = _first_byte(common, final=final, size=size)
+    flags, status = common.response_flags, response.response_code.value
+    grpc_status = _grpc_status(response)
+    good = not flags and not grpc_status and 0 < status < FIRST_ERROR
+    headers, first_byte_s, first_at_s, age_s = _first_byte(
+        common, final=final, size=size, whole=final and not size and not good and not flags
+    )
     lasted_s = lasted_s or age_s
     last_at_s = None
     moment = common.time_to_last_upstream_rx_byte
@@ -106,18 +138,18 @@ def _entry(logged: Any) -> Entry | AttemptEntry:
     picks, attempts = "", common.upstream_request_attempt_count
     if attempts > 1:
         picks = spaces[LB_NAMESPACE].fields[DESTINATION_HEADER].string_value
-    flags, status = common.response_flags, response.response_code.value
-    grpc_status = _grpc_status(response)
-    ended, read, answered = _DONE, True, True
-    if flags or grpc_status or not 0 < status < FIRST_ERROR:
+    ended, read, answered, cause = _DONE, True, True, ""
+    if not good:
         ended, read, answered = _ending(common, response, flags, headers=headers)
+        if final and not answered and ended is not Ended.LEFT:
+            cause = cause_of(flags)
     return _new(
         Entry,
         (
             ours["picker"].string_value,
             ours["ticket"].string_value,
             "unreadable" in ours,
-            common.upstream_cluster,
+            ours[POOL_KEY].string_value if POOL_KEY in ours else common.upstream_cluster,
             served,
             picks,
             attempts,
@@ -134,30 +166,38 @@ def _entry(logged: Any) -> Entry | AttemptEntry:
             last_at_s,
             lasted_s,
             _usage(spaces[USAGE_NAMESPACE].fields) if USAGE_NAMESPACE in spaces else None,
+            cause,
         ),
     )
 
 
 def _first_byte(
-    common: Any, *, final: bool, size: int
+    common: Any, *, final: bool, size: int, whole: bool
 ) -> tuple[bool, float | None, float | None, float]:
     """Return what is known of the answer's beginning.
 
+    Args:
+        common: The entry's properties.
+        final: Whether the request has ended.
+        size: Bytes of the answer's body.
+        whole: Whether it is an error that ended with its headers.
+
     Returns:
         Whether it has headers; seconds to its first byte from dispatch, and from the request's
-        start, ``None`` if it has not begun; the request's age by the tag, seconds, 0 if unknown.
+        start, ``None`` if it has not begun or is unknown; the request's age by the tag, seconds, 0
+        if unknown.
     """
     moment = common.time_to_first_upstream_rx_byte
     first = moment.seconds + moment.nanos * 1e-9
     # Presence is checked only where a field reads as 0.
     headers = first > 0.0 or common.HasField("time_to_first_upstream_rx_byte")
-    waited_s, age_s, tagged = None, 0.0, False
+    waited_s, age_s, known = None, 0.0, final or size > 0
     for tag in common.custom_tags:
         if tag.key == FIRST_BODY_TAG:
             waited, _, age = tag.value.partition(";")
-            waited_s, tagged = _count(waited, 1e-6), True
+            waited_s, known = _count(waited, 1e-6), whole
             age_s = 0.0 if final else _count(age, 1e-3) or 0.0
-    if not headers or (waited_s is None and not final and (tagged or not size)):
+    if not headers or (waited_s is None and not known):
         return headers, None, None, age_s
     moment = common.time_to_first_upstream_tx_byte
     sent = moment.seconds + moment.nanos * 1e-9
@@ -195,6 +235,15 @@ def _ending(common: Any, response: Any, flags: bytes, *, headers: bool) -> tuple
     return ended, read, answered and ended is not Ended.LOCAL
 
 
+def cause_of(raw: bytes) -> str:
+    """Return why the proxy answered by itself, by its flags; the first cause with a flag counts."""
+    flags: Any = accesslog_pb2.ResponseFlags.FromString(raw)
+    for cause, names in CAUSES.items():
+        if any(getattr(flags, name) for name in names):
+            return cause
+    return OTHER_CAUSE
+
+
 def _attempt(logged: Any, common: Any, response: Any) -> AttemptEntry:
     """Convert the entry of a failed attempt, which carries no metadata but the ticket's header.
 
@@ -202,7 +251,7 @@ def _attempt(logged: Any, common: Any, response: Any) -> AttemptEntry:
     replica's answer, as recorded of Envoy 1.40.
     """
     request: Any = pb.Request.FromString(logged.request)
-    ticket, _, rest = request.request_headers[TICKET_HEADER].partition(";")
+    ticket, *rest = request.request_headers[TICKET_HEADER].split(";", _TICKET_PARTS)
     start, spent, place = common.start_time, common.duration, common.upstream_remote_address
     flags = common.response_flags
     answered = common.HasField("time_to_first_upstream_rx_byte")
@@ -216,9 +265,9 @@ def _attempt(logged: Any, common: Any, response: Any) -> AttemptEntry:
         grpc_status=_grpc_status(response) if answered else None,
     )
     return AttemptEntry(
-        picker=unquote(rest.partition(";")[0]),
+        picker=unquote(rest[0]) if rest else "",
         ticket=ticket,
-        cluster=common.upstream_cluster,
+        cluster=unquote(rest[-1]) if len(rest) == _TICKET_PARTS else common.upstream_cluster,
         attempt=attempt,
         began_unix_s=start.seconds + start.nanos * 1e-9,
         lasted_s=spent.seconds + spent.nanos * 1e-9,

@@ -21,7 +21,9 @@ from prometheus_client.registry import Collector
 
 from ext_proc.observability.counts import MAX_SERIES, Counts, Timings
 from ext_proc.observability.exposition import page_of
+from ext_proc.observability.passes import Passes
 from ext_proc.observability.series import ALL, MATCHED, Picks
+from ext_proc.observability.traffic import TrafficCounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -81,6 +83,8 @@ class Metrics:
         index_blocks: Returns the number of blocks in the prefix index.
         reused: Returns the tokens that endpoints report as served from their caches.
         abandoned: Returns the number of open charges for abandoned work.
+        require_pick: Requests without a pick are refused.
+        traffic: Counts prompts and refusals for the control server; by default one of its own.
     """
 
     def __init__(
@@ -92,8 +96,11 @@ class Metrics:
         index_blocks: Callable[[], int] = int,
         reused: Callable[[], Mapping[str, float]] = dict,
         abandoned: Callable[[], int] = int,
+        require_pick: bool = False,
+        traffic: TrafficCounts | None = None,
     ) -> None:
         self.registry = registry
+        self._traffic = TrafficCounts() if traffic is None else traffic
         registry.register(_InFlight(in_flight))
         registry.register(_Reused(reused))
         prompts = Counts(
@@ -117,29 +124,24 @@ class Metrics:
         self._refusals = Counts(
             "tidegate_picker_refusals",
             "Requests that were answered with an error.",
-            ["reason"],
+            ["pool", "reason"],
             registry,
         )
-        self._passes = Counts(
-            "tidegate_picker_passes",
-            "Requests left to the proxy's own balancing.",
-            ["reason"],
-            registry,
-        )
+        self.passes = Passes(registry, required=require_pick)
         self._errors = Counts(
             "tidegate_picker_errors",
             "Streams that failed; the proxy continues by itself.",
             ["kind"],
             registry,
         )
-        self._seconds = Timings(
+        self._took = Timings(
             "tidegate_picker_exchange_seconds",
             "Time to a decision: thinking (parsing and choosing) and waiting for the body.",
             "part",
             ["thinking", "waiting"],
             _SECONDS,
             registry,
-        )
+        ).spread
         blocks = Counts(
             "tidegate_picker_prompt_blocks",
             "Prompt blocks of picked requests: all, and those predicted to be cached.",
@@ -160,6 +162,7 @@ class Metrics:
             blocks.series,
             prompts.series,
             predicted.series,
+            self._traffic,
         )
         self.streams = 0
         """Number of open streams of the proxy."""
@@ -199,13 +202,14 @@ class Metrics:
         """Count a pick."""
         self._picked.count(pick)
 
-    def refused(self, reason: str) -> None:
-        """Count a refusal."""
-        self._refusals.add((reason,))
+    def refused(self, reason: str, pool: str = "") -> None:
+        """Count a refusal; ``pool`` is empty if it is not known."""
+        self._refusals.add((pool, reason))
+        self._traffic.refused(pool, reason)
 
-    def passed(self, reason: str) -> None:
-        """Count a request left to the proxy."""
-        self._passes.add((reason,))
+    def passed(self, reason: str, pool: str = "") -> None:
+        """Count a request without a pick; ``pool`` is empty if it is not known."""
+        self.passes.add(reason, pool)
 
     def unreadable(self) -> None:
         """Count a body that could not be read."""
@@ -221,9 +225,9 @@ class Metrics:
 
     def took(self, thinking_s: float, waiting_s: float | None) -> None:
         """Observe one decision; ``None`` = it did not wait for a body."""
-        self._seconds.observe("thinking", thinking_s)
+        self._took.observe("thinking", thinking_s)
         if waiting_s is not None:
-            self._seconds.observe("waiting", waiting_s)
+            self._took.observe("waiting", waiting_s)
 
 
 def debug_app(
@@ -231,17 +235,20 @@ def debug_app(
     state: Callable[[], Mapping[str, Any]],
     ready: Callable[[], bool],
     recent: Callable[[], Sequence[Mapping[str, object]]] = tuple,
+    kept: Callable[[str], Sequence[Mapping[str, object]]] = lambda _: (),
 ) -> web.Application:
     """Return the application behind ``--metrics``.
 
     Its pages: ``/metrics``, ``/debug/state``, ``/debug/explain`` (sampled decisions, newest first;
-    ``?pool=`` limits them to one pool) and ``/healthz``.
+    ``?pool=`` limits them to one pool, ``?kept=`` shows a kind of requests that is kept) and
+    ``/healthz``.
 
     Args:
         metrics: The metrics to serve.
         state: Returns the state; its values must be JSON serializable.
         ready: Returns whether pools are known and the picker is not stopping.
         recent: Returns the sampled decisions, oldest first.
+        kept: Returns the kept requests of a kind (``RequestRecords.describe``), newest first.
     """
 
     async def print_metrics(_: web.Request) -> web.Response:
@@ -254,8 +261,9 @@ def debug_app(
         return web.Response(body=body, content_type="application/json")
 
     async def print_explain(request: web.Request) -> web.Response:
-        pool = request.query.get("pool")
-        shown = [each for each in reversed(recent()) if pool is None or each.get("pool") == pool]
+        pool, kind = request.query.get("pool"), request.query.get("kept")
+        found = reversed(recent()) if kind is None else kept(kind)
+        shown = [each for each in found if pool is None or each.get("pool") == pool]
         body = orjson.dumps(shown, default=str, option=orjson.OPT_INDENT_2)
         return web.Response(body=body, content_type="application/json")
 

@@ -1,4 +1,4 @@
-"""Metrics of each replica's estimated state, computed at a scrape: the hot path pays nothing.
+"""Metrics of replicas and of their deaths, computed at a scrape: the hot path pays nothing.
 
 Rule: an unknown number has no sample, and is never 0. At most ``MAX_SERIES`` replicas are shown;
 for larger fleets the extremes in ``/debug/state`` are more useful than a page.
@@ -10,7 +10,7 @@ import time
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from ext_proc.observability.counts import MAX_SERIES
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from prometheus_client import CollectorRegistry
+    from prometheus_client.metrics_core import Metric
 
     from ext_proc.routing.state.replica import Replica
+    from ext_proc.routing.suspicion import Suspicion
 
 
 class ReplicaMetrics(Collector):
@@ -82,3 +84,48 @@ class ReplicaMetrics(Collector):
                     if value is not None:
                         family.add_metric([replica.key.id, pool], value)
             yield family
+
+
+class DeathMetrics(Collector):
+    """Counts of ``Suspicion``, read when Prometheus scrapes; equal in all workers of a picker.
+
+    Args:
+        registry: Registry of the metrics.
+        suspicion: The counts.
+    """
+
+    def __init__(self, registry: CollectorRegistry, suspicion: Suspicion) -> None:
+        self._suspicion = suspicion
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the current values."""
+        deaths = self._suspicion.deaths
+        yield CounterMetricFamily(
+            "tidegate_picker_replica_deaths",
+            "Times that a replica broke connections with requests that it had read; the same in "
+            "each worker.",
+            deaths.counted,
+        )
+        yield GaugeMetricFamily(
+            "tidegate_picker_suspects",
+            "Request bodies that a replica died with in the last minute, and that no replica has "
+            "answered since; the same in each worker.",
+            deaths.suspects,
+        )
+        yield GaugeMetricFamily(
+            "tidegate_picker_deadly_requests",
+            "Request bodies that are refused because replicas died with them; the same in each "
+            "worker.",
+            len(deaths.condemned),
+        )
+
+
+def show_replicas(
+    registry: CollectorRegistry,
+    replicas: Callable[[], Iterable[Replica]],
+    suspicion: Suspicion,
+) -> None:
+    """Register the metrics of replicas and of their deaths."""
+    ReplicaMetrics(registry, replicas)
+    DeathMetrics(registry, suspicion)

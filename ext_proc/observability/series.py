@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ext_proc.exchange import Pick
+    from ext_proc.observability.traffic import TrafficCounts
 
 MAX_SERIES: Final = 1_000
 """Maximum label sets of one metric."""
@@ -76,13 +77,21 @@ class Picks:
         blocks: Prompt blocks, `ALL` and `MATCHED`.
         prompts: Estimated prompt tokens by endpoint.
         predicted: The part of them that the endpoint was predicted to have cached.
+        traffic: Counts prompts by variant.
     """
 
-    __slots__ = ("_blocks", "_picks", "_predicted", "_prompts", "_tokens")
+    __slots__ = ("_blocks", "_picks", "_predicted", "_prompts", "_tokens", "_traffic")
 
     def __init__(
-        self, picks: Series, tokens: Series, blocks: Series, prompts: Series, predicted: Series
+        self,
+        picks: Series,
+        tokens: Series,
+        blocks: Series,
+        prompts: Series,
+        predicted: Series,
+        traffic: TrafficCounts,
     ) -> None:
+        self._traffic = traffic
         self._picks = picks
         self._tokens = tokens
         self._blocks = blocks
@@ -102,6 +111,7 @@ class Picks:
         values = self._blocks.values
         values[ALL] += pick.prompt_blocks
         values[MATCHED] += decision.matched_blocks
+        self._traffic.picked(decision.pool, decision.variant, tokens, matched)
         if decision.ticket is not None:
             endpoint = (decision.ticket.endpoint.id,)
             self._prompts.add(endpoint, tokens)

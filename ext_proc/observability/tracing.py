@@ -2,8 +2,9 @@
 
 Rules:
 
-1. A decision has a span if, and only if, the request carries a ``traceparent`` whose sampled flag
-   is set: the caller decides, and a request without tracing costs one lookup. ``tracestate`` is
+1. A decision has a span if, and only if, the request or the proxy's call carries a ``traceparent``
+   whose sampled flag is set: the caller or the proxy decides, and a request without tracing costs
+   one lookup. That of the call comes first: the proxy's span is then the parent. ``tracestate`` is
    kept.
 2. The span's id is forwarded with the request in ``traceparent``, so that a replica's span becomes
    its child. The mutation is part of the reply with the pick.

@@ -15,7 +15,7 @@ import re
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from ext_proc.requests.blocks import MAX_BLOCKS, chained, prompt_blocks
+from ext_proc.requests.blocks import MAX_BLOCKS, chained
 from ext_proc.routing.values.request import Truncation
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def token_blocks(
             packed = struct.pack(f"<{len(ids)}I", *ids)
             hashes = chained(features, packed, block_tokens * ID_BYTES, seed=seed)
             return Blocks(hashes, float(block_tokens), tokens)
-    hashes = prompt_blocks(features, block_chars, seed=seed)
+    hashes = () if prompt is None else chained(features, prompt, block_chars, seed=seed)
     return Blocks(hashes, block_chars / CHARS_PER_TOKEN, None)
 
 

@@ -6,7 +6,8 @@ Rules:
    kept across changes of the pool's policy, weights or limits.
 2. Requests that were retried, moved or lost give no first-byte time. Requests without a prompt
    give their duration only.
-3. Learning policies are called with each settled request of their pool.
+3. Nor are speeds learned from requests whose uncached tokens are unknown (``Ticket.coming``).
+4. Learning policies are called with each settled request of their pool.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Learner:
 
         Args:
             ticket: The request.
-            expected_s: Expected seconds from now to its first byte.
+            expected_s: Expected seconds from now to its first byte, at most.
             cold_s: Expected seconds for its prompt on an idle replica with an empty cache.
         """
         self._pending.note(ticket)
@@ -90,7 +91,8 @@ class Learner:
         if replica is not None and model is not None and fleet is not None:
             replica.first_bytes.began(ticket, ticket.at + seconds, model)
             fleet.note_first_byte(ticket.at)
-            model.answered(ticket.work, ticket.drain_s, seconds)
+            if not ticket.coming:
+                model.answered(ticket.work, ticket.drain_s, seconds)
 
     def settled(self, ticket: Ticket, outcome: Outcome, now: float) -> None:
         """Learn from a request that has just been settled."""
@@ -110,7 +112,7 @@ class Learner:
 
     def finished(self, ticket: Ticket, now: float) -> None:
         """Learn from a request that ended normally now, at this worker or at a peer worker."""
-        if ticket.drain_s is None:
+        if ticket.drain_s is None or ticket.coming:
             return
         model = self._replicas[ticket.endpoint].latency_models.get(ticket.pool)
         if model is not None:

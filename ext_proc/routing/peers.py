@@ -124,11 +124,6 @@ class PeerWorkers:
         """Whether any replica is registered, so that state of peer workers can be kept."""
         return bool(self._replicas)
 
-    @property
-    def conditions(self) -> Conditions:
-        """Health conditions that keep replicas from new work."""
-        return self._conditions
-
     def leases_in_force(self) -> Iterable[tuple[LeaseKey, Lease]]:
         """Return the leases of sequences, the least recently used first; some may have expired."""
         return self._leases.items()
@@ -201,6 +196,7 @@ class PeerWorkers:
         if new > 0.0:
             per_token = self._per_token(pool, endpoint)
             replica.busy_until = now + replica.drain_s(now, per_token) + new * per_token
+            replica.prefilled += new
         self._ledger.shift(endpoint, in_flight, work)
         if picked:
             self._conditions.picked(pool, endpoint, now)

@@ -2,9 +2,10 @@
 
 Rules:
 
-1. Every ``EVERY``-th decision is sampled, starting with the first, unless the previous sample is
-   younger than ``GAP_S``. An explanation costs as much as several decisions, so the sample must
-   stay cheap at any request rate.
+1. Every ``EVERY``-th decision is sampled, starting with the first, and each one that comes
+   ``QUIET_S`` or more after the previous sample; none that comes within ``GAP_S`` of it. An
+   explanation costs as much as several decisions, so the sample must stay cheap at any request
+   rate.
 2. The explanation is taken before the decision changes any state: it shows the prices and terms
    on which the decision was based.
 3. At most ``KEPT`` decisions are kept.
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 EVERY: Final = 32
 GAP_S: Final = 0.25
+QUIET_S: Final = 1.0
 KEPT: Final = 64
 MOST_ENDPOINTS: Final = 256
 """In a larger pool a sample omits why the other endpoints were no candidates."""
@@ -48,7 +50,8 @@ class Recent:
     def due(self, now: float) -> bool:
         """Count a decision; return whether it is to be sampled (rule 1)."""
         self._seen += 1
-        if self._seen % EVERY != 1 or now - self._last < GAP_S:
+        since = now - self._last
+        if since < GAP_S or (since < QUIET_S and self._seen % EVERY != 1):
             return False
         self._last = now
         return True

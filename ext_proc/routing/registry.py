@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from ext_proc.routing.cache.exact_index import Reporting
 from ext_proc.routing.cache.prefix_index import Purged
+from ext_proc.routing.health.placement import Placement
 from ext_proc.routing.state.abandoned import Abandoned
 from ext_proc.routing.state.directory import Directory
 from ext_proc.routing.state.ledger import EndpointRemoved
@@ -72,6 +73,8 @@ class EndpointRegistry:
         self._reuse = reuse
         self._on_event = on_event
         self._on_removed = on_removed
+        self.placement = Placement()
+        """Which replicas have which model."""
         self._directory = Directory(())
         self._by_id: dict[str, list[Replica]] = {}
         self.pools: Mapping[str, Pool] = {}
@@ -81,7 +84,7 @@ class EndpointRegistry:
         self.members: dict[EndpointKey, Replica] = {}
         """The registered replicas."""
         self.abandoned = Abandoned(ledger, self.members, on_event)
-        """What replicas still compute for nobody."""
+        """What replicas still compute though no client waits for it."""
 
     # --- Membership -----------------------------------------------------------------------------
 
@@ -116,6 +119,7 @@ class EndpointRegistry:
             self._by_id.setdefault(replica.key.id, []).append(replica)
         self._conditions.silent = sum(replica.silent for replica in self.members.values())
         self._conditions.set_pools(pools)
+        self.placement.set_pools(pools)
         self._reuse.keep(self._by_id)
         self.index.expire(now)
 
@@ -209,6 +213,7 @@ class EndpointRegistry:
     def sweep(self, now: float) -> None:
         """Look for replicas that make no progress with work in flight; call about once a second."""
         self.abandoned.sweep(now)
+        self.placement.sweep(now)
         waited = self.abandoned.waited
         ours = {
             key: load.in_flight - load.others - waited[key] for key, load in self._ledger.loads()
@@ -227,6 +232,7 @@ class EndpointRegistry:
             replica.busy_until = float("-inf")
             replica.first_bytes.clear()
             self._conditions.restarted(replica.key)
+            self.placement.restarted(replica.key)
             for served in replica.served.values():
                 served.clear()
             if self.index.is_exact(replica.key) is None:  # else its engines report it, and earlier

@@ -27,7 +27,8 @@ from ext_proc.routing.health.conditions import Conditions
 from ext_proc.routing.learner import Learner
 from ext_proc.routing.peers import PeerWorkers
 from ext_proc.routing.pipeline.context import cheapest, work_of
-from ext_proc.routing.pipeline.decision import Decision, unpriced
+from ext_proc.routing.pipeline.decision import Decision, repeats, unpriced
+from ext_proc.routing.pipeline.experiments import assigned
 from ext_proc.routing.pipeline.first_answer import first_answer_s
 from ext_proc.routing.pipeline.sampling import worth_remembering
 from ext_proc.routing.pipeline.scheduler import Scheduler
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from ext_proc.routing.cache.trials import Verdict
     from ext_proc.routing.pipeline.scheduler import Choice
     from ext_proc.routing.state.leases import LeaseKey
+    from ext_proc.routing.state.pool_state import PoolState
     from ext_proc.routing.suspicion import SuspicionEvent
     from ext_proc.routing.values.pool import EndpointKey, Pool, Protocol
     from ext_proc.routing.values.request import Features, Request
@@ -96,6 +98,7 @@ class Router:
             on_event=on_event,
             on_removed=lambda key: self.peers.removed(key),  # noqa: PLW0108 - made below
         )
+        self.placement = self.registry.placement
         self.learner = Learner(self.registry.members)
         self.suspicion = Suspicion(self.ledger.ticket, on_event, on_sequence)
         """Bodies of requests without a verdict, and what is held against them."""
@@ -116,7 +119,7 @@ class Router:
             self.suspicion,
         )
         """Folds the replication events of the other workers on this machine."""
-        self._scheduler = Scheduler(self.index, self.leases, self.conditions, zone)
+        self._scheduler = Scheduler(self.index, self.leases, self.conditions, self.placement, zone)
         self._explainer = Explainer(self._scheduler, self.ledger, self.conditions, zone)
         self.pools = self.registry.pools
         """The pools as last set, by name; copied from the registry because each exchange reads
@@ -191,9 +194,12 @@ class Router:
             return choice
         context, pool = choice.context, pool_state.pool
         if not request.features.is_inference:
-            return unpriced(choice, pool, self._rng)
+            return unpriced(choice, pool, self._rng, self.placement)
         lease_key = choice.lease_key
-        order = cheapest(choice.prices, 1 if choice.leased else 1 + pool.fallbacks, self._rng)
+        count = 1 if choice.leased else 1 + pool.fallbacks
+        order = cheapest(choice.prices, count, self._rng, choice.prompted(self.index))
+        if self.conditions.failing:
+            order = assigned(choice, order, self.conditions, self._rng)
         picked = order[0]
         if choice.sampled:
             pool_state.remembered[context.variant, request.protocol] = worth_remembering(
@@ -206,7 +212,7 @@ class Router:
         candidates = context.candidates
         candidate, matched = candidates[picked], context.matched[picked]
         self.conditions.picked(pool.name, candidate.key, now)
-        ticket = self._charge(choice, picked, pool)
+        ticket = self._charge(choice, picked, pool_state)
         addresses = tuple([candidates[index].address for index in order])
         if lease_key is not None:
             lease = Lease(candidate.key, context.variant, now + pool.sequence_idle_s)
@@ -224,37 +230,38 @@ class Router:
             choice.prices,
             lease_key is None and (request.care is None or not request.care.member),
             first_answer_s(context, picked, pool, ticket) if request.features.streaming else None,
+            repeats(self.placement, choice.placed, context, order, ticket),
         )
         if sample is not None:
             self.recent.keep(request, decision, sample, now)
         return decision
 
-    def _charge(self, choice: Choice, index: int, pool: Pool) -> Ticket | None:
+    def _charge(self, choice: Choice, index: int, pool_state: PoolState) -> Ticket | None:
         self._last_ticket += 1
-        context = choice.context
+        context, pool = choice.context, pool_state.pool
         candidate, now, work = context.candidates[index], context.now, work_of(context, index)
         per_token = context.latency_model.seconds_per_token * candidate.latency_model.slowness
         replica, ahead = candidate.replica, candidate.load.in_flight
         drain, prompted = replica.drain_s(now, per_token), context.tokens is not None
-        number, key = self._last_ticket, candidate.key
-        ticket = Ticket(number, key, pool.name, work, now, prompted, drain, ahead)
+        number, key, matched = self._last_ticket, candidate.key, context.matched[index]
+        request, features = context.request, context.request.features
+        coming = self.index.coming(key, request.blocks, matched) * context.block_tokens
+        ticket = Ticket(number, key, pool.name, work, now, prompted, drain, ahead, coming)
         if not self._charged(ticket):
             return None
-        request = context.request
-        features = request.features
-        self.origins.note(number, request)
+        self.origins.note(number, request, choice.experiment)
         if features.form in GOES_ON:
             self.registry.abandoned.note(ticket)
         if request.blocks:
-            tenant, matched = tenant_of(features, pool.seed), context.matched[index]
-            self.trials.propose(number, key, request.blocks, tenant, matched, now)
+            whose = tenant_of(features, pool.seed)
+            self.trials.propose(number, key, request.blocks, whose, matched, now)
         if request.body is not None:
             self.suspicion.picked(number, key.id, request, request.body, now)
         if prompted:
             expected = drain + work * per_token
-            replica.busy_until = now + expected
+            pool_state.prefilled = replica.prompted(work, now + expected, pool_state.prefilled)
             if features.streaming and context.tokens is not None:
-                self.learner.sent(ticket, expected, context.tokens * per_token)
+                self.learner.sent(ticket, expected + coming * per_token, context.tokens * per_token)
         if choice.policy.learns:
             choice.policy.charged(ticket)
         return ticket

@@ -43,12 +43,13 @@ class ExchangeHandler:
         tools: Dependencies that all streams share.
         cut: Whether the picker is ending its streams.
         holds: Groups of requests held back to arrive together.
+        trace: ``traceparent`` of the call; empty = none.
     """
 
     __slots__ = ("_cut", "_holds", "_metrics", "_stream")
 
-    def __init__(self, tools: Tools, cut: Cut, holds: Holds) -> None:
-        self._stream = ExchangeStream(tools)
+    def __init__(self, tools: Tools, cut: Cut, holds: Holds, trace: str = "") -> None:
+        self._stream = ExchangeStream(tools, trace)
         self._metrics = tools.metrics
         self._cut = cut
         self._holds = holds
@@ -60,7 +61,7 @@ class ExchangeHandler:
             return self._stream.answer(message)
         except Exception as error:  # noqa: BLE001 - Envoy continues by itself
             failed(self._metrics, error)
-            return None
+            return self._stream.failed()
 
     def pauses(self) -> bool:
         """Return whether the replies are held for companions."""

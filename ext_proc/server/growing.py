@@ -20,8 +20,13 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 import structlog
 
+from ext_proc.server.port import AGE_GRACE_S, ENDLESS
+from tidegate_common.tls.rpc import add_port, age_options, guarded
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from ext_proc.server.port import PortSecurity
 
 MIB: Final = 2**20
 MAX_CONNECTIONS: Final = 4096
@@ -49,7 +54,7 @@ OPTIONS: Final = (
     # Peers that vanished without closing their connection.
     ("grpc.keepalive_time_ms", 40_000),
     ("grpc.keepalive_timeout_ms", 20_000),
-    # Replacements share the port; `add_insecure_port` refuses one in use.
+    # Replacements share the port; `add_port` refuses one in use.
     ("grpc.so_reuseport", 1),
 )
 
@@ -61,13 +66,15 @@ class GrowingServer:
 
     Args:
         limit: Maximum bytes of a message.
+        security: Identity and roles; ``None`` = no TLS.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, security: PortSecurity | None = None) -> None:
         self.limit = _rounded(limit)
+        self._security = security
         self._handlers: list[tuple[str, tuple[Any, ...]]] = []
         self._address = ""
-        self._server = _made(self.limit)
+        self._server, self._front = self._made(self.limit)
         self._retired: list[tuple[grpc.aio.Server, asyncio.Task[None]]] = []
         self._growth: asyncio.Task[None] | None = None
         self._stopping = False
@@ -82,10 +89,10 @@ class GrowingServer:
 
     def _add(self, name: str, *arguments: Any) -> None:
         self._handlers.append((name, arguments))
-        getattr(self._server, name)(*arguments)
+        getattr(self._front, name)(*arguments)
 
-    def add_insecure_port(self, address: str) -> int:
-        """Bind an address and return its port.
+    def add_port(self, address: str) -> int:
+        """Bind an address, with TLS if there is an identity, and return its port.
 
         Raises:
             RuntimeError: The address is in use or not local.
@@ -99,9 +106,27 @@ class GrowingServer:
                 probe.listen(1)
         except (OSError, OverflowError) as error:
             raise RuntimeError(str(error)) from error
-        bound = self._server.add_insecure_port(address)
+        bound = self._bind(self._server, address)
         self._address = f"{host}:{bound}"
         return bound
+
+    def _bind(self, server: grpc.aio.Server, address: str) -> int:
+        return add_port(server, address, None if self._security is None else self._security.secured)
+
+    def _made(self, limit: int) -> tuple[grpc.aio.Server, Any]:
+        """Return a new server, and what its handlers are added to."""
+        options = (*OPTIONS, ("grpc.max_receive_message_length", limit))
+        security = self._security
+        if security is None:
+            made = grpc.aio.server(options=options, maximum_concurrent_rpcs=MAX_CALLS)
+            return made, made
+        most_s = security.secured.max_age_s
+        made = grpc.aio.server(
+            options=(*options, *age_options(most_s, AGE_GRACE_S)),
+            maximum_concurrent_rpcs=MAX_CALLS,
+        )
+        lasting_s = dict.fromkeys(ENDLESS, most_s)
+        return made, guarded(made, security.policy, security.on_refused, lasting_s)
 
     async def start(self) -> None:
         """Start to serve."""
@@ -119,11 +144,11 @@ class GrowingServer:
         made = 0
         while made != self.limit and not self._stopping:
             made = self.limit
-            server = _made(made)
+            server, front = self._made(made)
             for name, arguments in self._handlers:
-                getattr(server, name)(*arguments)
+                getattr(front, name)(*arguments)
             try:
-                server.add_insecure_port(self._address)
+                self._bind(server, self._address)
             except RuntimeError as error:
                 _log.error("message_limit_not_raised", limit=made, reason=str(error))
                 return
@@ -147,8 +172,3 @@ class GrowingServer:
 def _rounded(limit: int) -> int:
     """Return the least power of two and one MiB that is at least ``limit``."""
     return (1 << max(0, limit - MIB - 1).bit_length()) + MIB
-
-
-def _made(limit: int) -> grpc.aio.Server:
-    options = (*OPTIONS, ("grpc.max_receive_message_length", limit))
-    return grpc.aio.server(options=options, maximum_concurrent_rpcs=MAX_CALLS)

@@ -4,7 +4,7 @@ Rules:
 
 1. One stream is one exchange. Whatever ends it, its ticket settles before the handler returns.
 2. No exception of ours reaches Envoy: a stream that fails is closed with OK and counted, so Envoy
-   continues by itself (fail open).
+   continues by itself (fail open). Where a pick is required, it is refused first.
 3. A cancellation after the pick was handed over is a normal end: Envoy cancels a stream when it
    needs nothing more of it.
 4. A waiting stream keeps no message: a long-lived stream would otherwise hold its body throughout.
@@ -19,20 +19,26 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 from grpc_health.v1 import health_pb2_grpc
 
+from ext_proc.exchange.known import USUAL
+from ext_proc.observability.requests.records import TRACEPARENT
 from ext_proc.server.answers import Cut, ExchangeHandler, failed
 from ext_proc.server.holds import Holds
 from ext_proc.server.stream import NO_CHATS, NO_TOKENIZERS, ExchangeStream, Tools
 from ext_proc.server.transport import server as server_over
 from ext_proc.server.wire import METHOD, SERVICE, Writer
+from ext_proc.settings import AddressError
 from tidegate_common.health import HealthService
+from tidegate_common.readable import ReadableServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ext_proc.exchange import RequestRouter
+    from ext_proc.exchange import ExchangeOptions, RequestRouter
     from ext_proc.observability.metrics import Metrics
+    from ext_proc.observability.requests.records import RequestRecords
     from ext_proc.observability.tracing import Tracing
     from ext_proc.requests import Chats, Tokenizer
+    from ext_proc.server.port import PortSecurity
     from ext_proc.settings import Transport
 
     Loads = Sequence[tuple[str, str]]
@@ -55,10 +61,6 @@ _READINESS: Final = ("", "readiness", SERVICE)
 _LIVENESS: Final = "liveness"
 
 
-class AddressError(OSError):
-    """The address cannot be bound; the message names it and the remedy."""
-
-
 class PickerServer:
     """Serves ``envoy.service.ext_proc.v3.ExternalProcessor`` and gRPC health.
 
@@ -75,8 +77,11 @@ class PickerServer:
         tracing: Creates spans; ``None`` = tracing is off.
         refresh: Called before each message that may lead to a decision; ``None`` = nothing to do.
         transport: gRPC implementation.
+        security: Identity and roles of the port; ``None`` = no TLS.
         clock: Monotonic seconds.
         wall_clock: Unix seconds.
+        options: Settings that all exchanges share.
+        records: Keeps what became of requests; by default records of its own.
     """
 
     def __init__(
@@ -94,8 +99,11 @@ class PickerServer:
         tracing: Tracing | None = None,
         refresh: Callable[[], None] | None = None,
         transport: Transport = "grpc",
+        security: PortSecurity | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        options: ExchangeOptions = USUAL,
+        records: RequestRecords | None = None,
     ) -> None:
         self._identity = (picker, at, life)
         self._slot = ""
@@ -110,10 +118,13 @@ class PickerServer:
             refresh,
             clock,
             wall_clock,
+            options,
+            records,
         )
         self._holds = Holds()
         self._handlers = tuple(handlers)
         self._transport = transport
+        self._security = security
         self._stopping = False
         self._cut = Cut()
         self._health = HealthService()
@@ -127,11 +138,11 @@ class PickerServer:
         Raises:
             AddressError: The address is in use or not local.
         """
-        server = server_over(self._transport, limit=self._limit)
+        server = server_over(self._transport, limit=self._limit, security=self._security)
         self.serve_on(server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, ReadableServer(server))
         try:
-            port = server.add_insecure_port(address)
+            port = server.add_port(address)
         except RuntimeError as error:
             raise AddressError(
                 f"cannot listen on {address}: it is in use or not an address of this machine;"
@@ -197,12 +208,19 @@ class PickerServer:
     async def process(self, _: Any, context: Any) -> None:
         """Handle one stream of Envoy; wire messages are bytes."""
         metrics = self._tools.metrics
-        stream, reply = ExchangeStream(self._tools), b""
+        trace = next((v for k, v in context.invocation_metadata() or () if k == TRACEPARENT), "")
+        stream, reply = ExchangeStream(self._tools, trace), b""
         replies: Sequence[bytes]
         metrics.streams += 1
         try:
             while (data := await context.read()) is not grpc.aio.EOF:
-                replies = stream.answer(data)
+                try:
+                    replies = stream.answer(data)
+                except Exception as error:
+                    if (last := stream.failed()) is None:
+                        raise
+                    failed(metrics, error)
+                    replies = last
                 data = b""  # rule 4
                 if stream.hold is not None:
                     await self._holds.wait(*stream.hold)
@@ -221,9 +239,9 @@ class PickerServer:
             metrics.streams -= 1
             stream.end(stopped=self._cut.begun)
 
-    def _answers(self) -> ExchangeHandler:
+    def _answers(self, trace: str) -> ExchangeHandler:
         """Handle one stream of Envoy, message by message."""
-        return ExchangeHandler(self._tools, self._cut, self._holds)
+        return ExchangeHandler(self._tools, self._cut, self._holds, trace)
 
 
 class _PeerGoneError(Exception):

@@ -23,7 +23,9 @@ from ext_proc.exchange import (
     Response,
     Stopped,
 )
+from ext_proc.exchange.known import USUAL
 from ext_proc.exchange.state import DECIDED, WAITING
+from ext_proc.observability.requests.records import TRACEPARENT, RequestRecords
 from ext_proc.routing.policies.base import HELD
 from ext_proc.server.wire import event_of, parse_request
 
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import Span
 
-    from ext_proc.exchange import Action, Pick, RequestRouter
+    from ext_proc.exchange import Action, ExchangeOptions, Pick, RequestRouter
     from ext_proc.observability.metrics import Metrics
     from ext_proc.observability.tracing import Tracing
     from ext_proc.requests import Chats, Tokenizer
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
 NO_TOKENIZERS: Final[Mapping[str, Tokenizer]] = MappingProxyType({})
 NO_CHATS: Final[Mapping[str, Chats]] = MappingProxyType({})
+_NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Tools:
@@ -58,6 +61,8 @@ class Tools:
         refresh: Called before each message that may lead to a decision; ``None`` = nothing to do.
         clock: Monotonic seconds.
         wall_clock: Unix seconds.
+        options: Settings that all exchanges share.
+        records: Keeps what became of requests; by default records of its own.
     """
 
     def __init__(
@@ -72,6 +77,8 @@ class Tools:
         refresh: Callable[[], None] | None,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
+        options: ExchangeOptions = USUAL,
+        records: RequestRecords | None = None,
     ) -> None:
         self.router = router
         self.tokenizers = tokenizers
@@ -83,6 +90,8 @@ class Tools:
         self.refresh = refresh
         self.clock = clock
         self.wall_clock = wall_clock
+        self.options = options
+        self.records = RequestRecords() if records is None else records
 
 
 class ExchangeStream:
@@ -90,6 +99,8 @@ class ExchangeStream:
 
     Args:
         tools: Dependencies that all streams share.
+        trace: ``traceparent`` of the call, which a proxy that traces the request sends; it takes
+            the place of the request's own. Empty = none.
     """
 
     __slots__ = (
@@ -97,19 +108,24 @@ class ExchangeStream:
         "_decision_s",
         "_exchange",
         "_handing_over",
+        "_headers",
         "_span",
         "_tools",
+        "_trace_context",
         "hold",
     )
 
-    def __init__(self, tools: Tools) -> None:
+    def __init__(self, tools: Tools, trace: str = "") -> None:
         self._tools = tools
-        self._exchange = Exchange(tools.router, tools.tokenizers, tools.chats)
+        self._trace_context = trace
+        self._exchange = Exchange(tools.router, tools.tokenizers, tools.chats, tools.options)
         self._handing_over = False
         """The decision is made and its reply has not been written yet."""
         self._body_requested_at: float | None = None
         """Time at which the picker requested the body."""
         self._decision_s = 0.0
+        self._headers = _NO_HEADERS
+        """The request's headers, until the decision is made."""
         self._span: Span | None = None
         """Span of the decision, until the decision is made."""
         self.hold: tuple[tuple[str, str], float] | None = None
@@ -130,8 +146,12 @@ class ExchangeStream:
         undecided = exchange.state is not DECIDED
         if undecided and tools.refresh is not None:
             tools.refresh()
-        if tools.tracing is not None and isinstance(event, Head):
-            self._span = tools.tracing.begin(event.headers)
+        if isinstance(event, Head):
+            self._headers = headers = event.headers
+            if self._trace_context:
+                self._headers = headers = {**headers, TRACEPARENT: self._trace_context}
+            if tools.tracing is not None:
+                self._span = tools.tracing.begin(headers)
         actions = exchange.on(event, begin, tools.wall_clock())
         if undecided:
             self._count(actions, begin)
@@ -140,6 +160,15 @@ class ExchangeStream:
         if len(actions) == 1:
             return (tools.writer.write(actions[0]),)
         return [tools.writer.write(action) for action in actions]
+
+    def failed(self) -> Sequence[bytes] | None:
+        """Return the last replies of a stream that failed; ``None`` leaves it to the proxy."""
+        refusal = self._exchange.fail()
+        if refusal is None:
+            return None
+        self._tools.metrics.passed("failed")
+        self._tools.metrics.refused(refusal.reason, self._exchange.pool)
+        return (self._tools.writer.write(refusal),)
 
     def handed_over(self) -> None:
         """Record that all replies so far have been handed to the transport."""
@@ -171,15 +200,18 @@ class ExchangeStream:
         metrics.took(self._decision_s, waited)
         if exchange.unreadable is not None:
             metrics.unreadable()
-        action = actions[0]
+        action, headers = actions[0], self._headers
+        self._headers = _NO_HEADERS
+        if exchange.passed is not None:
+            metrics.passed(exchange.passed, exchange.pool)
         if isinstance(action, Refuse):
-            metrics.refused(action.reason)
-        elif exchange.passed is not None:
-            metrics.passed(exchange.passed)
-        else:
+            metrics.refused(action.reason, exchange.pool)
+            tools.records.refused(action, exchange.pool, headers, now)
+        elif exchange.passed is None:
             pick = _pick_of(action)
             if pick is not None:
                 metrics.picked(pick)
+                tools.records.picked(pick, headers, now)
                 if pick.decision.reason == HELD:
                     self._wait(pick)
         if self._span is not None:

@@ -23,6 +23,7 @@ from ext_proc.settings import MissingExtraError
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
+    from ext_proc.server.port import PortSecurity
     from ext_proc.settings import Transport
 
 VARIABLE: Final = "GRPC_EXPERIMENTS"
@@ -57,12 +58,13 @@ def named(wanted: Transport) -> Transport:
     return "nghttp2"
 
 
-def server(transport: Transport, *, limit: int) -> Any:
+def server(transport: Transport, *, limit: int, security: PortSecurity | None = None) -> Any:
     """Return a server that accepts gRPC's handlers.
 
     Args:
         transport: gRPC implementation.
         limit: Maximum bytes of a message; the server's ``set_limit`` changes it.
+        security: Identity and roles of the port; ``None`` = no TLS.
 
     Raises:
         MissingExtraError: ``nghttp2`` is requested and not installed.
@@ -70,7 +72,7 @@ def server(transport: Transport, *, limit: int) -> Any:
     if named(transport) == "nghttp2":
         from ext_proc.server.h2.server import Http2Server  # noqa: PLC0415 - an extra
 
-        return Http2Server(limit)
+        return Http2Server(limit, security)
     from ext_proc.server.growing import GrowingServer  # noqa: PLC0415 - `choose` must run before
 
-    return GrowingServer(limit)
+    return GrowingServer(limit, security)

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from envoy.config.core.v3 import base_pb2
-from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
 from ext_proc.exchange import (
     Action,
     Body,
     BodyModeOverride,
-    BodySending,
     Head,
     PassThrough,
     Pick,
@@ -33,48 +31,48 @@ from ext_proc.exchange import (
     Trailers,
 )
 from ext_proc.exchange.events import STREAMED
+from ext_proc.server.attributes import (
+    FILTER,
+    MODE,
+    SENDING,
+    head_without_headers,
+    number_of,
+    reads_one,
+    served_by,
+    subset_of,
+    text_of,
+)
+from ext_proc.server.described import DescribedFrames
 from tidegate_api.names import (
     CLUSTER_ATTRIBUTE,
     DESTINATION_HEADER,
-    DESTINATION_SERVED_KEY,
     HEADERS_ATTRIBUTE,
     LB_NAMESPACE,
     LOAD_BIN_HEADER,
     LOAD_HEADER,
     LOG_SLOT_KEY,
+    POOL_KEY,
     ROUTE_ATTRIBUTE,
-    SUBSET_KEY,
-    SUBSET_NAMESPACE,
+    SPOOFABLE_HEADERS,
     TICKET_HEADER,
     TIDEGATE_NAMESPACE,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 METHOD: Final = "Process"
 
-MAX_SUBSET: Final = 10_000
-"""Maximum entries read of a subset hint; the rest could only enlarge the choice."""
+MAX_FRAMES: Final = 4096
+"""Maximum frames of tickets that are cached; when full, the cache is cleared."""
 
 MAX_DESTINATIONS: Final = 4096
 """Maximum serialized destinations that are cached, a few hundred bytes each."""
 
-_FILTER: Final = "envoy.filters.http.ext_proc"
-"""Key under which Envoy sends the attributes that were requested."""
-
 _USUAL: Final = 2
 """Attributes that every request has: cluster and route."""
 
-_MODE: Final = processing_mode_pb2.ProcessingMode
-_SENDING: Final = {
-    _MODE.NONE: BodySending.NONE,
-    _MODE.STREAMED: BodySending.STREAMED,
-    _MODE.BUFFERED: BodySending.BUFFERED,
-    _MODE.BUFFERED_PARTIAL: BodySending.BUFFERED,
-    _MODE.FULL_DUPLEX_STREAMED: BodySending.DUPLEX,
-}
 _LOAD_HEADERS: Final = (LOAD_HEADER, LOAD_BIN_HEADER)
 _HEAD: Final = "request_headers"
 _BODY: Final = "request_body"
@@ -103,19 +101,22 @@ def event_of(message: Any) -> Head | Body | Trailers | Response:
         return _head(message)
     if kind == "request_body":
         part = message.request_body
-        return Body(part.body, part.end_of_stream, _subset(message))
+        # Of a configured proxy a body is never the first message.
+        first = message.HasField("protocol_config") or FILTER in message.attributes
+        head = head_without_headers(message) if first else None
+        return Body(part.body, part.end_of_stream, subset_of(message), head)
     if kind == "request_trailers":
         return Trailers()
     if kind == "response_headers":
         ended = message.response_headers.end_of_stream
         headers = message.response_headers.headers.headers
-        served, loads = _served(message), _loads(headers)
+        served, loads = served_by(message), _loads(headers)
         return Response(ResponsePart.HEADERS, end_of_stream=ended, served=served, loads=loads)
     if kind == "response_body":
         part = message.response_body
         return Response(ResponsePart.BODY, part.body, part.end_of_stream)
     if kind == "response_trailers":
-        return Response(ResponsePart.TRAILERS, served=_served(message))
+        return Response(ResponsePart.TRAILERS, served=served_by(message))
     raise WireError(f"unexpected part of a processing request: {kind or 'none'}")
 
 
@@ -142,56 +143,22 @@ def _head(message: Any) -> Head:
     part = message.request_headers
     headers = read_headers(part.headers.headers)
     attributes = message.attributes
-    fields = attributes[_FILTER].fields if _FILTER in attributes else {}
+    fields = attributes[FILTER].fields if FILTER in attributes else {}
     config = message.protocol_config
     return Head(
         method=headers.pop(":method", ""),
         path=headers.pop(":path", ""),
         headers=headers,
         end_of_stream=part.end_of_stream,
-        cluster=_text(fields, CLUSTER_ATTRIBUTE),
-        route=_text(fields, ROUTE_ATTRIBUTE),
+        cluster=text_of(fields, CLUSTER_ATTRIBUTE),
+        route=text_of(fields, ROUTE_ATTRIBUTE),
         # An unknown mode of a later Envoy sends chunks at most: decide on the headers.
-        request_body=_SENDING.get(config.request_body_mode, STREAMED),
-        response_body=_SENDING.get(config.response_body_mode, STREAMED),
-        subset=_subset(message),
-        header_bytes=_number(fields, HEADERS_ATTRIBUTE) if len(fields) > _USUAL else None,
+        request_body=SENDING.get(config.request_body_mode, STREAMED),
+        response_body=SENDING.get(config.response_body_mode, STREAMED),
+        subset=subset_of(message),
+        header_bytes=number_of(fields, HEADERS_ATTRIBUTE) if len(fields) > _USUAL else None,
+        one_destination=reads_one(message),
     )
-
-
-def _number(fields: Any, name: str) -> int | None:
-    return int(fields[name].number_value) if name in fields else None
-
-
-def _text(fields: Any, name: str) -> str | None:
-    if name not in fields:
-        return None
-    return fields[name].string_value or None
-
-
-def _subset(message: Any) -> frozenset[str] | None:
-    """Return the subset hint: absent = ``None`` (no limit), present and empty = no endpoint.
-
-    Source: Gateway API Inference Extension, endpoint picker protocol 1.0. Accepted are a list, a
-    comma-separated string and comma-separated strings inside a list, blanks trimmed; other values
-    are skipped.
-    """
-    if not message.HasField("metadata_context"):
-        return None
-    namespaces = message.metadata_context.filter_metadata
-    if SUBSET_NAMESPACE not in namespaces:
-        return None
-    fields = namespaces[SUBSET_NAMESPACE].fields
-    if SUBSET_KEY not in fields:
-        return None
-    value = fields[SUBSET_KEY]
-    texts = (
-        [item.string_value for item in value.list_value.values]
-        if value.HasField("list_value")
-        else [value.string_value]
-    )
-    entries = (entry.strip() for text in texts for entry in text.split(","))
-    return frozenset([entry for entry in entries if entry][:MAX_SUBSET])
 
 
 def _loads(headers: Iterable[Any]) -> tuple[tuple[str, str], ...]:
@@ -201,19 +168,6 @@ def _loads(headers: Iterable[Any]) -> tuple[tuple[str, str], ...]:
         for header in headers
         if header.key in _LOAD_HEADERS
     )
-
-
-def _served(message: Any) -> str | None:
-    """Return the replica that served, as Envoy's ``override_host`` records it; ``None`` = unknown.
-
-    A response's headers and trailers carry it where the proxy forwards ``envoy.lb``.
-    """
-    if not message.HasField("metadata_context"):
-        return None
-    namespaces = message.metadata_context.filter_metadata
-    if LB_NAMESPACE not in namespaces:
-        return None
-    return _text(namespaces[LB_NAMESPACE].fields, DESTINATION_SERVED_KEY)
 
 
 # --- out ----------------------------------------------------------------------------------------
@@ -231,14 +185,16 @@ class Writer:
 
     def __init__(self, picker: str, at: str = "", life: str = "", slot: str = "") -> None:
         self._picker, self._at, self._life, self._slot = picker, at, life, slot
-        self._frames: dict[tuple[str, int, bool], tuple[bytes, bytes, bytes]] = {}
-        """Bytes before, between and after a ticket's two places: a few dozen entries at most."""
+        self._frames: dict[tuple[str, int, bool, str], tuple[bytes, bytes, bytes]] = {}
+        """Bytes before, between and after a ticket's two places: a few dozen entries, and as many
+        for each pool that generic proxies use; at most `MAX_FRAMES`."""
+        self._described = DescribedFrames(self._sign)
 
     def write(self, action: Action) -> bytes:
         """Return the reply's bytes."""
         if isinstance(action, ReplyHead):
             if action.pick is None:
-                return _HEAD_PLAIN[action.override]
+                return _HEAD_STRIPPED if action.strip else _HEAD_PLAIN[action.override]
             return self._picked(action.pick, _HEAD, action.override)
         if isinstance(action, ReplyBody):
             if action.pick is None and action.pass_through is None:
@@ -258,35 +214,53 @@ class Writer:
         Source: the protobuf encoding guide, "last one wins" (embedded messages are merged, maps
         too, and repeated fields are joined).
         """
-        where = _where(part, pick.destination, pick.headers, pick.clear_route_cache, override)
+        generic = pick.generic
+        clear, pool = pick.clear_route_cache, pick.decision.pool if generic else ""
+        where = _where(part, pick.destination, pick.headers, clear, override, generic)
         if pick.ticket is None:
-            return where + self._sign(part, None, pick.unreadable)
+            return where + self._sign(part, None, pick.unreadable, pool)
+        if pick.described:
+            return where + self._described.write(part, pick, pick.ticket, pool)
         ticket = pick.ticket.encode()
-        frame = self._frames.get((part, len(ticket), pick.unreadable))
+        frame = self._frames.get((part, len(ticket), pick.unreadable, pool))
         if frame is None:
-            frame = self._frame(part, len(ticket), pick.unreadable)
+            frame = self._frame(part, len(ticket), pick.unreadable, pool)
         before, between, after = frame
-        return b"%b%b%b%b%b%b" % (where, before, ticket, between, ticket, after)
+        return b"".join((where, before, ticket, between, ticket, after))
 
-    def _frame(self, part: str, length: int, unreadable: bool) -> tuple[bytes, bytes, bytes]:
+    def _frame(
+        self, part: str, length: int, unreadable: bool, pool: str
+    ) -> tuple[bytes, bytes, bytes]:
         """Keep and return the bytes around the two places of a ticket of ``length``."""
         # The ticket is where two messages differ whose tickets differ in each byte.
-        one, other = (self._sign(part, digit * length, unreadable) for digit in "01")
+        one, other = (self._sign(part, digit * length, unreadable, pool) for digit in "01")
         places = [at for at, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1]]
         first, second = places[0], places[length]
         frame = one[:first], one[first + length : second], one[second + length :]
-        self._frames[part, length, unreadable] = frame
+        if len(self._frames) >= MAX_FRAMES:
+            self._frames.clear()
+        self._frames[part, length, unreadable, pool] = frame
         return frame
 
-    def _sign(self, part: str, ticket: str | None, unreadable: bool) -> bytes:
+    def _sign(
+        self,
+        part: str,
+        ticket: str | None,
+        unreadable: bool,
+        pool: str,
+        describe: Callable[[Any], None] | None = None,
+    ) -> bytes:
         message = pb.ProcessingResponse()
         ours = message.dynamic_metadata.fields[TIDEGATE_NAMESPACE].struct_value.fields
         ours["picker"].string_value = self._picker
+        if named := self._life + (ticket or ""):
+            ours["ticket"].string_value = named
         if ticket is not None:
-            ours["ticket"].string_value = self._life + ticket
             # An id may have characters that a header must not have.
             names = f"{self._life}{ticket};{quote(self._picker, safe='')};{self._at}"
-            header = f"{names};{self._slot}" if self._slot else names
+            header = f"{names};{self._slot}" if self._slot or pool else names
+            if pool:
+                header = f"{header};{quote(pool, safe='')}"
             mutation = getattr(message, part).response.header_mutation
             _set_headers(mutation, ((TICKET_HEADER, header),))
         if self._at:
@@ -295,6 +269,10 @@ class Writer:
             ours[LOG_SLOT_KEY].string_value = self._slot
         if unreadable:
             ours["unreadable"].bool_value = True
+        if pool:
+            ours[POOL_KEY].string_value = pool
+        if describe is not None:
+            describe(ours)
         return message.SerializeToString(deterministic=True)  # type: ignore[no-any-return]  # untyped library
 
 
@@ -315,12 +293,17 @@ def _where(
     headers: tuple[tuple[str, str], ...],
     clear: bool,
     override: BodyModeOverride | None,
+    strip: bool = False,
 ) -> bytes:
     """Serialize the destination part of a pick; it is equal for all requests to one destination."""
     message = pb.ProcessingResponse()
     common = getattr(message, part).response
     common.clear_route_cache = clear
     _set_headers(common.header_mutation, headers)
+    if strip:
+        ours = {name for name, _ in headers}
+        spoofed = [name for name in SPOOFABLE_HEADERS if name not in ours]
+        common.header_mutation.remove_headers.extend(spoofed)
     fields = message.dynamic_metadata.fields
     fields[LB_NAMESPACE].struct_value.fields[DESTINATION_HEADER].string_value = destination
     if override is not None:
@@ -355,23 +338,23 @@ def _immediate(refuse: Refuse) -> bytes:
     return message.SerializeToString()  # type: ignore[no-any-return]  # untyped library
 
 
-def _override(request_body: int, response_head: int = _MODE.SKIP) -> Any:
+def _override(request_body: int, response_head: int = MODE.SKIP) -> Any:
     """Return a mode override. Unchanged modes are named too: an override replaces all of them."""
-    return _MODE(
-        request_header_mode=_MODE.SEND,
+    return MODE(
+        request_header_mode=MODE.SEND,
         request_body_mode=request_body,
         response_header_mode=response_head,
-        response_body_mode=_MODE.NONE,
+        response_body_mode=MODE.NONE,
         # Keeps the stream open until the end of the exchange, where the ticket settles.
-        response_trailer_mode=_MODE.SEND,
+        response_trailer_mode=MODE.SEND,
     )
 
 
 _OVERRIDE: Final = {
-    BodyModeOverride.FIRST_PART: _override(_MODE.BUFFERED_PARTIAL),
-    BodyModeOverride.NOTHING: _override(_MODE.NONE),
-    BodyModeOverride.FIRST_PART_AND_LOADS: _override(_MODE.BUFFERED_PARTIAL, _MODE.SEND),
-    BodyModeOverride.NOTHING_AND_LOADS: _override(_MODE.NONE, _MODE.SEND),
+    BodyModeOverride.FIRST_PART: _override(MODE.BUFFERED_PARTIAL),
+    BodyModeOverride.NOTHING: _override(MODE.NONE),
+    BodyModeOverride.FIRST_PART_AND_LOADS: _override(MODE.BUFFERED_PARTIAL, MODE.SEND),
+    BodyModeOverride.NOTHING_AND_LOADS: _override(MODE.NONE, MODE.SEND),
 }
 _HEAD_PLAIN: Final[Mapping[BodyModeOverride | None, bytes]] = {
     None: pb.ProcessingResponse(request_headers=pb.HeadersResponse()).SerializeToString(),
@@ -382,6 +365,11 @@ _HEAD_PLAIN: Final[Mapping[BodyModeOverride | None, bytes]] = {
         for override, mode in _OVERRIDE.items()
     },
 }
+_NO_DESTINATION: Final[Any] = pb.HeadersResponse()
+_NO_DESTINATION.response.header_mutation.remove_headers.extend(SPOOFABLE_HEADERS)
+_HEAD_STRIPPED: Final[bytes] = pb.ProcessingResponse(
+    request_headers=_NO_DESTINATION
+).SerializeToString()
 _BODY_PLAIN: Final[bytes] = pb.ProcessingResponse(
     request_body=pb.BodyResponse()
 ).SerializeToString()

@@ -11,6 +11,7 @@ Rules:
 3. A question costs at most ``TIMEOUT_S`` and ``MAX_BYTES``; at most ``MAX_MODELS`` models of a
    replica are asked for, one after the other.
 4. A model of which nothing is known is taken for one that is not decoupled.
+5. Where the pool speaks TLS to its replicas, so do questions (``ReplicaContexts``).
 
 Source: Triton's model configuration extension, ``model_transaction_policy.decoupled``.
 """
@@ -19,14 +20,18 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
 import aiohttp
 import orjson
 
+from tidegate_common.upstream.contexts import ReplicaContexts
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from tidegate_common.upstream.contexts import ReplicaTls
 
 TIMEOUT_S: Final = 1.0
 AGAIN_S: Final = 30.0
@@ -36,6 +41,15 @@ MAX_CONNECTIONS: Final = 16
 """Maximum open at one time; further questions wait within their own timeout."""
 _OK: Final = 200
 _NOT_FOUND: Final = 404
+
+
+class AskedTriton(NamedTuple):
+    """A replica to ask, and what about."""
+
+    http: str
+    """``ip:port``."""
+    models: frozenset[str]
+    tls: ReplicaTls | None = None
 
 
 def decoupled_in(data: bytes) -> bool | None:
@@ -55,18 +69,22 @@ class DecoupledModels:
 
     Args:
         on_change: Called when a replica has told of one of its models.
+        contexts: TLS contexts of the process; ``None`` = its own.
     """
 
-    def __init__(self, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, on_change: Callable[[], None], contexts: ReplicaContexts | None = None
+    ) -> None:
         self._on_change = on_change
-        self._wanted: dict[str, tuple[str, frozenset[str]]] = {}
+        self._contexts = ReplicaContexts() if contexts is None else contexts
+        self._wanted: dict[str, AskedTriton] = {}
         self._known: dict[str, dict[str, bool]] = {}
         """By replica: whether a model is decoupled."""
         self._no_tritons: set[str] = set()
         self._wake = asyncio.Event()
 
-    def set_targets(self, wanted: Mapping[str, tuple[str, frozenset[str]]]) -> None:
-        """Ask exactly these: ``ip:port`` of a replica's HTTP and its models, by replica id."""
+    def set_targets(self, wanted: Mapping[str, AskedTriton]) -> None:
+        """Ask exactly these, by replica id."""
         for endpoint, before in self._wanted.items():
             if wanted.get(endpoint) != before:
                 self._forget(endpoint)
@@ -107,14 +125,19 @@ class DecoupledModels:
         if endpoint in self._no_tritons:
             return []
         known = self._known.get(endpoint, {})
-        models = sorted(self._wanted[endpoint][1])[:MAX_MODELS]
+        models = sorted(self._wanted[endpoint].models)[:MAX_MODELS]
         return [model for model in models if model not in known]
 
     async def _ask(self, session: aiohttp.ClientSession, endpoint: str, models: list[str]) -> None:
         target = self._wanted[endpoint]
         for model in models:
-            url = f"http://{target[0]}/v2/models/{quote(model, safe='')}/config"
-            status, decoupled = await _config(session, url)
+            try:
+                options = await self._contexts.options(target.tls)
+            except ValueError:  # files that cannot be used
+                return
+            scheme = "https" if options else "http"
+            url = f"{scheme}://{target.http}/v2/models/{quote(model, safe='')}/config"
+            status, decoupled = await _config(session, url, options)
             if self._wanted.get(endpoint) != target:
                 return
             if status == _NOT_FOUND:
@@ -125,10 +148,12 @@ class DecoupledModels:
                 self._on_change()
 
 
-async def _config(session: aiohttp.ClientSession, url: str) -> tuple[int | None, bool | None]:
+async def _config(
+    session: aiohttp.ClientSession, url: str, options: dict[str, Any]
+) -> tuple[int | None, bool | None]:
     """Return the status of an answer, and what it says."""
     try:
-        async with session.get(url, allow_redirects=False) as answer:
+        async with session.get(url, allow_redirects=False, **options) as answer:
             if answer.status != _OK:
                 return answer.status, None
             body = await answer.content.read(MAX_BYTES + 1)

@@ -5,7 +5,9 @@ Rules:
 1. A source's readings reach the router at once, merged with those of the other sources (``board``).
 2. A replica is reported silent only if no source reports on it any more.
 3. When no endpoint reports, routing continues by the ledger; this is logged once, and its end too.
-4. Of several workers on a machine one leads, and only the leader reads pages. Each worker publishes
+4. A replica whose page cannot be read ``SILENT_AFTER`` times in a row is logged, at most once in
+   ``COMPLAIN_S``, and so is its first page after that.
+5. Of several workers on a machine one leads, and only the leader reads pages. Each worker publishes
    everything that it collects to its peers, which handle it as if they had collected it themselves.
 """
 
@@ -22,7 +24,7 @@ from ext_proc.observability.counts import Counts
 from ext_proc.routing.state.replica import FRESH_S
 from ext_proc.telemetry import orca
 from ext_proc.telemetry.board import Board
-from ext_proc.telemetry.decoupled import DecoupledModels
+from ext_proc.telemetry.decoupled import AskedTriton, DecoupledModels
 from ext_proc.telemetry.dialects import Vocabulary
 from ext_proc.telemetry.kv_events.collector import KvCollector
 from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
@@ -39,9 +41,12 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.pool import Pool
     from ext_proc.routing.values.reading import Reading
     from ext_proc.telemetry.news import TelemetryUpdate
+    from tidegate_common.upstream.contexts import ReplicaContexts, ReplicaTls
 
 SILENT_AFTER: Final = 2
 """Consecutive failed scrapes before a replica counts as silent; a single one may be a hiccup."""
+COMPLAIN_S: Final = 60.0
+"""Minimum seconds between two log lines about one replica's page."""
 GPU_EVERY_S: Final = 1.0
 CHECK_EVERY_S: Final = 0.5
 PAGE: Final = "page"
@@ -89,6 +94,7 @@ class Hub:
             monotonic seconds.
         clock: Monotonic seconds.
         wall_clock: Unix seconds.
+        contexts: TLS contexts for questions to replicas.
     """
 
     def __init__(
@@ -102,12 +108,14 @@ class Hub:
         on_gone: Callable[[str, float], None] = lambda *_: None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        contexts: ReplicaContexts | None = None,
     ) -> None:
         self._listener = listener
         self._publish = publish
         self._on_gone = on_gone
         self._leading = True
         self._pages: tuple[dict[str, str], dict[str, Vocabulary]] = ({}, {})
+        self._tls: dict[str, ReplicaTls] = {}
         self._gpu_pages: tuple[dict[str, str], dict[str, Vocabulary]] = ({}, {})
         """What the leader reads: URLs and vocabularies by endpoint."""
         self._clock = clock
@@ -118,15 +126,18 @@ class Hub:
         """Endpoints whose metrics page the fleet names."""
         self._pushing: set[str] = set()
         self._blind = False
+        self._unread: set[str] = set()
+        """Endpoints whose page was logged as not read, and has not been read since."""
+        self._complained: dict[str, float] = {}
+        """When an endpoint's page was last logged as not read, monotonic seconds."""
         self._scraper = Scraper(
-            lambda endpoint, readings: self._collected(
-                ReadingsUpdate(endpoint, PAGE, readings, clock())
-            ),
+            self._read,
             lambda endpoint: self._collected(Restarted(endpoint)),
-            lambda endpoint, failures, _: self._collected(ScrapeFailed(endpoint, failures)),
+            self._not_read,
             clock=clock,
             loads=loads or listener.in_flight,
             pacing=Pacing(fast_s=interval_s),
+            contexts=contexts,
         )
         self._gpus = Scraper(
             lambda endpoint, readings: self._collected(
@@ -145,8 +156,8 @@ class Hub:
             clock=clock,
         )
         self._caches = KvCollector(listener, registry)
-        self._decoupled = DecoupledModels(self._set_targets)
-        self._tritons: dict[str, tuple[str, frozenset[str]]] = {}
+        self._decoupled = DecoupledModels(self._set_targets, contexts)
+        self._tritons: dict[str, AskedTriton] = {}
         self._reports = Counts(
             "tidegate_picker_telemetry_load_reports",
             "Load reports in response headers (ORCA).",
@@ -171,15 +182,18 @@ class Hub:
         vocabularies: dict[str, Vocabulary] = {}
         gpus: dict[str, Vocabulary] = {}
         known: set[str] = set()
-        tritons: dict[str, tuple[str, frozenset[str]]] = {}
+        tritons: dict[str, AskedTriton] = {}
+        spoken: dict[str, ReplicaTls] = {}
         for pool in pools.values():
-            plain = any(variant.probe_path for variant in pool.variants)
+            tls, probed = pool.upstream_tls, any(each.probe_path for each in pool.variants)
             for endpoint in pool.endpoints:
                 name = endpoint.key.id
                 known.add(name)
-                if endpoint.metrics_url is not None and endpoint.http is not None and plain:
-                    earlier_models = tritons[name][1] if name in tritons else frozenset()
-                    tritons[name] = (endpoint.http, earlier_models | pool.models)
+                if tls is not None:
+                    spoken[name] = tls
+                if endpoint.metrics_url is not None and endpoint.http is not None and probed:
+                    models = tritons[name].models if name in tritons else frozenset()
+                    tritons[name] = AskedTriton(endpoint.http, models | pool.models, tls)
                 if endpoint.metrics_url is not None:
                     pages[name] = endpoint.metrics_url
                 if endpoint.gpu_metrics_url is not None:
@@ -190,8 +204,10 @@ class Hub:
                     declared = (*(earlier.declared if earlier else ()), *pool.custom_metrics)
                     vocabularies[name] = Vocabulary(declared)
         self._board.set_endpoints(known)
+        self._unread &= known
+        self._complained = {e: at for e, at in self._complained.items() if e in known}
         self._known, self._paged = frozenset(known), frozenset(pages)
-        self._pages, self._tritons = (pages, vocabularies), tritons
+        self._pages, self._tritons, self._tls = (pages, vocabularies), tritons, spoken
         self._gpu_pages = (gpu_pages, gpus)
         self._set_targets()
         self._caches.set_pools(pools)
@@ -299,6 +315,26 @@ class Hub:
             self._pushing.add(endpoint)
         self._listener.observe(endpoint, self._board.put(endpoint, source, readings, at))
 
+    def _read(self, endpoint: str, readings: tuple[Reading, ...]) -> None:
+        if endpoint in self._unread:
+            self._unread.discard(endpoint)
+            _log.info("page_read_again", replica=endpoint)
+        self._collected(ReadingsUpdate(endpoint, PAGE, readings, self._clock()))
+
+    def _not_read(self, endpoint: str, failures: int, reason: str) -> None:
+        if failures == SILENT_AFTER:
+            now = self._clock()
+            if now - self._complained.get(endpoint, -COMPLAIN_S) >= COMPLAIN_S:
+                self._complained[endpoint] = now
+                self._unread.add(endpoint)
+                _log.warning(
+                    "page_not_read",
+                    replica=endpoint,
+                    url=self._pages[0].get(endpoint),
+                    reason=reason,
+                )
+        self._collected(ScrapeFailed(endpoint, failures))
+
     def _collected(self, news: TelemetryUpdate) -> None:
         self.take(news)
         self._publish(news)
@@ -313,7 +349,7 @@ class Hub:
                 else Vocabulary(decoupled=models)
                 for name, models in found.items()
             }
-            self._scraper.set_targets(pages, vocabularies | changed)
+            self._scraper.set_targets(pages, vocabularies | changed, self._tls)
             self._decoupled.set_targets(self._tritons)
             self._gpus.set_targets(*self._gpu_pages)
         else:

@@ -11,6 +11,8 @@ Rules:
 3. Only status 200 without a content coding is a page: redirects and compression are rejected.
 4. A server may close a kept connection at any time: a request that meets this is sent once more, on
    a new connection.
+5. A page over https is read with the TLS of the replica's pool where it has one, and otherwise
+   with the system's certificates. No file is read in the event loop.
 """
 
 from __future__ import annotations
@@ -23,9 +25,12 @@ from urllib.parse import urlsplit
 import httptools
 
 from ext_proc.telemetry.dialects import BadPage
+from tidegate_common.upstream.contexts import ReplicaContexts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from tidegate_common.upstream.contexts import ReplicaTls
 
     Done = Callable[[bytes | Exception], None]
     """Receives the page, or the error."""
@@ -42,12 +47,24 @@ class PageClient(asyncio.Protocol):
         url: URL of the page; if it is not HTTP, each fetch fails.
         timeout_s: Bound of one fetch, connecting included.
         max_bytes: Bound of the page.
+        tls: TLS of the replica's pool.
+        contexts: TLS contexts of the process; ``None`` = its own.
     """
 
-    def __init__(self, url: str, *, timeout_s: float, max_bytes: int) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_s: float,
+        max_bytes: int,
+        tls: ReplicaTls | None = None,
+        contexts: ReplicaContexts | None = None,
+    ) -> None:
         self._address, self._request = _address_and_request(url)
         self._timeout_s = timeout_s
         self._max_bytes = max_bytes
+        self._tls = tls
+        self._contexts = ReplicaContexts() if contexts is None else contexts
         self._loop: asyncio.AbstractEventLoop | None = None
         self._transport: asyncio.Transport | None = None
         self._connecting: asyncio.Task[None] | None = None
@@ -182,10 +199,15 @@ class PageClient(asyncio.Protocol):
         self._connecting = loop.create_task(self._open(loop))
 
     async def _open(self, loop: asyncio.AbstractEventLoop) -> None:
-        host, port, tls = self._address or ("", 0, False)
+        host, port, over_tls = self._address or ("", 0, False)
         try:
+            context = name = None
+            if over_tls and self._tls is not None:
+                context, name = await self._contexts.of(self._tls), self._tls.server_name or host
+            elif over_tls:
+                context = await asyncio.to_thread(ssl.create_default_context)
             await loop.create_connection(
-                lambda: self, host, port, ssl=ssl.create_default_context() if tls else None
+                lambda: self, host, port, ssl=context, server_hostname=name
             )
         except (OSError, ValueError) as error:
             self._connecting = None

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ext_proc.routing.values.reading import Reading
+    from tidegate_common.upstream.contexts import ReplicaContexts, ReplicaTls
 
 LOADS_EVERY_S: Final = 0.1
 """Minimum seconds between two lookups of the requests in flight."""
@@ -45,6 +46,7 @@ KEPT_BYTES: Final = 65_536
 _JITTER: Final = 0.2
 _PLAIN: Final = Vocabulary()
 _NO_VOCABULARIES: Final[dict[str, Vocabulary]] = {}
+_NO_TLS: Final[dict[str, ReplicaTls]] = {}
 
 
 @dataclass(slots=True)
@@ -68,6 +70,7 @@ class _Target:
     page: bytes = b""
     parsed: PageReadings | None = None
     """Parsed content of the previous page."""
+    tls: ReplicaTls | None = None
 
 
 class Scraper:
@@ -85,6 +88,7 @@ class Scraper:
         pacing: Pacing | None = None,
         timeout_s: float = 1.0,
         max_bytes: int = 4 * 2**20,
+        contexts: ReplicaContexts | None = None,
     ) -> None:
         """Prepare to scrape; ``run`` starts it.
 
@@ -99,6 +103,7 @@ class Scraper:
             pacing: Decides how often a replica is read.
             timeout_s: Bound of one scrape.
             max_bytes: Bound of one page.
+            contexts: TLS contexts of the process.
         """
         self._on_readings = on_readings
         self._on_restart = on_restart
@@ -112,6 +117,7 @@ class Scraper:
         self._looked_at = float("-inf")
         self._timeout_s = timeout_s
         self._max_bytes = max_bytes
+        self._contexts = contexts
         self._targets: dict[str, _Target] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -119,24 +125,35 @@ class Scraper:
         self,
         targets: Mapping[str, str],
         vocabularies: Mapping[str, Vocabulary] = _NO_VOCABULARIES,
+        tls: Mapping[str, ReplicaTls] = _NO_TLS,
     ) -> None:
         """Scrape exactly these replicas from now on.
 
         Args:
             targets: URL of the metrics page by replica id. A replica keeps its state while its URL
-                stays; one with another URL starts anew.
+                stays; one with another URL or other TLS starts anew.
             vocabularies: Further series to read, by replica id.
+            tls: TLS of replicas whose page is read over https, by replica id.
         """
         self._looked_at = float("-inf")
         for endpoint in [
-            known for known, target in self._targets.items() if targets.get(known) != target.url
+            known
+            for known, target in self._targets.items()
+            if (targets.get(known), tls.get(known)) != (target.url, target.tls)
         ]:
             self._stop(self._targets.pop(endpoint))
         for endpoint, url in targets.items():
             target = self._targets.get(endpoint)
             if target is None:
-                client = PageClient(url, timeout_s=self._timeout_s, max_bytes=self._max_bytes)
-                target = self._targets[endpoint] = _Target(url, client)
+                client = PageClient(
+                    url,
+                    timeout_s=self._timeout_s,
+                    max_bytes=self._max_bytes,
+                    tls=tls.get(endpoint),
+                    contexts=self._contexts,
+                )
+                target = _Target(url, client, tls=tls.get(endpoint))
+                self._targets[endpoint] = target
                 self._start(endpoint, target)
             vocabulary = vocabularies.get(endpoint, _PLAIN)
             if vocabulary != target.vocabulary:

@@ -28,7 +28,7 @@ from ext_proc.routing.state.ledger import Charged, EndpointRemoved, Settled
 from ext_proc.routing.suspicion import SUSPICION_EVENTS
 from ext_proc.routing.values.ticket import DONE
 from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
-from ext_proc.workers.news import Indexed, Probed
+from ext_proc.workers.news import Looked, LookWanted, Probed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,7 +51,8 @@ if TYPE_CHECKING:
         | TelemetryUpdate
         | Judged
         | Probed
-        | Indexed
+        | Looked
+        | LookWanted
         | SuspicionEvent
     )
     """An event of this worker that may be replicated."""
@@ -65,7 +66,7 @@ _GOOD: Final = Effect.GOOD
 _UNCHANGED: Final = (
     *(Inserted, Confirmed, Withdrawn, Leased, Released),
     *(ReadingsUpdate, ScrapeFailed, Restarted, PushEnded),
-    *(Probed, Indexed),
+    *(Probed, Looked, LookWanted),
     *SUSPICION_EVENTS,
 )
 FOLDED: Final = frozenset({Charged, Settled, Judged, EndpointRemoved, *_UNCHANGED})
@@ -174,7 +175,7 @@ class Account:
 
     def _charged(self, event: Charged, _: float) -> tuple[Message, ...]:
         ticket = event.ticket
-        number, endpoint, pool, work, _, prompted, drain_s, _ = ticket
+        number, endpoint, pool, work, _, prompted, drain_s, _, _ = ticket
         place = pool, endpoint
         known = self._sums.get(place)
         if known is None:
@@ -201,7 +202,7 @@ class Account:
         if not known.changed:
             known.changed = True
             self._changed.append(known)
-        if outcome is not DONE or ticket.drain_s is None:
+        if outcome is not DONE or ticket.drain_s is None or ticket.coming:
             return _NOTHING
         samples = self._samples.get(ticket.pool, 0)
         self._samples[ticket.pool] = samples + 1

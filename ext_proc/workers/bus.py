@@ -41,7 +41,7 @@ from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, Scrape
 from ext_proc.workers.account import FOLDED, Account
 from ext_proc.workers.encode import Encoder
 from ext_proc.workers.links import Inlet, Outlet, heartbeat, path_of
-from ext_proc.workers.news import Indexed, Probed, SnapshotEnd
+from ext_proc.workers.news import Looked, LookWanted, Probed, SnapshotEnd
 from ext_proc.workers.records import framed
 
 if TYPE_CHECKING:
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ext_proc.routing.cache.prefix_index import Inserted
-    from ext_proc.routing.health.conditions import Conditions
     from ext_proc.routing.peers import ReplicationEvent
     from ext_proc.routing.state.leases import Lease, LeaseKey
     from ext_proc.routing.suspicion import SuspicionEvent
@@ -93,10 +92,6 @@ class Replicated(Protocol):
     def has_members(self) -> bool:
         """Whether there is a replica for which peers' state can be kept."""
 
-    @property
-    def conditions(self) -> Conditions:
-        """The conditions of replicas."""
-
     def follow(self, peer_worker: int, event: ReplicationEvent, now: float) -> None:
         """Apply an event of a peer worker."""
 
@@ -124,6 +119,7 @@ class Bus:
         shared: State that this worker shares with its peers.
         on_telemetry: Receives telemetry that a peer has collected.
         on_judged: Receives verdicts of a peer's log entries.
+        on_found: Receives what a peer found at replicas, or wants to be found.
         on_lead: Called with whether this worker leads, at the start and at each change.
         clock: Monotonic seconds.
     """
@@ -135,6 +131,7 @@ class Bus:
         *,
         on_telemetry: Callable[[TelemetryUpdate], None],
         on_judged: Callable[[Judged, float], None],
+        on_found: Callable[[Probed | Looked | LookWanted], None],
         on_lead: Callable[[bool], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -142,6 +139,7 @@ class Bus:
         self._shared = shared
         self._on_telemetry = on_telemetry
         self._on_judged = on_judged
+        self._on_found = on_found
         self._on_lead = on_lead
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -356,8 +354,8 @@ class Bus:
             self._joined.add(peer_worker)
             self._changed.set()
             self._inlets[peer_worker].rest()
-        elif isinstance(message, (Probed, Indexed)):
-            message.take(self._shared.conditions)
+        elif isinstance(message, (Probed, Looked, LookWanted)):
+            self._on_found(message)
         elif isinstance(message, (ReadingsUpdate, ScrapeFailed, Restarted, PushEnded)):
             self._on_telemetry(message)
             if isinstance(message, ReadingsUpdate) and message.source == PUSH:

@@ -17,12 +17,13 @@ from ext_proc.routing.peers import LatencySample, Share
 from ext_proc.routing.state.leases import Lease, Leased, LeaseKey, Released
 from ext_proc.routing.state.ledger import MAX_TICKETS
 from ext_proc.routing.suspicion import CallerLeft, Died, Gone, SuspectCleared, SuspectRun
+from ext_proc.routing.values.listing import MAX_ROWS, Listing, PlacementState, Row
 from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.request import SequenceKey
 from ext_proc.routing.values.ticket import Ticket
 from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
-from ext_proc.workers.news import Indexed, Probed, SnapshotEnd
+from ext_proc.workers.news import Looked, LookWanted, Probed, SnapshotEnd
 from ext_proc.workers.records import (
     BLOCK_BYTES,
     EFFECTS,
@@ -288,8 +289,14 @@ def _probed(pool: Any, endpoint: Any, ready: Any) -> Message:
     return Probed(_text(pool), _key(endpoint), bool(ready))
 
 
-def _indexed(pool: Any, endpoint: Any, why: Any) -> Message:
-    return Indexed(_text(pool), _key(endpoint), None if why is None else _text(why))
+def _looked(endpoint: Any, at: Any, rows: Any, whole: Any) -> Message:
+    if at is None:
+        return Looked(_key(endpoint), None)
+    read = [
+        Row(_text(model), _text(version), PlacementState(state), _text(reason))
+        for model, version, state, reason in rows[: MAX_ROWS + 1]
+    ]
+    return Looked(_key(endpoint), Listing(_finite(_number(at)), tuple(read), bool(whole)))
 
 
 def _fingerprint(value: Any) -> bytes:
@@ -317,7 +324,8 @@ _JSON_MESSAGES: Final[dict[str, Callable[..., Message]]] = {
     "failed": lambda endpoint, failures: ScrapeFailed(_text(endpoint), int(failures)),
     "push-ended": lambda endpoint: PushEnded(_text(endpoint)),
     "probed": _probed,
-    "indexed": _indexed,
+    "looked": _looked,
+    "look-wanted": lambda endpoint: LookWanted(_key(endpoint)),
     "begun": SnapshotEnd,
     "died": _died,
     "cleared": lambda fingerprint: SuspectCleared(_fingerprint(fingerprint)),

@@ -15,7 +15,7 @@ from ext_proc.routing.peers import LatencySample, Share
 from ext_proc.routing.state.leases import Leased, Released
 from ext_proc.routing.suspicion import CallerLeft, Died, Gone, SuspectCleared, SuspectRun
 from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
-from ext_proc.workers.news import Indexed, Probed, SnapshotEnd
+from ext_proc.workers.news import Looked, LookWanted, Probed, SnapshotEnd
 from ext_proc.workers.records import (
     EFFECT_NUMBERS,
     INSERTED,
@@ -71,7 +71,8 @@ class Encoder:
             PushEnded: self._push_ended,
             Judged: self._judged,
             Probed: self._probed,
-            Indexed: self._probed,
+            Looked: self._looked,
+            LookWanted: self._look_wanted,
             SnapshotEnd: self._snapshot_end,
             Died: self._died,
             SuspectCleared: self._cleared,
@@ -125,7 +126,7 @@ class Encoder:
         )
 
     def _sample(self, event: LatencySample, into: bytearray) -> None:
-        (_, endpoint, pool, work, at, prompted, drain, ahead), ended = event
+        (_, endpoint, pool, work, at, prompted, drain, ahead, _), ended = event
         into += SAMPLE.pack(
             TAG_SAMPLE,
             self._number(pool),
@@ -205,10 +206,20 @@ class Encoder:
         fingerprint, replica, at = event
         _json(into, ["suspect-runs", fingerprint.hex(), replica, at])
 
-    def _probed(self, event: Probed | Indexed, into: bytearray) -> None:
-        kind = "probed" if isinstance(event, Probed) else "indexed"
-        pool, endpoint, found = event
-        _json(into, [kind, pool, list(endpoint), found])
+    def _probed(self, event: Probed, into: bytearray) -> None:
+        pool, endpoint, ready = event
+        _json(into, ["probed", pool, list(endpoint), ready])
+
+    def _looked(self, event: Looked, into: bytearray) -> None:
+        endpoint, listing = event
+        if listing is None:
+            _json(into, ["looked", list(endpoint), None, [], False])
+        else:
+            rows = [list(row) for row in listing.rows]
+            _json(into, ["looked", list(endpoint), listing.at, rows, listing.whole])
+
+    def _look_wanted(self, event: LookWanted, into: bytearray) -> None:
+        _json(into, ["look-wanted", list(event.endpoint)])
 
 
 def _json(into: bytearray, value: list[Any]) -> None:

@@ -1,6 +1,6 @@
 """Messages between workers besides the router's events. Pure.
 
-They carry the probe results of the worker that leads.
+They carry what the worker that leads found at replicas, and what others ask of it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from ext_proc.routing.health.conditions import Conditions
+    from ext_proc.routing.health.placement import Placement
+    from ext_proc.routing.values.listing import Listing
     from ext_proc.routing.values.pool import EndpointKey
 
 
@@ -28,14 +30,21 @@ class Probed(NamedTuple):
         conditions.probed(self.pool, self.endpoint, ready=self.ready)
 
 
-class Indexed(NamedTuple):
-    """Result of reading a replica's repository index for a pool."""
+class Looked(NamedTuple):
+    """Which models a replica has."""
 
-    pool: str
     endpoint: EndpointKey
-    why: str | None
-    """The fault in the pool's models, ``None`` = no fault."""
+    listing: Listing | None
+    """``None`` = the replica is gone."""
 
-    def take(self, conditions: Conditions) -> None:
-        """Apply the result to the conditions."""
-        conditions.indexed(self.pool, self.endpoint, self.why)
+    def take(self, placement: Placement) -> bool:
+        """Apply the result to the placement; return whether it differs from what was known."""
+        if self.listing is None:
+            return placement.forget(self.endpoint)
+        return placement.take(self.endpoint, self.listing)
+
+
+class LookWanted(NamedTuple):
+    """The worker that leads should ask a replica which models it has."""
+
+    endpoint: EndpointKey

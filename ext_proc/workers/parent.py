@@ -33,18 +33,26 @@ if TYPE_CHECKING:
 
     from ext_proc.settings import PickerSettings
 
+MODULE: Final = "ext_proc.workers"
 LIVED_S: Final = 10.0
 SPARE_S: Final = 5.0
 
 _log = structlog.stdlib.get_logger("ext_proc.workers")
 
 
-async def run_workers(settings: PickerSettings, plans: Sequence[PickerSettings]) -> int:
+async def run_workers(
+    settings: PickerSettings,
+    plans: Sequence[PickerSettings],
+    module: str = MODULE,
+    more: Sequence[str] = (),
+) -> int:
     """Run workers until SIGTERM or SIGINT.
 
     Args:
         settings: Settings of the whole picker.
         plans: Settings of each worker.
+        module: What a worker runs.
+        more: Its arguments after the usual ones.
 
     Returns:
         0 after a requested stop, 1 if a worker did not stop properly, 2 if a worker could not
@@ -52,7 +60,10 @@ async def run_workers(settings: PickerSettings, plans: Sequence[PickerSettings])
     """
     logs.configure(settings.log_format, settings.log_level)
     with tempfile.TemporaryDirectory(prefix="tidegate-workers-") as folder:
-        return await WorkerSupervisor(folder, plans, grace_s=settings.drain + SPARE_S).run()
+        grace_s = settings.drain + SPARE_S
+        return await WorkerSupervisor(
+            folder, plans, grace_s=grace_s, module=module, more=more
+        ).run()
 
 
 class WorkerSupervisor:
@@ -62,9 +73,21 @@ class WorkerSupervisor:
         folder: Private folder that contains their sockets.
         plans: Settings of each worker.
         grace_s: Seconds from SIGTERM to SIGKILL.
+        module: What a worker runs.
+        more: Its arguments after the usual ones.
     """
 
-    def __init__(self, folder: str, plans: Sequence[PickerSettings], *, grace_s: float) -> None:
+    def __init__(
+        self,
+        folder: str,
+        plans: Sequence[PickerSettings],
+        *,
+        grace_s: float,
+        module: str = MODULE,
+        more: Sequence[str] = (),
+    ) -> None:
+        self._module = module
+        self._more = more
         self._folder = folder
         self._plans = plans
         self._grace_s = grace_s
@@ -124,8 +147,9 @@ class WorkerSupervisor:
     async def _live(self, number: int) -> int:
         """Run a worker until it ends; return its exit code, negative for a signal."""
         process = await asyncio.create_subprocess_exec(
-            *module_command("ext_proc.workers", self._folder, str(number), str(len(self._plans))),
+            *module_command(self._module, self._folder, str(number), str(len(self._plans))),
             self._plans[number].model_dump_json(),
+            *self._more,
             env=child_environment(),
             stdin=asyncio.subprocess.PIPE,
         )

@@ -14,6 +14,11 @@ class PlanError(ValueError):
     """The workers cannot be assigned addresses; the message names the option and the remedy."""
 
 
+def picker_of(worker: str, number: int) -> str:
+    """Return the id of the picker whose worker has this id and number."""
+    return worker.removesuffix(f".w{number}")
+
+
 def plan(settings: PickerSettings) -> list[PickerSettings]:
     """Return the settings of each worker; those of a single-process picker are unchanged.
 
@@ -24,12 +29,12 @@ def plan(settings: PickerSettings) -> list[PickerSettings]:
         PlanError: The addresses do not suffice or overlap.
     """
     count = settings.workers
-    listen = _spread("listen", settings.listen, count)
-    metrics = _spread("metrics", settings.metrics, count)
+    listen = spread("listen", settings.listen, count)
+    metrics = spread("metrics", settings.metrics, count)
     advertise = (
         [None] * count
         if settings.advertise is None
-        else _spread("advertise", settings.advertise, count)
+        else spread("advertise", settings.advertise, count)
     )
     both = [*listen, *metrics]
     twice = sorted({each for each in both if both.count(each) > 1 and not each.endswith(":0")})
@@ -48,13 +53,19 @@ def plan(settings: PickerSettings) -> list[PickerSettings]:
                 "listen": listen[number],
                 "metrics": metrics[number],
                 "advertise": advertise[number],
+                "health_port": settings.health_port and settings.health_port + number,
             }
         )
         for number in range(count)
     ]
 
 
-def _spread(option: str, given: str, count: int) -> list[str]:
+def spread(option: str, given: str, count: int) -> list[str]:
+    """Return an address for each worker from what an option says: one for each, or the first.
+
+    Raises:
+        PlanError: They do not suffice, or have no port.
+    """
     addresses = given.split(",")
     if len(addresses) == count:
         return addresses
@@ -64,7 +75,7 @@ def _spread(option: str, given: str, count: int) -> list[str]:
             " each, or the first one alone"
         )
     host, _, port = given.rpartition(":")
-    first = int(port)
+    first = int(port) if port.isascii() and port.isdigit() else 0
     if first == 0 or first + count - 1 > MAX_PORT:
         raise PlanError(
             f"--{option} {given}: {count} workers need {count} consecutive, fixed ports;"

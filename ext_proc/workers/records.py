@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from ext_proc.feedback.entries import Judged
     from ext_proc.routing.peers import ReplicationEvent
     from ext_proc.telemetry.news import TelemetryUpdate
-    from ext_proc.workers.news import Indexed, Probed, SnapshotEnd
+    from ext_proc.workers.news import Looked, LookWanted, Probed, SnapshotEnd
 
     Message: TypeAlias = (
-        ReplicationEvent | TelemetryUpdate | Judged | Probed | Indexed | SnapshotEnd
+        ReplicationEvent | TelemetryUpdate | Judged | Probed | Looked | LookWanted | SnapshotEnd
     )
     """Content of a record."""
 
-VERSION: Final = 4
+VERSION: Final = 5
 MAX_FRAME: Final = 2**20
 """Maximum bytes of a frame."""
 MAX_NAMES: Final = 2**16

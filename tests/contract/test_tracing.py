@@ -58,6 +58,20 @@ async def test_a_sampled_request_has_a_span_that_goes_on_with_it(tracing, spans)
     assert span.resource.attributes["service.instance.id"] == "picker-1"
 
 
+@pytest.mark.parametrize("transport", ["grpc", "nghttp2"])
+@pytest.mark.parametrize("own", [{}, {TRACEPARENT: "00-" + "1" * 32 + "-" + "2" * 16 + "-01"}])
+async def test_the_trace_of_the_call_comes_first(tracing, spans, monkeypatch, transport, own):
+    """A proxy that traces sends its span with the call; the request names at most its caller's."""
+    monkeypatch.setattr(Peer, "transport", transport)
+    async with Peer(router(llm()), tracing=tracing) as peer:
+        call = peer.open(**{TRACEPARENT: PARENT})
+        call, _ = await peer.talk(Messages().head(headers=own).body(PROMPT), call)
+        await peer.finish(call)
+    (span,) = spans.get_finished_spans()
+    assert f"{span.context.trace_id:032x}" == TRACE
+    assert f"{span.parent.span_id:016x}" == "b7ad6b7169203331"
+
+
 @pytest.mark.parametrize(
     "headers",
     [
@@ -81,7 +95,7 @@ async def test_a_refusal_is_a_span_too(tracing, spans):
     pool = llm(paths=frozenset({CHAT_PATH}), default_for_paths=frozenset({CHAT_PATH}))
     async with Peer(router(pool), tracing=tracing) as peer:
         head = Messages(route="unnamed/x").head(CHAT_PATH, headers={TRACEPARENT: PARENT})
-        call, _ = await peer.talk(head.body({"model": "nobody"}))
+        call, _ = await peer.talk(head.body({"model": "absent"}))
         await peer.finish(call)
     (span,) = spans.get_finished_spans()
     assert span.attributes["tidegate.refused"] == "unknown-model"
@@ -121,7 +135,7 @@ async def test_what_is_sent_is_otlp(tracing, spans):
 
 
 def test_a_collector_that_is_not_there_costs_the_end_little(monkeypatch):
-    """Spans wait in a bounded queue, and closing gives up what nobody takes."""
+    """Spans wait in a bounded queue, and closing gives up what is not taken."""
     monkeypatch.setattr(module, "CLOSE_S", 0.1)
     tracing = Tracing.to("127.0.0.1:1", "p")
     for _ in range(module.MAX_QUEUE + 10):

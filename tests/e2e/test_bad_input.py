@@ -45,9 +45,9 @@ async def test_a_grpc_message_that_is_none_is_refused(stack, message):
 async def test_an_unknown_grpc_model_is_not_found(stack):
     """The picker returns the gRPC status NOT_FOUND."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await unary(stack, b"\x0a\x07nobodys")
+        await unary(stack, b"\x0a\x07missing")
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-    assert "nobodys" in (caught.value.details() or "")
+    assert "missing" in (caught.value.details() or "")
 
 
 async def test_a_body_above_the_bound_is_413(http, new_stack):

@@ -45,7 +45,7 @@ async def beside_others(http, stack, name, text):
         assert honest == [200] * 3
 
 
-async def test_callers_eject_nobody(http, demo_extra):  # noqa: ARG001 - skips without extra
+async def test_callers_eject_no_replica(http, demo_extra):  # noqa: ARG001 - skips without extra
     """Mistakes that the picker cannot see and requests that break connections, by one and many."""
     async with stack_over(*replicas(), more=MORE) as stack:
         for text in (MISTAKE, DEADLY):
@@ -62,7 +62,7 @@ async def test_callers_eject_nobody(http, demo_extra):  # noqa: ARG001 - skips w
         assert blamed["none"] >= 4 * 3 * TIMES
 
 
-async def test_our_own_timeouts_eject_nobody(http, demo_extra):  # noqa: ARG001 - skips
+async def test_our_own_timeouts_eject_no_replica(http, demo_extra):  # noqa: ARG001 - skips
     """Honest long requests under a short timeout of the route."""
     made = replicas()
     timeouts = {"request": "0.3s"}

@@ -282,7 +282,7 @@ async def test_refusals_are_in_the_callers_dialect(edge):
         assert (error["type"], error["code"]) == ("invalid_request_error", "unknown-path")
         assert error["param"] is None
     # The picker's own refusals are as they were.
-    status, headers, body = await ask(edge, CHAT, body=b'{"model": "nobody", "messages": []}')
+    status, headers, body = await ask(edge, CHAT, body=b'{"model": "absent", "messages": []}')
     assert (status, headers["x-tidegate-reason"]) == (404, "unknown-model")
     assert json.loads(body)["error"]["code"] == "unknown-model"
     assert headers["content-type"] == "application/json"

@@ -74,7 +74,7 @@ async def test_a_killing_request_is_refused_before_it_kills_many(
         assert len(deaths["refused"]) == 1
 
 
-async def test_an_operators_kill_refuses_nobody(http, demo_extra):  # noqa: ARG001 - skips first
+async def test_an_operators_kill_refuses_no_request(http, demo_extra):  # noqa: ARG001 - skips first
     """Two of three replicas die under 100 requests, each of which is answered in the end."""
     async with running(3, routing={"fallbacks": 2}) as (stack, replicas):
         for replica in replicas:

@@ -63,7 +63,7 @@ async def targets(new_module_stack, tritons, engine):
             }
         )
 
-    stack = await new_module_stack(fleet=one_replica)
+    stack = await new_module_stack(fleet=one_replica, gateway=True)
     return (
         Target(replica.http, replica.grpc, engine, gateway=False),
         Target(stack.http_address, stack.grpc_address, stack.http_address, gateway=True),
@@ -87,6 +87,15 @@ async def test_general_differences_are_there(targets):
         direct, gateway = [await call.ask(target) for target in targets]
         _, used = explain(differing(direct, gateway), GENERAL)
         assert used == {one.name for one in GENERAL}
+
+
+@pytest.mark.parametrize("kind", client_calls.KINDS, ids=lambda kind: kind.name)
+def test_each_question_of_tritonclient_is_asked(kind):
+    """What a later version of it adds is missed here."""
+    names = [call.name for call in client_calls.CLIENTS]
+    methods = [name for name in dir(kind.client) if name.startswith(("get_", "is_"))]
+    assert len(methods) >= 12
+    assert [each for each in methods if f"{kind.name}: {each}" not in names] == []
 
 
 def test_each_name_in_the_table_is_that_of_a_call():

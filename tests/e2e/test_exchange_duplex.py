@@ -138,7 +138,7 @@ async def test_an_unknown_model_is_refused(http, stack):
     """The picker returns NOT_FOUND with a reason while the client's side is still open."""
     async with grpc.aio.insecure_channel(stack.grpc_address) as channel:
         call = channel.stream_stream(STREAM)()
-        await call.write(service_pb2.ModelInferRequest(model_name="nobodys").SerializeToString())
+        await call.write(service_pb2.ModelInferRequest(model_name="missing").SerializeToString())
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 import tritonclient.grpc.aio as triton_grpc
 
-from support.traffic import GENERATE, eventually, fresh_prompt, metric, vision_inputs
+from support.traffic import GENERATE, admin, eventually, fresh_prompt, metric, vision_inputs
 from tidegate.stack.processes.ports import HeldPorts
+from tidegate_api.admin.v1 import admin_pb2 as api
 from tidegate_api.names import REASON_HEADER, SERVED_BY_HEADER
 
 
@@ -83,7 +85,9 @@ async def test_no_available_replica_and_recovery(http, new_stack):
         for pool in fleet["pools"]:
             for endpoint in pool["endpoints"]:
                 endpoint["draining"] = draining
-        stack.write_fleet(fleet)
+        async with admin(stack) as stub:  # the file's edit would be refused
+            options = api.ChangeOptions(force=True)
+            await stub.Apply(api.ApplyRequest(fleet=json.dumps(fleet), options=options))
 
         async def as_expected(expected=expected) -> bool:
             return await asked() == expected

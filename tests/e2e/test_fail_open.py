@@ -230,7 +230,7 @@ async def test_engines_forms_reach_the_pool_of_their_model(
 async def test_engines_forms_are_refused_in_their_dialect(
     healthy: World, alone: World, path: str
 ) -> None:
-    """Whoever refuses: the picker, or Envoy without one."""
+    """The picker refuses, or Envoy without one, with the same answer."""
     anthropic = path.endswith("/messages")
     kinds = {
         404: "not_found_error" if anthropic else "invalid_request_error",
@@ -238,7 +238,7 @@ async def test_engines_forms_are_refused_in_their_dialect(
     }
     asked = [(healthy, 404, False), (alone, 404, False), (alone, 503, True)]
     for world, expected, packed in asked:
-        status, _, (body, _) = await world.post(path, {"model": "nobodys"}, packed=packed)
+        status, _, (body, _) = await world.post(path, {"model": "missing"}, packed=packed)
         assert (status, body["error"]["type"]) == (expected, kinds[expected])
         assert (body.get("type") == "error") is anthropic
         assert ("code" in body["error"]) is not anthropic
@@ -262,12 +262,12 @@ async def test_a_refusal_says_what_to_do(alone: World) -> None:
     assert (status, reason, headers["Retry-After"]) == (503, "no-picker", "1")
     assert "tidegate-model" in body["error"]["message"]
     assert body["error"]["code"] == "no-picker"
-    status, reason, (body, _) = await alone.post(CHAT, {"model": "nobodys"})
+    status, reason, (body, _) = await alone.post(CHAT, {"model": "missing"})
     assert (status, reason, body["error"]["code"]) == (404, "unknown-model", "unknown-model")
     async with grpc.aio.insecure_channel(alone.stack.grpc_address) as channel:
         for raw, code, word in (
             (message("other", b"x" * HUGE), grpc.StatusCode.UNAVAILABLE, "no-picker"),
-            (message("nobodys"), grpc.StatusCode.NOT_FOUND, "unknown-model"),
+            (message("missing"), grpc.StatusCode.NOT_FOUND, "unknown-model"),
         ):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await channel.unary_unary(UNARY)(raw)
@@ -306,7 +306,7 @@ CHATS = {
 async def test_a_hostile_chat_reaches_no_wrong_pool(
     healthy: World, alone: World, name: str
 ) -> None:
-    """Whoever reads it, the body says what it says."""
+    """Envoy and the picker read the same from a body."""
     raw, allowed = CHATS[name]
     for world in (healthy, alone):
         status, who, _ = await world.post(CHAT, raw)

@@ -33,12 +33,16 @@ async def victim(tritons):
 
 @pytest.mark.parametrize("body", ["none", "peek", "full"])
 async def test_a_killed_replica_fails_no_stateless_request(http, new_stack, victim, body):
-    """Another replica answers the requests in flight on a killed replica."""
+    """Another replica answers the requests in flight on a killed replica.
+
+    Only answers that it had begun end with it, at most one of each worker.
+    """
     stack = await new_stack(body=body)
     dead = next(r.http for r in stack.replicas if r.name == victim)
+    url = stack.http_url
     async with (
-        Traffic(http, stack.http_url + GENERATE, generate_body, workers=8) as generations,
-        Traffic(http, stack.http_url + VISION, vision_body, workers=4) as images,
+        Traffic(http, url + GENERATE, generate_body, workers=8, dies=dead) as generations,
+        Traffic(http, url + VISION, vision_body, workers=4, dies=dead) as images,
     ):
         assert generations.served[dead] or await eventually(lambda: _served(generations, dead))
         await stack.kill_replica(victim)
@@ -46,6 +50,8 @@ async def test_a_killed_replica_fails_no_stateless_request(http, new_stack, vict
         await images.more(150)
     assert not generations.failures
     assert not images.failures
+    assert generations.cut <= generations.workers
+    assert images.cut <= images.workers
 
 
 async def _served(traffic: Traffic, address: str) -> bool:
@@ -56,7 +62,8 @@ async def test_a_returned_replica_gets_work_again(http, new_stack, victim):
     """A restarted replica gets requests again, and the picker knows that its cache is empty."""
     stack = await new_stack()
     back = next(r.http for r in stack.replicas if r.name == victim)
-    async with Traffic(http, stack.http_url + GENERATE, generate_body, workers=8) as traffic:
+    url = stack.http_url + GENERATE
+    async with Traffic(http, url, generate_body, workers=8, dies=back) as traffic:
         await stack.kill_replica(victim)
         await traffic.more(50)
         await stack.restart_replica(victim)
@@ -68,6 +75,7 @@ async def test_a_returned_replica_gets_work_again(http, new_stack, victim):
 
         assert await eventually(used)
     assert not traffic.failures
+    assert traffic.cut <= traffic.workers
 
 
 async def test_an_answer_that_has_begun_is_not_repeated(http, new_stack, victim):

@@ -43,7 +43,8 @@ async def place(tmp_path):
     """Return a hostile folder with a fleet file for two pickers, and free addresses."""
     async with instant_upstreams(1) as upstreams:
         with HeldPorts() as ports:
-            free = {name: ports.address() for name in ("listener", "ads", "admin", "envoy", "page")}
+            names = ("listener", "ads", "admin", "envoy", "page", "page 1", "page 2")
+            free = {name: ports.address() for name in names}
             pickers = [ports.address(), ports.address()]
             fleet = {
                 "listener": {"address": free["listener"]},
@@ -66,7 +67,8 @@ async def test_up_runs(place, http):
     folder, free, _ = place
     command = (
         *("up", "-f", "fleet.yaml", "--ads", free["ads"], "--admin", free["admin"]),
-        *("--envoy-admin", free["envoy"]),
+        *("--envoy-admin", free["envoy"], "--metrics", free["page"]),
+        *("--picker-metrics", f"{free['page 1']},{free['page 2']}"),
     )
     async with tidegate(folder, *command) as process:
         said = b""

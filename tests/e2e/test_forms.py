@@ -263,7 +263,7 @@ async def test_openai_body_without_a_known_model_is_refused(http, openai_stack):
     """The picker refuses an unreadable body or an unknown model."""
     stack, _ = openai_stack
     url = stack.http_url + "/v1/completions"
-    async with http.post(url, json={"model": "nobodys", "prompt": "x"}) as answer:
+    async with http.post(url, json={"model": "missing", "prompt": "x"}) as answer:
         assert answer.status == 404
         assert (await answer.json())["error"]["message"]
         assert answer.headers["x-tidegate-reason"] == "unknown-model"
@@ -301,6 +301,6 @@ async def test_http11_chunked_upload(http, stack):
 
 async def test_unknown_model_is_a_clear_404(http, stack):
     """A path that no pool serves returns 404 in Triton's format."""
-    async with http.post(stack.http_url + "/v2/models/nobodys/infer", json={}) as answer:
+    async with http.post(stack.http_url + "/v2/models/missing/infer", json={}) as answer:
         assert answer.status == 404
         assert "no pool" in json.loads(await answer.text())["error"]

@@ -80,8 +80,8 @@ async def flood(http, stack, bodies, headers) -> list[int]:
 
 
 @pytest.mark.parametrize("who", ["one-session", "one-sequence", "many-sessions"])
-async def test_a_dozen_mistakes_eject_nobody(http, stack, who):
-    """200 of each readable mistake eject no replica, whoever sends them; honest work goes on."""
+async def test_a_dozen_mistakes_eject_no_replica(http, stack, who):
+    """200 of each readable mistake eject no replica, from any client; honest work goes on."""
     numbers = itertools.count()
 
     def headers(_: object) -> dict[str, str]:
@@ -101,7 +101,7 @@ async def test_a_dozen_mistakes_eject_nobody(http, stack, who):
     assert not traffic.failures
 
 
-async def test_wide_headers_eject_nobody(http, stack):
+async def test_wide_headers_eject_no_replica(http, stack):
     """Headers that an engine does not take are refused before a replica sees them."""
     async with Traffic(http, stack.http_url + GENERATE, honest, workers=2) as traffic:
         statuses = [
@@ -114,7 +114,7 @@ async def test_wide_headers_eject_nobody(http, stack):
     assert not traffic.failures
 
 
-async def test_impatient_clients_eject_nobody(http, stack):
+async def test_impatient_clients_eject_no_replica(http, stack):
     """Clients that leave honest long requests after a second say nothing about the replica."""
     body = {"text_input": fresh_prompt(400), "max_tokens": 4_000, "stream": True}
 

@@ -8,18 +8,37 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import socket
 import subprocess
+import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
 from support.control_process import served
+from support.crowd import ENVOYS, PICKERS, Crowd
+from support.edge_fleet import MANAGER, edge_fleet
+from support.existing_envoy import (
+    POSTS,
+    ExistingEnvoy,
+    FedEnvoy,
+    converse,
+    edited,
+    example,
+    ext_proc,
+    log_sinks,
+)
+from support.in_process_stack import Flow
+from support.replicas import PATIENT, Replica
+from support.traffic import eventually
 from tidegate.stack.envoy import envoy_binary, envoy_command, render_bootstrap
 from tidegate_api.admin.v1 import admin_pb2 as api
-from xds_server.builds.edit import Drop, Into, edited
+from xds_server.builds import edit
+from xds_server.builds.edit import Drop, Into
 from xds_server.builds.features import FEATURES, lacking
 from xds_server.fleet.load import load_text
 from xds_server.snapshots.static import static_bootstrap
@@ -34,7 +53,7 @@ pytestmark = pytest.mark.skipif(not BINARIES, reason="TIDEGATE_OLD_ENVOYS names 
 
 
 def free_port() -> int:
-    """Return a port that nobody has now."""
+    """Return a port that is free now."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
@@ -118,6 +137,87 @@ async def test_an_older_envoy_accepts_all_it_is_sent(binary, protocol, tmp_path)
         await synced(server, 2, [old, present])
 
 
+class Line(Flow):
+    """Requests through one of the crowd's Envoys."""
+
+    def __init__(self, crowd: Crowd, name: str) -> None:
+        super().__init__(crowd.listener, rate=40.0, connections=2)
+        self._crowd, self._name = crowd, name
+
+    async def connect(self):
+        """Connect to this Envoy."""
+        return await self._crowd.connect(self._name)
+
+
+async def tidegate(*words: str) -> str:
+    """Run a command of the command line; return what it prints."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tidegate", *words),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said = (await process.communicate())[0].decode()
+    assert process.returncode == 0, said
+    return said
+
+
+async def change(crowd: Crowd, fleet) -> None:
+    """Apply a fleet, which every client has to accept."""
+    options = api.ChangeOptions(wait=True, timeout_seconds=WAIT_S)
+    request = api.ApplyRequest(fleet=json.dumps(fleet), options=options)
+    done = await crowd.operator.Apply(request)
+    count = len(ENVOYS) + len(PICKERS)
+    assert (done.outcome, done.acked, list(done.problems)) == ("done", count, []), done
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", list(ENVOYS.items()), ids=":".join)
+@pytest.mark.parametrize("binary", BINARIES, ids=str)
+async def test_both_serve_while_one_is_older(binary, name, tmp_path) -> None:
+    """Neither fails a request nor refuses a change; the command line says what one lacks."""
+    old, _ = name
+    build = build_of(binary)
+    async with AsyncExitStack() as exit_:
+        others = {old: (str(binary), STRICT)}
+        crowd = await exit_.enter_async_context(Crowd(tmp_path, 2.0, others))
+        lines = {one: await exit_.enter_async_context(Line(crowd, one)) for one in ENVOYS}
+        fleet = await crowd.fleet()
+        pool = fleet["pools"][0]
+        for step in (
+            lambda: pool["variants"][1].update(weight=50),
+            lambda: pool["endpoints"][0].update(draining=True),
+            lambda: pool["endpoints"].append(crowd.endpoint("llm", 6, "stable")),
+            lambda: pool["variants"].append({"name": "more", "weight": 0}),
+            lambda: pool["endpoints"].append(crowd.endpoint("llm", 7, "more")),
+            lambda: pool["variants"][2].update(weight=5),
+            lambda: pool["routing"].update(session_header="x-session-id", retry_read=0),
+            lambda: pool["telemetry"].update(usage=True),
+            lambda: fleet["listener"].update(cors={"origins": ["https://page.test"]}),
+            lambda: fleet["listener"].update(patch=[{"@type": MANAGER, "server_name": "edge"}]),
+        ):
+            step()
+            await change(crowd, fleet)
+        before = {one: line.answered for one, line in lines.items()}
+
+        async def served_on() -> bool:
+            return all(line.answered > before[one] + 50 for one, line in lines.items())
+
+        assert await eventually(served_on)
+        for line in lines.values():
+            assert not line.wrong
+        for verb in (("status",), ("get", "clients")):
+            said = await tidegate(*verb, "--server", crowd.admin)
+            print(said)  # noqa: T201 - shown with -s
+            words = " ".join(said.split())  # lines are folded
+            head = f"{old} is Envoy {'.'.join(map(str, build))} and is not sent what that refuses"
+            lost = [f"- {each.lost}" for each in lacking(build)]
+            assert f"{head}; so: {' '.join(lost)}" in words
+            assert words.count("refuses; so:") == 1
+            assert "NACKED" not in said
+        for line in lines.values():
+            assert not line.wrong
+
+
 def unknown_to(binary: Path, bootstrap: bytes, folder: Path) -> tuple[set[str], str]:
     """Return the fields that a binary does not know, and all that it says of a bootstrap."""
     file = folder / "bootstrap.pb"
@@ -131,19 +231,20 @@ def unknown_to(binary: Path, bootstrap: bytes, folder: Path) -> tuple[set[str], 
     return {f"{kind.partition('(')[0]}: {fields}" for kind, fields in found}, said
 
 
-@pytest.mark.parametrize("name", ["fleet", "minimal", "operations"])
+@pytest.mark.parametrize("name", ["fleet", "minimal", "operations", "edge"])
 @pytest.mark.parametrize("binary", BINARIES, ids=str)
 def test_the_table_of_features_is_complete(binary: Path, name: str, tmp_path: Path) -> None:
     """An Envoy that validates a whole fleet names what it does not know: only what we leave out."""
     source = EXAMPLES / f"{name}.yaml"
-    bootstrap = static_bootstrap(load_text(source.read_text(), str(source)))
+    text = json.dumps(edge_fleet(tmp_path)) if name == "edge" else source.read_text()
+    bootstrap = static_bootstrap(load_text(text, str(source)))
     build = build_of(binary)
     expected = set()
     if build < (1, 37, 0):
         # It says no more than this: a tag must have a value of a kind that it knows.
         assert "envoy.type.tracing.v3.CustomTag: 6" in unknown_to(binary, bootstrap, tmp_path)[0]
         tags = next(each for each in FEATURES if each.drop == Drop(frozenset({8})))
-        bootstrap = edited(bootstrap, (Into(2), Into(1), *tags.path), tags.drop)
+        bootstrap = edit.edited(bootstrap, (Into(2), Into(1), *tags.path), tags.drop)
     unknown, said = unknown_to(binary, bootstrap, tmp_path)
     if build < (1, 38, 0):
         expected |= {
@@ -154,3 +255,54 @@ def test_the_table_of_features_is_complete(binary: Path, name: str, tmp_path: Pa
         expected.add("envoy.config.core.v3.Http2ProtocolOptions: 21, 22")
     assert unknown == expected
     assert ("Didn't find a registered implementation" in said) == (build < (1, 38, 0))
+
+
+FORMS = ("override-host", "original-dst", "clusters-only")
+"""Configurations in ``deploy/envoy``."""
+
+
+def fitted(name: str, build: tuple[int, int, int]) -> str:
+    """Return a configuration without what a build lacks, as the page of generic proxies says."""
+
+    def change(document):
+        for each in document["static_resources"]["clusters"]:
+            for policy in each.get("load_balancing_policy", {}).get("policies", ()):
+                if build < (1, 38, 0):
+                    del policy["typed_extension_config"]["typed_config"]["selected_host_key"]
+        if build < (1, 37, 0):
+            (sink,) = log_sinks(document)
+            del sink["typed_config"]["common_config"]["custom_tags"]
+            spaces = ext_proc(document)["metadata_options"]
+            spaces.pop("cluster_metadata_forwarding_namespaces", None)
+
+    patient = example(f"{name}.yaml").replace("message_timeout: 1s", f"message_timeout: {PATIENT}")
+    return edited(patient, change)
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("binary", BINARIES, ids=str)
+async def test_a_picker_behind_an_older_envoy_of_an_operators(binary: Path, name: str) -> None:
+    """All POSTs get a pick and an answer, and find their cache."""
+    build = build_of(binary)
+    options = ("--destinations", "one") if name == "original-dst" and build < (1, 37, 0) else ()
+    fed = name == "clusters-only"
+    async with contextlib.AsyncExitStack() as exit_:
+        served_by = [await exit_.enter_async_context(Replica(f"r{n}").serve()) for n in (1, 2, 3)]
+        envoy = await exit_.enter_async_context(
+            (FedEnvoy if fed else ExistingEnvoy)(
+                fitted(name, build),
+                [each.address for each in served_by],
+                *options,
+                fleet=example("clusters-only-fleet.yaml" if fed else "fleet.yaml"),
+                binary=binary,
+            )
+        )
+        picks = await envoy.picks()
+
+        async def post(path, body):
+            return (await envoy.post(path, body))[0]
+
+        assert await converse(post) == [200] * POSTS
+        assert await envoy.picks() - picks == POSTS
+        assert await envoy.counted("tidegate_picker_prompt_blocks_total", part="matched") > 0
+        assert await envoy.counted("tidegate_picker_passes_total") == 0

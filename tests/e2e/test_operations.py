@@ -38,6 +38,12 @@ def two_variants(fleet):
         endpoint["variant"] = "canary" if endpoint["id"] == "r3" else "stable"
 
 
+@pytest.fixture(scope="module")
+async def split(new_module_stack):
+    """Run one stack whose vision pool has a canary."""
+    return await new_module_stack(fleet=two_variants)
+
+
 def assert_share(observed: int, total: int, share: float) -> None:
     """Assert that an observed share is within its random interval, with error rate 1e-6."""
     assert abs(observed / total - share) <= Z_ONE_IN_A_MILLION * math.sqrt(
@@ -48,6 +54,15 @@ def assert_share(observed: int, total: int, share: float) -> None:
 def generate_body():
     """Return a cheap request with a prompt that is in no cache."""
     return {"text_input": fresh_prompt(64), "max_tokens": 1}
+
+
+async def test_status_shows_every_client(stack):
+    """After the start, the status shows Envoy and the picker in sync."""
+    async with admin(stack) as operator:
+        status = await operator.GetStatus(admin_pb2.GetStatusRequest())
+    kinds = {client.kind: {t.type: t.state for t in client.types} for client in status.clients}
+    assert kinds["picker"] == {"POOL": "SYNCED"}
+    assert {kinds["envoy"][name] for name in ("CDS", "EDS", "LDS", "RDS")} == {"SYNCED"}
 
 
 @pytest.mark.parametrize("protocol", ["delta", "sotw"])
@@ -70,21 +85,20 @@ async def test_a_canary_gets_its_share(http, new_stack, protocol):
     assert_share(traffic.served[canary], traffic.served.total(), 0.2)
 
 
-async def test_the_picker_draws_the_same_share(http, new_stack):
+async def test_the_picker_draws_the_same_share(http, split):
     """If only the body names the pool, the picker draws the variant with the same weights."""
-    stack = await new_stack(fleet=two_variants)
 
     async def drawn() -> float:
         return await metric(
             http,
-            stack.picker_metrics,
+            split.picker_metrics,
             "tidegate_picker_picks_total",
             pool="vision",
             variant="canary",
         )
 
     before = await drawn()
-    async with triton_grpc.InferenceServerClient(stack.grpc_address) as client:
+    async with triton_grpc.InferenceServerClient(split.grpc_address) as client:
         total = 0
         while total < 1000:
             await asyncio.gather(*(client.infer("vision", vision_inputs()) for _ in range(20)))
@@ -92,25 +106,24 @@ async def test_the_picker_draws_the_same_share(http, new_stack):
     assert_share(int(await drawn() - before), total, 0.3)
 
 
-async def test_envoy_and_picker_draw_alike_for_a_session(http, new_stack):
+async def test_envoy_and_picker_draw_alike_for_a_session(http, split):
     """Envoy (HTTP) and the picker (gRPC) draw the same variant for a session."""
-    stack = await new_stack(fleet=two_variants)
-    canary = stack.replicas[-1].http
+    canary = split.replicas[-1].http
     sides = set()
 
     async def drawn() -> float:
         return await metric(
             http,
-            stack.picker_metrics,
+            split.picker_metrics,
             "tidegate_picker_picks_total",
             pool="vision",
             variant="canary",
         )
 
-    async with triton_grpc.InferenceServerClient(stack.grpc_address) as client:
+    async with triton_grpc.InferenceServerClient(split.grpc_address) as client:
         for _ in range(40):
             session = {"x-session-id": uuid.uuid4().hex}
-            url = stack.http_url + VISION
+            url = split.http_url + VISION
             async with http.post(url, json=vision_body(), headers=session) as answer:
                 by_envoy = answer.headers[SERVED_BY_HEADER] == canary
             before = await drawn()
@@ -120,9 +133,8 @@ async def test_envoy_and_picker_draw_alike_for_a_session(http, new_stack):
     assert sides == {True, False}
 
 
-async def test_a_drain_fails_no_request(http, new_stack):
+async def test_a_drain_fails_no_request(http, stack):
     """A drained replica finishes its requests, gets no new ones, and returns with undrain."""
-    stack = await new_stack()
     drained = stack.replicas[0]
     async with (
         admin(stack) as operator,
@@ -149,7 +161,7 @@ async def test_a_drain_fails_no_request(http, new_stack):
 async def test_a_drain_waits_for_work_in_flight(http, new_stack, transport):
     """The drain returns only when the replica's last request has ended."""
     stack = await new_stack(transport=transport)
-    body = {"text_input": fresh_prompt(64), "max_tokens": 1500, "stream": True}
+    body = {"text_input": fresh_prompt(64), "max_tokens": 4000, "stream": True}
     url = stack.http_url + "/v2/models/toy-llm/generate_stream"
     async with admin(stack) as operator:
         answer = await http.post(url, json=body)
@@ -157,11 +169,11 @@ async def test_a_drain_waits_for_work_in_flight(http, new_stack, transport):
         served = answer.headers[SERVED_BY_HEADER]
         name = next(r.name for r in stack.replicas if r.http == served)
         request = admin_pb2.SetDrainingRequest(endpoint=name, draining=True, options=OPTIONS)
-        drain = operator.SetDraining(request)
-        await asyncio.sleep(0.5)
-        assert not drain.done()
-        await answer.read()
-        result = await asyncio.wait_for(drain, 5)
+        drain = asyncio.ensure_future(operator.SetDraining(request))
+        stream = asyncio.ensure_future(answer.read())
+        await asyncio.wait({drain, stream}, return_when=asyncio.FIRST_COMPLETED)
+        assert stream.done()
+        result = await asyncio.wait_for(drain, 20)
     assert result.acked == result.clients
 
 
@@ -184,9 +196,8 @@ async def test_an_edited_file_is_applied(http, new_stack):
     assert not traffic.failures
 
 
-async def test_a_broken_file_changes_nothing(http, new_stack):
+async def test_a_broken_file_changes_nothing(http, stack):
     """An invalid fleet file leaves the fleet in force; the status names the error."""
-    stack = await new_stack()
     good = stack.read_fleet()
     bad = yaml.safe_dump(good, sort_keys=False).replace("weight: 100", "weight: many", 1)
     line = next(n for n, text in enumerate(bad.splitlines(), 1) if "many" in text)
@@ -234,9 +245,8 @@ async def test_a_breaker_change_is_active_at_once(http, new_stack):
     assert limits["max_requests"] == 777
 
 
-async def test_bad_operator_input_is_one_clear_error(new_stack):
+async def test_bad_operator_input_is_one_clear_error(stack):
     """A rejected call names the invalid field and creates no revision."""
-    stack = await new_stack()
     async with admin(stack) as operator:
         before = (await operator.GetFleet(admin_pb2.GetFleetRequest())).revision
         with pytest.raises(Exception, match="stabel"):
@@ -284,13 +294,3 @@ def _dynamic(dump):
                 inner = state.get("cluster") or state.get("listener") or state.get("route_config")
                 found[kind, inner["name"]] = state.get("version_info")
     return found
-
-
-async def test_status_shows_every_client(new_stack):
-    """After the start, the status shows Envoy and the picker in sync."""
-    stack = await new_stack()
-    async with admin(stack) as operator:
-        status = await operator.GetStatus(admin_pb2.GetStatusRequest())
-    kinds = {client.kind: {t.type: t.state for t in client.types} for client in status.clients}
-    assert kinds["picker"] == {"POOL": "SYNCED"}
-    assert {kinds["envoy"][name] for name in ("CDS", "EDS", "LDS", "RDS")} == {"SYNCED"}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -21,7 +22,7 @@ SLACK_S = 6.0
 HEALTH = {"interval": "1s", "timeout": "1s", "unhealthy_after": 2}
 
 
-@pytest.fixture
+@asynccontextmanager
 async def far():
     """Run a replica that can be cut off."""
     replica = FarReplica("far")
@@ -30,8 +31,10 @@ async def far():
         await serving.__aenter__()
     except UnsupportedError as error:
         pytest.skip(f"no network namespace with a link of its own here: {error}")
-    yield replica
-    await serving.__aexit__(None, None, None)
+    try:
+        yield replica
+    finally:
+        await serving.__aexit__(None, None, None)
 
 
 async def ask(http, stack, hold_s=0.0):
@@ -50,20 +53,20 @@ async def in_flight(http, stack):
     return state["router"]["pools"]["llm"]["endpoints"]["far"]["in_flight"]
 
 
-@pytest.mark.parametrize("acknowledged", [True, False], ids=["acknowledged", "unacknowledged"])
-async def test_a_host_that_is_cut_off_costs_at_most_the_bound(
-    http,
-    demo_extra,  # noqa: ARG001 - skips first
-    far,
-    acknowledged,
-):
+async def test_a_host_that_is_cut_off_costs_at_most_the_bound(http, demo_extra):  # noqa: ARG001 - skips first
     """Keepalive ends connections that wait for an answer, the user timeout those that write.
 
     Requests that the host had acknowledged, and those sent to it before a check has failed, are
     answered by the other replica after the bound; all others go on meanwhile.
     """
-    near = Replica("near")
-    async with stack_over(far, near, more={"health": HEALTH}) as stack:
+    async with far() as one, far() as other, asyncio.TaskGroup() as both:
+        both.create_task(cut_off(http, one, acknowledged=True))
+        both.create_task(cut_off(http, other, acknowledged=False))
+
+
+async def cut_off(http, lost, *, acknowledged):
+    """Cut a host off that has the requests or, if it has not ``acknowledged`` any, gets them."""
+    async with stack_over(lost, Replica("near"), more={"health": HEALTH}) as stack:
         # Envoy keeps connections to both, one a request at a time.
         warm = await asyncio.gather(*(ask(http, stack, 0.2) for _ in range(16)))
         assert {text for status, text, _ in warm if status == 200} == {
@@ -78,9 +81,9 @@ async def test_a_host_that_is_cut_off_costs_at_most_the_bound(
 
             assert await eventually(there)
             await asyncio.sleep(0.5)  # nothing shows here that the last ones have arrived
-            await far.cut()
+            await lost.cut()
         else:
-            await far.cut()
+            await lost.cut()
             caught = [asyncio.create_task(ask(http, stack)) for _ in range(16)]
         begun = time.monotonic()
         await asyncio.sleep(5.0)  # three failed checks

@@ -1,4 +1,4 @@
-"""Triton's own load generator through the gateway, with one replica.
+"""Triton's own load generator: through Envoy to one replica, and over several with a gateway.
 
 `perf_analyzer` is in the wheel of tritonclient 2.51; `TIDEGATE_PERF_ANALYZER` is its path.
 """
@@ -40,6 +40,24 @@ async def gateway(new_module_stack, tritons):
     return stack.http_address
 
 
+@pytest.fixture(scope="module")
+async def fleet(new_module_stack):
+    """Start a gateway over several Tritons; return the address of Envoy."""
+
+    def of_one_version(fleet):
+        # The load generator takes the newest version that metadata list.
+        for pool in fleet["pools"]:
+            pool["variants"] = pool["variants"][:1]
+            pool["endpoints"] = [
+                {**one, "variant": pool["variants"][0]["name"]}
+                for one in pool["endpoints"]
+                if one["variant"] == pool["variants"][0]["name"]
+            ]
+
+    stack = await new_module_stack(fleet=of_one_version, gateway=True)
+    return stack.http_address
+
+
 @pytest.fixture
 def libraries(tmp_path):
     """Give the libraries of Triton's wheel the names that the binary asks for."""
@@ -68,9 +86,31 @@ def libraries(tmp_path):
 )
 async def test_perf_analyzer_measures(gateway, libraries, options):
     """It reads metadata, configuration and statistics, and none of its requests fails."""
+    await measure(gateway, libraries, options, window_ms=1000)
+
+
+SHORT = (
+    ("-m", "vision", "-i", "http"),
+    ("-m", "vision", "-i", "grpc", "--async"),
+    ("-m", "counter", "-i", "grpc", "--streaming", "--sequence-length", "5"),
+    ("-m", "toy-llm", "-i", "grpc", "--streaming", "--async", "--input-data", "prompts.json"),
+)
+
+
+@pytest.mark.parametrize("turn", range(int(os.environ.get("TIDEGATE_PERF_TURNS", "1"))))
+@pytest.mark.parametrize("options", SHORT, ids=" ".join)
+async def test_short_windows_over_several_replicas(fleet, libraries, options, turn):
+    """Statistics at its start and at its end are sums of the same replicas."""
+    del turn
+    await measure(fleet, libraries, options, window_ms=500)
+
+
+async def measure(address, libraries, options, window_ms):
+    """Run the load generator until it is done."""
     report = libraries / "report.csv"
     (libraries / "prompts.json").write_text(json.dumps(PROMPTS))
-    given = ("-u", gateway, "-p", "1000", "-s", "90", "-r", "4", "--concurrency-range", "2")
+    window = ("-p", str(window_ms))
+    given = ("-u", address, *window, "-s", "90", "-r", "4", "--concurrency-range", "2")
     process = await asyncio.create_subprocess_exec(
         BINARY,
         *options,

@@ -98,9 +98,10 @@ async def test_a_new_policy_finds_ledger_and_index(http, stack):
         close.set()
         for answers in streams:
             assert [error async for _, error in answers] == [None]
-    (sample,) = await explained(stack, "--not", "r3")
-    assert sample["policy"] == "round-robin"
-    assert sample["why_not"]["answer"].startswith("it belongs to another variant")
+    samples = await explained(stack, "--not", "r3", "--limit", "64")
+    assert "round-robin" in {each["policy"] for each in samples}
+    for each in samples:
+        assert each["why_not"]["answer"].startswith("it belongs to another variant")
 
 
 async def test_a_learned_policy_begins_where_auto_is(http, stack):

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import re
 import shlex
 import shutil
 
 import pytest
+from rich.console import Console
 
-from tidegate.demo.live import commands
+from support.traffic import eventually
+from tidegate.demo.clients import Clients
+from tidegate.demo.live import commands, stay
+from tidegate.demo.operator import Operator
+from tidegate.demo.scene import Scene, page_session
 from tidegate.terminal.output import command_line
 
 pytestmark = pytest.mark.timeout(120)
@@ -48,6 +55,33 @@ async def test_the_demo_s_lines_can_be_pasted(new_stack, shell):
     assert "envoy-1" in said
     assert "canary weight" in said
     assert "endpoint r1" in said
+
+
+async def test_the_demo_keeps_a_trickle_of_requests(new_stack):
+    """Its pages have news while it stays up, and it says at the end what became of the requests."""
+    stack = await new_stack()
+    printed = io.StringIO()
+    stop = asyncio.Event()
+    async with (
+        Clients(stack.http_url, stack.grpc_address) as clients,
+        Operator(stack.admin_address) as operator,
+        page_session() as pages,
+    ):
+        scene = Scene(stack, clients, operator, pages, requests=1000)
+        before = await scene.counts()
+
+        async def served():
+            now = await scene.counts()
+            counts = [now[each].since(before[each]).served for each in now]
+            return sum(count for each in counts for count in each.values()) >= 3
+
+        staying = asyncio.create_task(stay(Console(file=printed), scene, stop))
+        assert await eventually(served)
+        stop.set()
+        await staying
+    answered = re.search(r"a trickle of requests: (\d+) answered$", printed.getvalue().strip())
+    assert answered is not None, printed.getvalue()
+    assert int(answered[1]) >= 3
 
 
 async def test_the_command_line_is_found_without_activation(shell):

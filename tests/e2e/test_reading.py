@@ -33,7 +33,7 @@ async def test_calls_about_a_model_reach_its_replicas(http, stack):
         assert (await client.get_model_metadata("vision")).name == "vision"
         after = await metric(http, stack.picker_metrics, "tidegate_picker_picks_total", **picked)
         assert after == before + 1
-        assert not await client.is_model_ready("nobodys")
+        assert not await client.is_model_ready("missing")
 
 
 @pytest.fixture

@@ -23,7 +23,8 @@ from xds_server.fleet.load import load_text
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("demo_extra")]
 
-OPTIONS = admin_pb2.ChangeOptions(author="test", wait=True, timeout_seconds=20)
+# Forced: what an earlier test did to a replica must not refuse a later change.
+OPTIONS = admin_pb2.ChangeOptions(author="test", wait=True, timeout_seconds=20, force=True)
 IN_FORCE_MS = 1000
 """Limit from the call to the last acknowledgement, ms, best of five. A few ms on
 an idle machine; a cluster that warms takes at least 2,000."""
@@ -327,13 +328,13 @@ async def test_replicas_without_http_are_checked_over_grpc(new_stack, http):
     """Real Triton serves gRPC health checks; a replica that is not serving is unhealthy."""
     stack = await new_stack(models=("vision",))
 
-    def without_http(pool, *, nobody=""):
+    def without_http(pool, *, absent=""):
         for endpoint in pool["endpoints"]:
             del endpoint["http"]
-        if nobody:
-            pool["endpoints"].append({"id": "nobody", "grpc": nobody})
+        if absent:
+            pool["endpoints"].append({"id": "absent", "grpc": absent})
 
-    await edited(stack, lambda pool: without_http(pool, nobody="127.0.0.1:1"))
+    await edited(stack, lambda pool: without_http(pool, absent="127.0.0.1:1"))
     hosts = (await clusters(http, stack))["vision/stable/grpc"]["host_statuses"]
     failed = {
         one["address"]["socket_address"]["port_value"]

@@ -1,4 +1,4 @@
-"""TLS from files through a real Envoy: to replicas, to clients, renewal, and rejection."""
+"""TLS from files through a real Envoy: to replicas, to clients, renewal and rejection."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ import pytest
 
 from support.certificates import Authority, Pair
 from support.replicas import Replica, stack_over
-from support.traffic import GENERATE, admin, eventually
+from support.traffic import GENERATE, admin, eventually, picker_state
 from tidegate_api.admin.v1 import admin_pb2
+from tidegate_api.names import REPLICAS_HEADER
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("demo_extra")]
 
-OPTIONS = admin_pb2.ChangeOptions(author="test", wait=True, timeout_seconds=20)
+# Forced: what an earlier test did to a replica must not refuse a later change.
+OPTIONS = admin_pb2.ChangeOptions(author="test", wait=True, timeout_seconds=20, force=True)
+MODEL = {"name": "toy-llm", "version": "1", "state": "READY"}
 BODY = {"text_input": "hello", "max_tokens": 1}
 
 
@@ -52,10 +55,10 @@ async def secured(tmp_path_factory):
         "key": str(door.key),
         "client_ca": str(authority.own.certificate),
     }
-    replica = Replica("r1")
+    replica = Replica("r1", index=(MODEL,))
     async with (
         replica.serve(authority.server(server, ask_clients=True)),
-        stack_over(replica, more={"upstream_tls": upstream}) as stack,
+        stack_over(replica, more={"upstream_tls": upstream}, gateway=True) as stack,
     ):
         yield Secured(stack, authority, authority.sign("client", "DNS:c"), listener, replica)
 
@@ -92,6 +95,46 @@ async def test_replicas_are_reached_and_known_by_name(http, secured):
     assert await ask(http, stack) == 503
     assert not (await applied(stack, lambda _fleet: None)).problems
     assert await ask(http, stack) == 200
+
+
+async def test_pickers_and_the_gateway_ask_replicas_over_tls_too(http, secured):
+    """With the pool's files; a replica of another name is not ready, and unreachable."""
+    stack = secured.stack
+
+    async def known(*conditions: str) -> bool:
+        found = await picker_state(http, stack)
+        placement = found["probing"]["placement"]["r1"] or {"models": {}}
+        model = placement["models"].get(MODEL["name"], {}).get(MODEL["version"], {})
+        (pool,) = found["router"]["pools"].values()
+        now = pool["endpoints"]["r1"]["conditions"]
+        return model.get("state") == "READY" and tuple(now) == conditions
+
+    async def said() -> tuple[int, str]:
+        async with http.get(f"http://{stack.http_address}/v2/health/ready") as answer:
+            return answer.status, answer.headers.get(REPLICAS_HEADER, "")
+
+    async def index() -> tuple[str, list[str]]:
+        async with http.post(f"http://{stack.http_address}/v2/repository/index") as answer:
+            found = await answer.json(content_type=None) if answer.status == 200 else []
+            return answer.headers[REPLICAS_HEADER], [each["name"] for each in found]
+
+    assert await eventually(known)
+    assert await said() == (200, "1/1")
+    assert await index() == ("1/1", ["toy-llm"])
+
+    def misnamed(fleet):
+        fleet["pools"][0]["upstream_tls"]["server_name"] = "other.test"
+
+    assert not (await applied(stack, misnamed)).problems
+
+    async def unreachable() -> bool:
+        return await index() == ("0/1; r1=unreachable", [])
+
+    assert await eventually(unreachable)
+    assert await eventually(partial(known, "not-ready")), "what was known of it stays"
+    assert not (await applied(stack, lambda _fleet: None)).problems
+    assert await eventually(known)
+    assert await index() == ("1/1", ["toy-llm"])
 
 
 async def test_clients_show_who_they_are_and_a_renewed_certificate_is_taken(http, secured):

@@ -24,16 +24,12 @@ async def ask(http, stack, model_path="toy-llm/generate") -> int:
         return answer.status
 
 
-@pytest.mark.parametrize("protocol", ["delta", "sotw"])
-async def test_a_stack_serves_when_it_has_started(http, new_stack, protocol):
-    """The first request to a started stack succeeds."""
-    stack = await new_stack(protocol=protocol)
-    assert [await ask(http, stack) for _ in range(20)] == [200] * 20
-
-
 async def test_two_stacks_run_side_by_side(http, new_stack):
-    """Two stacks share no port or name on the host."""
-    one, two = await new_stack(), await new_stack(protocol="sotw")
+    """Each serves from its first request on, over its protocol; they share no port or name."""
+    one = await new_stack(protocol="delta")
+    assert [await ask(http, one) for _ in range(20)] == [200] * 20
+    two = await new_stack(protocol="sotw")
+    assert [await ask(http, two) for _ in range(20)] == [200] * 20
     assert one.http_address != two.http_address
     assert [await ask(http, stack) for stack in (one, two)] == [200, 200]
 
@@ -47,27 +43,24 @@ async def test_a_change_of_the_fleet_reaches_the_fleet_file(new_stack):
     assert (pool["name"], pool["routing"]["fallbacks"]) == ("vision", 0)
 
 
-async def test_the_picker_can_be_killed_and_started(http, new_stack):
+async def test_the_picker_can_be_killed_and_started(http, stack):
     """Envoy continues without the picker and uses it again after its restart."""
-    stack = await new_stack()
     await stack.kill_picker()
     assert await ask(http, stack) == 200
     await stack.start_picker()
     assert await ask(http, stack) == 200
 
 
-async def test_the_control_server_can_be_killed_and_started(http, new_stack):
+async def test_the_control_server_can_be_killed_and_started(http, stack):
     """The configuration stays the same without the control server and after its restart."""
-    stack = await new_stack()
     await stack.kill_control_server()
     assert await ask(http, stack) == 200
     await stack.start_control_server()
     assert await ask(http, stack) == 200
 
 
-async def test_a_killed_replica_comes_back(http, new_stack):
+async def test_a_killed_replica_comes_back(http, stack):
     """Other replicas serve requests in the meantime."""
-    stack = await new_stack()
     await stack.kill_replica("r1")
     try:
         assert await ask(http, stack) == 200

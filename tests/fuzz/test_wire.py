@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from support.streams import GRPC_INFER, GRPC_STREAM, frame
 
-MESSAGES = st.sampled_from([frame("toy-llm"), frame("vision", sequence=7), frame("nobodys")])
+MESSAGES = st.sampled_from([frame("toy-llm"), frame("vision", sequence=7), frame("missing")])
 
 
 def test_the_corpus():

@@ -25,7 +25,8 @@ from ext_proc.exchange import (
 )
 from ext_proc.exchange.first_part import FIRST_PART_BYTES
 from ext_proc.exchange.replies import MAX_PASS_THROUGH_BYTES
-from ext_proc.server.wire import MAX_SUBSET, WireError, Writer, event_of, parse_request
+from ext_proc.exchange.subsets import MAX_SUBSET
+from ext_proc.server.wire import WireError, Writer, event_of, parse_request
 from support.streams import CHAT_PATH, GRPC_INFER, GRPC_STREAM, INFER_PATH, llm, router, vision
 from tidegate_api.names import (
     CLUSTER_ATTRIBUTE,
@@ -142,7 +143,7 @@ def _message(source: Source, mode: int, kind: int) -> bytes:
         part = ("response_headers", "response_body", "response_trailers")[source.byte() % 3]
         getattr(message, part).SetInParent()
         fields = message.metadata_context.filter_metadata[LB_NAMESPACE].fields
-        served = ("10.0.0.2:8080", "10.0.0.1:8081", "nobody", "")[source.byte() % 4]
+        served = ("10.0.0.2:8080", "10.0.0.1:8081", "absent", "")[source.byte() % 4]
         fields[DESTINATION_SERVED_KEY].string_value = served
     else:
         message.request_body.body = source.some()

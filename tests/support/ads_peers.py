@@ -103,6 +103,13 @@ class AdsPeer:
         found = self.pool(pool)
         return found is not None and all(e.draining for e in found.endpoints if e.id == endpoint)
 
+    def spares(self, pool: str, endpoint: str) -> bool:
+        """Return whether a picker has another usable replica in each variant of this one."""
+        found = self.pool(pool).endpoints
+        usable = [e for e in found if not e.draining and not e.told]
+        variants = {e.variant for e in usable if e.id == endpoint}
+        return variants <= {e.variant for e in usable if e.id != endpoint}
+
     def weighs(self, pool: str, weight: int) -> bool:
         """Return whether a variant of the pool has this weight."""
         if self.kind == "picker":

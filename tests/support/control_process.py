@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import sys
+import os
+import signal
 from pathlib import Path
 
 import grpc
 
+from tidegate.stack.processes import spawning
+from tidegate.stack.processes.environment import service_environment
 from tidegate_api.admin.v1 import admin_pb2 as api
 from tidegate_api.admin.v1 import admin_pb2_grpc
+from tidegate_common.children import module_command
 
 WAIT_S = 60.0
 
@@ -22,6 +26,10 @@ class ControlProcess:
     def __init__(self, process, events: asyncio.Queue, ready: dict, admin) -> None:
         self.process, self.events, self.admin = process, events, admin
         self.ads: str = ready["ads"]
+        self.ready = ready
+        """The event with its addresses."""
+        self.seen: list[dict] = []
+        """All that it has logged."""
 
     async def event(self, name: str) -> dict:
         """Return the next event of this name in the log."""
@@ -31,8 +39,9 @@ class ControlProcess:
         return event
 
     async def drain(self, endpoint: str, *, draining: bool = True) -> int:
-        """Drain a replica; return the revision."""
-        request = api.SetDrainingRequest(endpoint=endpoint, draining=draining)
+        """Drain a replica, whatever remains; return the revision."""
+        options = api.ChangeOptions(force=True)
+        request = api.SetDrainingRequest(endpoint=endpoint, draining=draining, options=options)
         return (await self.admin.SetDraining(request)).revision
 
     async def status(self) -> api.GetStatusResponse:
@@ -46,21 +55,32 @@ class ControlProcess:
         return [each["id"] for each in found["endpoints"] if each.get("draining")]
 
 
-@contextlib.asynccontextmanager
-async def served(file: Path, state: Path):
-    """Run a control server over this file and this folder; kill it at the end."""
-    free = [word for name in ("ads", "admin", "metrics") for word in (f"--{name}", "127.0.0.1:0")]
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "xds_server", "--fleet", file, "--state", state, *free),
-        *("--log-format", "json"),
-        stderr=asyncio.subprocess.PIPE,
+async def piped(command: tuple[str, ...]) -> tuple[spawning.Process, asyncio.StreamReader]:
+    """Start a service; return it and what it writes."""
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "wb") as log:
+        process = await spawning.spawn(spawning.Program(command, service_environment()), log)
+    lines = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(lines), os.fdopen(reader, "rb")
     )
+    return process, lines
+
+
+@contextlib.asynccontextmanager
+async def served(file: Path, state: Path, *options: str, admin: str = "127.0.0.1:0"):
+    """Run a control server over this file and this folder; kill it at the end."""
+    free = ["--ads", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--admin", admin]
+    words = ("--fleet", str(file), "--state", str(state), *free, *options, "--log-format", "json")
+    process, lines = await piped(module_command("xds_server", *words))
     events: asyncio.Queue = asyncio.Queue()
+    seen: list[dict] = []
 
     async def read() -> None:
-        async for line in process.stderr:
+        async for line in lines:
             with contextlib.suppress(ValueError):
-                events.put_nowait(json.loads(line))
+                seen.append(json.loads(line))
+                events.put_nowait(seen[-1])
         events.put_nowait({"event": "ended"})
 
     reader = asyncio.create_task(read())
@@ -69,9 +89,11 @@ async def served(file: Path, state: Path):
             while (ready := await events.get())["event"] != "control_server_ready":
                 assert ready["event"] != "ended"
         async with grpc.aio.insecure_channel(ready["admin"]) as channel:
-            yield ControlProcess(process, events, ready, admin_pb2_grpc.AdminStub(channel))
+            made = ControlProcess(process, events, ready, admin_pb2_grpc.AdminStub(channel))
+            made.seen = seen
+            yield made
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+        if process.returncode is None:
+            os.kill(process.pid, signal.SIGKILL)
         await process.wait()
         await reader

@@ -119,12 +119,15 @@ class World:
         self.publisher = FakePublisher()
         self.now = 100.0
         self.revisions: list[int] = []
+        self.left_alone: dict[tuple[str, str], str] = {}
+        """Replicas that pickers leave alone, and why."""
         self.control = Control(
             store,
             self.publisher,
             lambda: 1_700_000_000_000,
             lambda: self.now,
             self.revisions.append,
+            lambda: self.left_alone,
         )
 
     async def quiet(self) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 import time
 from collections import Counter
 from contextlib import AsyncExitStack
@@ -32,9 +31,10 @@ from tidegate.stack.runfolder import RunFolder
 from tidegate.stack.upstream import instant_upstreams
 from tidegate_api.admin.v1 import admin_pb2 as api
 from tidegate_api.admin.v1 import admin_pb2_grpc
+from tidegate_common.children import module_command
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 Connection: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -54,10 +54,16 @@ class Crowd:
     Args:
         folder: Where the fleet file and the revisions are.
         stream_s: Length of an answer of the pool ``talk``, in seconds.
+        others: Command line of each Envoy that is not the installed one, instead of its binary.
     """
 
-    def __init__(self, folder: Path, stream_s: float) -> None:
+    def __init__(
+        self, folder: Path, stream_s: float, others: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
         self.file, self._state = folder / "fleet.json", folder / "state"
+        self._others = others or {}
+        self.revision = 0
+        """That of the fleet that was read last."""
         self._gaps_s = (CHUNK_S,) * round(stream_s / CHUNK_S)
 
     async def __aenter__(self) -> Self:
@@ -71,7 +77,7 @@ class Crowd:
             ]
             run = exit_.enter_context(RunFolder.create())
             ports = exit_.enter_context(HeldPorts())
-            self.ads, self._admin, self._metrics = (ports.address() for _ in range(3))
+            self.ads, self.admin, self._metrics = (ports.address() for _ in range(3))
             self.listener = ports.address()
             self._pages = {name: ports.address() for name in (*ENVOYS, *PICKERS)}
             self._pickers = {name: ports.address() for name in PICKERS}
@@ -80,7 +86,7 @@ class Crowd:
             )
             channel = await exit_.enter_async_context(
                 grpc.aio.insecure_channel(
-                    self._admin,
+                    self.admin,
                     options=[
                         ("grpc.initial_reconnect_backoff_ms", 100),
                         ("grpc.max_reconnect_backoff_ms", 500),
@@ -174,6 +180,7 @@ class Crowd:
     async def fleet(self) -> dict[str, Any]:
         """Return the fleet in force."""
         answer = await self.operator.GetFleet(api.GetFleetRequest(), wait_for_ready=True)
+        self.revision = answer.revision
         found: dict[str, Any] = orjson.loads(answer.fleet_json)
         return found
 
@@ -188,19 +195,21 @@ class Crowd:
         await start(
             CONTROL,
             (
-                *(sys.executable, "-m", "xds_server", "--fleet", str(self.file)),
-                *("--state", str(self._state), "--ads", self.ads, "--admin", self._admin),
+                *module_command("xds_server", "--fleet", str(self.file)),
+                *("--state", str(self._state), "--ads", self.ads, "--admin", self.admin),
                 *("--metrics", self._metrics, "--log-format", "json"),
             ),
             env,
         )
         for name, address in self._pickers.items():
-            command = (sys.executable, "-m", "ext_proc", "--listen", address, "--xds", self.ads)
+            command = module_command("ext_proc", "--listen", address, "--xds", self.ads)
             await start(name, (*command, "--metrics", self._pages[name], "--id", name), env)
         for name, protocol in ENVOYS.items():
             text = render_bootstrap(name, "test", self.ads, self._pages[name], protocol)
             config = run.write(f"{name}.yaml", text)
-            await start(name, envoy_command(envoy_binary(), config, 1), envoy_environment())
+            binary, *more = self._others.get(name, (str(envoy_binary()),))
+            command = envoy_command(Path(binary), config, 1)
+            await start(name, (*command, *more), envoy_environment())
 
     async def serving(self) -> None:
         """Wait until each Envoy serves requests and finds both pickers healthy."""

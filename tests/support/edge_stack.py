@@ -25,6 +25,7 @@ class EdgeStack(InProcessStack):
         timeouts: The pools' ``timeouts``.
         routing: The pools' ``routing``.
         bounds: Bounds of the bootstrap, arguments of ``render_bootstrap``.
+        vision: Further settings of the pool `vision`.
     """
 
     def __init__(
@@ -34,12 +35,14 @@ class EdgeStack(InProcessStack):
         timeouts: Mapping[str, Any] | None = None,
         routing: Mapping[str, Any] | None = None,
         bounds: Mapping[str, int] | None = None,
+        vision: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__("delta", spare=3)
         self._listener = dict(listener or {})
         self._timeouts = dict(timeouts or {})
         self._routing = dict(routing or {})
         self._bounds = dict(bounds or {})
+        self._vision = dict(vision or {})
         self._stand_ins = AsyncExitStack()
         self.llm, self.vision = StandIn(), StandIn()
 
@@ -73,6 +76,7 @@ class EdgeStack(InProcessStack):
             }
             for name, models, stand_in in pools
         ]
+        fleet["pools"][1] |= self._vision
         return fleet
 
     async def _start_envoy(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import grpc
 
@@ -71,6 +71,25 @@ def _decides(answer: Answer) -> bool:
 class Proxy(Peer):
     """Envoy's side of the protocol, with its body modes."""
 
+    generic: ClassVar[bool] = False
+    """The control server did not configure it: its messages name no cluster or route of the fleet,
+    and in ``peek`` it announces the first part of a body, which it need not let the picker ask for.
+    """
+
+    @classmethod
+    def messages(
+        cls, mode: Mode, protocol: str = "http", route: str | None = "llm/http"
+    ) -> Messages:
+        """Return a builder of one stream's messages."""
+        if not cls.generic:
+            return Messages(f"llm/stable/{protocol}", route, ANNOUNCED[mode])
+        return Messages(None, None, cls.announced(mode))
+
+    @classmethod
+    def announced(cls, mode: Mode) -> int:
+        """Return Envoy's mode."""
+        return MODE.BUFFERED_PARTIAL if cls.generic and mode == "peek" else ANNOUNCED[mode]
+
     async def ask(
         self,
         mode: Mode,
@@ -85,7 +104,7 @@ class Proxy(Peer):
     ) -> Asked:
         """Send a request up to the decision and the end of its body; the stream stays open."""
         protocol = "grpc" if path.startswith(GRPC_INFER[:20]) else "http"
-        messages = Messages(f"llm/stable/{protocol}", route, ANNOUNCED[mode])
+        messages = self.messages(mode, protocol, route)
         if protocol == "grpc":
             headers = {"content-type": "application/grpc", **(headers or {})}
         messages.head(path, method, headers, end=not chunks and not trailers, subset=subset)
@@ -98,7 +117,7 @@ class Proxy(Peer):
         asked.upstream = b"".join(chunks)
         if reply is None or reply.kind == "immediate_response":
             return asked
-        sending = ANNOUNCED[mode]
+        sending = self.announced(mode)
         if reply.message.HasField("mode_override"):
             sending = reply.message.mode_override.request_body_mode
         rest = Messages()

@@ -53,6 +53,19 @@ ENDS = (
 )
 
 
+CAUSES = (
+    ("no-healthy-upstream", ("no_healthy_upstream",)),
+    ("overflow", ("upstream_overflow",)),
+    ("no-route", ("no_route_found",)),
+    ("no-cluster", ("no_cluster_found",)),
+    ("rate-limited", ("rate_limited",)),
+    ("overloaded", ("overload_manager",)),
+    *((Ended.TIMEOUT.value, names) for ended, names in ENDS if ended is Ended.TIMEOUT),
+    ("unreached", ("upstream_connection_failure",)),
+    *((Ended.BROKEN.value, names) for ended, names in ENDS if ended is Ended.BROKEN),
+)
+
+
 def parse(data: bytes) -> Any:
     """Parse a message.
 
@@ -117,7 +130,7 @@ def _entry(logged: Any) -> Entry | AttemptEntry:
         waited = _number(began, 1e-6)
         if waited is not None:
             first = sent + waited
-        elif final or (tag is None and response.response_body_bytes):
+        elif _headers_tell(common, response, final=final):
             first, waited = headers, max(headers - sent, 0.0)
     lasted = _seconds(common, "duration") or 0.0
     if not final:
@@ -155,6 +168,26 @@ def _entry(logged: Any) -> Entry | AttemptEntry:
         last_at_s=_seconds(common, "time_to_last_upstream_rx_byte"),
         lasted_s=lasted,
         usage=_usage(spaces[USAGE_NAMESPACE].fields) if USAGE_NAMESPACE in spaces else None,
+        cause=_cause(common.response_flags) if _by_itself(final, answered, ended) else "",
+    )
+
+
+def _headers_tell(common: Any, response: Any, *, final: bool) -> bool:
+    """Whether the headers' time is that of the first byte of an answer whose body tells none."""
+    if FIRST_BODY_TAG not in common.custom_tags:
+        return final or bool(response.response_body_bytes)
+    clean = not common.response_flags.SerializeToString()
+    error = bool(_grpc_status(response)) or not 0 < response.response_code.value < FIRST_ERROR
+    return final and clean and error and not response.response_body_bytes
+
+
+def _by_itself(final: bool, answered: bool, ended: Ended) -> bool:
+    return final and not answered and ended is not Ended.LEFT
+
+
+def _cause(flags: Any) -> str:
+    return next(
+        (cause for cause, names in CAUSES if any(getattr(flags, each) for each in names)), "other"
     )
 
 

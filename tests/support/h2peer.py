@@ -60,6 +60,8 @@ class Calls:
 
     def __init__(self) -> None:
         self.read: list[bytes] = []
+        self.traces: list[str] = []
+        """What direct calls were told of their traces."""
         self.cancelled = 0
         self.heard: Counter[str] = Counter()
         """Number of notifications of direct calls, by kind."""
@@ -125,9 +127,10 @@ class Calls:
 class Direct:
     """Direct call whose behaviour depends on the method; ``Calls.heard`` counts notifications."""
 
-    def __init__(self, calls: Calls, method: str) -> None:
+    def __init__(self, calls: Calls, method: str, trace: str) -> None:
         self.calls = calls
         self.method = method
+        calls.traces.append(trace)
         calls.heard["begun"] += 1
 
     def answer(self, message: bytes) -> list[bytes] | None:

@@ -7,7 +7,6 @@ server.
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections import Counter
 from contextlib import AsyncExitStack
@@ -27,6 +26,7 @@ from tidegate.stack.processes.supervisor import Supervisor
 from tidegate.stack.processes.waiting import http_ok, wait_until
 from tidegate.stack.runfolder import RunFolder
 from tidegate.stack.upstream import instant_upstreams
+from tidegate_common.children import module_command
 from xds_server.control.fleet_control import Control
 from xds_server.control.operation import Change, ChangeOptions
 from xds_server.fleet.model.fleet import Fleet
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 ENVOY, PICKER = "envoy", "picker"
 GENERATE = "/v2/models/toy-llm/generate"
-WAIT = ChangeOptions("test", wait=True, timeout_s=30)
+WAIT = ChangeOptions("test", wait=True, timeout_s=30, force=True)
 
 
 class InProcessStack:
@@ -128,7 +128,7 @@ class InProcessStack:
     # --- Picker and Envoy -----------------------------------------------------------------------
 
     async def _start_picker(self, page: str) -> None:
-        command = (sys.executable, "-m", "ext_proc", "--listen", self.picker)
+        command = module_command("ext_proc", "--listen", self.picker)
         command += ("--xds", self.client_address, "--metrics", page, "--id", "picker-1")
         await self.supervisor.start(PICKER, command, service_environment())
 

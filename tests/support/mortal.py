@@ -34,7 +34,11 @@ class MortalReplica(Replica):
         assert tls is None
         app = web.Application()
         app.add_routes(
-            [web.get("/{path:.*}", self._ready), web.post("/{path:.*}", self._infer_or_die)]
+            [
+                web.get("/{path:.*}", self._ready),
+                web.post("/v2/repository/index", self._index),
+                web.post("/{path:.*}", self._infer_or_die),
+            ]
         )
         self.runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
         await self.runner.setup()

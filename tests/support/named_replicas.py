@@ -71,6 +71,7 @@ class NamedReplica:
         app.add_routes(
             [
                 web.get("/{path:.*}", self._ready),
+                web.post("/v2/repository/index", self._ready),
                 web.post("/{path:.*}", self._infer),
             ]
         )

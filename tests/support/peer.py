@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import grpc
 from prometheus_client import CollectorRegistry
 
+from ext_proc.exchange.known import USUAL
 from ext_proc.observability.metrics import Metrics
 from ext_proc.server.service import PickerServer
 from ext_proc.server.wire import METHOD, SERVICE
@@ -16,6 +17,7 @@ from support.streams import Answer, Messages
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ext_proc.exchange import ExchangeOptions
     from ext_proc.observability.tracing import Tracing
     from ext_proc.routing.router import Router
     from ext_proc.routing.values.ticket import Outcome
@@ -37,6 +39,7 @@ class Peer:
         on_loads: Callable[..., None] = lambda *_: None,
         tracing: Tracing | None = None,
         refresh: Callable[[], None] | None = None,
+        options: ExchangeOptions = USUAL,
     ) -> None:
         self.router = router
         self.registry = CollectorRegistry()
@@ -49,6 +52,7 @@ class Peer:
             tracing=tracing,
             refresh=refresh,
             transport=self.transport,
+            options=options,
         )
 
     async def __aenter__(self) -> Self:
@@ -63,9 +67,9 @@ class Peer:
         await self.channel.close()
         await self.server.stop(0)
 
-    def open(self) -> Any:
+    def open(self, **metadata: str) -> Any:
         """Open a stream."""
-        return self._open()
+        return self._open(metadata=tuple(metadata.items()))
 
     async def talk(self, messages: Messages, call: Any = None) -> tuple[Any, list[Answer]]:
         """Send messages; each one waits for the reply to the previous one."""

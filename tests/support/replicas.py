@@ -60,6 +60,8 @@ class Replica:
     """If given, responses to inferences are streams of these server-sent events."""
     early_headers: bool = False
     """Whether the headers of streamed responses are sent at once, before ``hold_s``."""
+    host: str = "127.0.0.1"
+    """Address on which it serves."""
 
     @asynccontextmanager
     async def serve(self, tls: ssl.SSLContext | None = None) -> AsyncIterator[Replica]:
@@ -67,6 +69,7 @@ class Replica:
         app = web.Application()
         app.add_routes(
             [
+                web.get("/v2", self._server),
                 web.get("/{path:.*}", self._ready),
                 web.post("/v2/repository/index", self._index),
                 web.post("/{path:.*}", self._infer),
@@ -75,7 +78,7 @@ class Replica:
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
         await runner.setup()
         try:
-            await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+            await web.TCPSite(runner, self.host, 0, ssl_context=tls).start()
             host, port = runner.addresses[0][:2]
             self.address = f"{host}:{port}"
             yield self
@@ -87,7 +90,11 @@ class Replica:
         return {"id": self.name, "http": self.address, "variant": self.variant, **more}
 
     async def _ready(self, request: web.Request) -> web.Response:
-        return web.Response(status=200 if self.ready and "/ready" in request.path else 400)
+        asked = request.path.endswith(("/ready", "/live"))
+        return web.Response(status=200 if self.ready and asked else 400)
+
+    async def _server(self, _: web.Request) -> web.Response:
+        return web.json_response({"name": "replica", "version": "1", "extensions": []})
 
     async def _index(self, _: web.Request) -> web.Response:
         return web.json_response(list(self.index))

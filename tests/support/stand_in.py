@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 HEALTH = "/health"
 """Path of health checks, which are not remembered."""
+LOOKS = ("/v2/repository/index", "/v1/models")
+"""Paths at which a picker asks for its models; what comes through Envoy has a request id."""
 
 
 @dataclass
@@ -32,6 +34,10 @@ class StandIn:
     """Headers of the same requests."""
     hold_s: float = 0.0
     """Time between a request and its answer over HTTP, seconds."""
+    gate: asyncio.Event | None = None
+    """Requests over HTTP that come while it is given are answered once it is set."""
+    answer_bytes: int = 0
+    """Length of padding in each answer over HTTP, bytes."""
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[StandIn]:
@@ -59,11 +65,16 @@ class StandIn:
         self.headers.append(headers)
 
     async def _answer(self, request: web.Request) -> web.Response:
-        if request.path != HEALTH:
+        look = request.path in LOOKS and "x-request-id" not in request.headers
+        if request.path != HEALTH and not look:
             self.note(request.method, request.raw_path, dict(request.headers))
+            gate = self.gate
             await request.read()
             await asyncio.sleep(self.hold_s)
-        return web.json_response({"reached": request.raw_path})
+            if gate is not None:
+                await gate.wait()
+        padding = {"padding": " " * self.answer_bytes} if self.answer_bytes else {}
+        return web.json_response({"reached": request.raw_path, **padding})
 
 
 class _Everything(grpc.GenericRpcHandler):

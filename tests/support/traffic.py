@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import uuid
 from collections import Counter
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ GENERATE = "/v2/models/toy-llm/generate"
 GENERATE_STREAM = "/v2/models/toy-llm/generate_stream"
 VISION = "/v2/models/vision/infer"
 COUNTER = "/v2/models/counter/infer"
+STREAM_TOKENS = int(os.environ.get("TIDEGATE_STREAM_TOKENS", "1200"))
+"""Tokens of streams that tests wait for; 200,000 of them take minutes."""
 
 
 def fresh_prompt(characters: int = 400) -> str:
@@ -119,7 +122,8 @@ async def eventually(look: Callable[[], Awaitable[bool]], within_s: float = PATI
 class Traffic:
     """Background requests in a closed loop over a few workers.
 
-    Every status other than 200 and every error is a failure.
+    Every status other than 200 and every error is a failure, except an answer that ``dies`` has
+    begun and does not end: it may not be repeated.
     """
 
     http: aiohttp.ClientSession
@@ -127,6 +131,10 @@ class Traffic:
     body: Callable[[], dict[str, Any]]
     workers: int = 8
     pause_s: float = 0.0
+    dies: str = ""
+    """Address of a replica that is killed meanwhile."""
+    cut: int = 0
+    """Number of answers that it has begun and not ended."""
     served: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -146,8 +154,8 @@ class Traffic:
 
     @property
     def count(self) -> int:
-        """Number of finished requests, successful or failed."""
-        return self.served.total() + len(self.failures)
+        """Number of finished requests, successful, cut or failed."""
+        return self.served.total() + self.cut + len(self.failures)
 
     async def more(self, requests: int) -> None:
         """Wait until ``requests`` more requests have finished."""
@@ -157,15 +165,20 @@ class Traffic:
 
     async def _work(self) -> None:
         while not self._stop:
+            server = None
             try:
                 async with self.http.post(self.url, json=self.body()) as answer:
+                    server = answer.headers.get(SERVED_BY_HEADER, "?")
                     text = await answer.text()
                     if answer.status == 200:
-                        self.served[answer.headers.get(SERVED_BY_HEADER, "?")] += 1
+                        self.served[server] += 1
                     else:
                         self.failures.append(f"{answer.status} {text[:200]}")
             except (aiohttp.ClientError, TimeoutError) as error:
-                self.failures.append(repr(error))
+                if isinstance(error, aiohttp.ClientPayloadError) and server == self.dies:
+                    self.cut += 1
+                else:
+                    self.failures.append(f"{error!r} from {server}")
             async with self._ended:
                 self._ended.notify_all()
             await asyncio.sleep(self.pause_s)

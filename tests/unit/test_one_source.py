@@ -12,18 +12,14 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import pytest
-import typer
 from annotated_types import Ge, Le
 from google.protobuf.message import Message
 from pydantic import BaseModel, ValidationError
 
 from ext_proc.control.pools import pool_of
 from ext_proc.routing.policies import POLICIES
-from ext_proc.settings import PickerSettings
 from ext_proc.telemetry.dialects.custom import DECLARABLE
 from support.fleets import endpoint, pool
-from tidegate.cli.main import app
-from tidegate.cli.options import LogFormatName, LogLevelName
 from tidegate.cli.verbs.tuning import BREAKER, SLOW_START
 from tidegate_api.admin.v1 import admin_pb2
 from tidegate_api.fleet.v1 import pool_pb2
@@ -35,12 +31,10 @@ from tidegate_api.pools import (
     UnsoundMode,
     enum_numbers,
 )
-from tidegate_common.logs import LogFormat, LogLevel
 from xds_server.fleet.model.fleet import Fleet, PoolSpec
 from xds_server.fleet.model.resilience import CircuitBreaker, SlowStartSpec
 from xds_server.fleet.view import View
 from xds_server.resources.pools import pool_resource
-from xds_server.settings import ControlSettings
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import EnumDescriptor
@@ -53,34 +47,52 @@ ENVOY_ALONE = {
     "circuit_breaker.max_requests",
     "circuit_breaker.min_retries",
     "circuit_breaker.retry_budget_percent",
+    "cluster_patch",
+    "connections.h2_keepalive",
+    "connections.h2_keepalive_timeout",
+    "connections.max_duration",
+    "connections.max_requests",
     "default",  # pickers are sent what follows from it, and from the other pools
+    "drained",  # of found replicas; they are sent with those of the pool
     "drop_overload",
+    "endpoints.standby",  # pickers are sent one that is not in use as draining
     "health.healthy_after",
     "health.quorum",  # the control server's own
     "health.timeout",
     "health.unhealthy_after",
+    "http_filters",
+    "jwt.any_of",
+    "jwt.audiences",
+    "rate_limit.burst",
+    "rate_limit.per",
+    "rate_limit.requests",
     "routing.first_message",
     "routing.peek_bytes",
     "routing.retry_read",
     "shadow.percent",
     "shadow.pool",
     "shadow.variant",
+    "standby.below",  # the control server's own
+    "standby.hold",
+    "standby.until",
     "timeouts.idle",
     "timeouts.request",
-    "upstream_tls.ca",
-    "upstream_tls.certificate",
-    "upstream_tls.key",
-    "upstream_tls.server_name",
     "variants.match.cookies",  # pickers see none
     "zones",
 }
 """Settings of a pool that no field on the wire carries."""
 
-OWN = {"models", "default_for_grpc", "variants", "endpoints", "slow_start", "log_slots"}
+OWN = {
+    *("models", "default_for_grpc", "default_for_http", "variants", "endpoints", "slow_start"),
+    *("log_slots", "describe_picks"),
+}
 """Fields that every pool that is sent has of its own, or of its fleet."""
 
 SECRETS = {"tidegate.fleet.v1.Pool.seed"}
 """Fields on the wire that the control server fills by itself: no file may hold them."""
+
+OF_THE_LISTENER = {"tidegate.fleet.v1.Pool.describe_picks"}
+"""Fields on the wire that follow from the listener's settings."""
 
 UNREAD = {"endpoints.labels"}
 """Settings that the wire carries and the picker does not keep."""
@@ -117,6 +129,10 @@ SAMPLES: dict[str, Any] = {
     "endpoints.telemetry.kv_events.replay": "tcp://127.0.0.1:9100",
     "endpoints.telemetry.kv_events.topic": "other",
     "endpoints.telemetry.kv_events.model": "other",
+    "upstream_tls.ca": "/other/ca.crt",
+    "upstream_tls.certificate": "/other/tls.crt",
+    "upstream_tls.key": "/other/tls.key",
+    "upstream_tls.server_name": "other.test",
 }
 """Other values of settings that are neither numbers nor words of a closed set."""
 
@@ -126,6 +142,7 @@ FULL = pool(
     model_needs=[{"model": "llm-model", "memory_mib": 10, "device": "a100"}],
     outlier={"latency_factor": 3},
     telemetry={"custom": [{"reading": "queued", "metric": "q", "labels": {"a": "b"}}]},
+    upstream_tls={"ca": "/ca.crt", "certificate": "/tls.crt", "key": "/tls.key"},
     endpoints=[
         endpoint(
             1,
@@ -155,6 +172,9 @@ def settings(model: type[BaseModel] = PoolSpec, above: str = "") -> dict[str, Fi
 
 
 SETTINGS = settings()
+FINDING = {path for path in SETTINGS if path.startswith(("endpoints_from.", "membership."))}
+"""Settings of the control server's own: pickers are sent what is found."""
+ENVOY_ALONE |= FINDING
 NUMBERS = {
     path: field
     for path, field in SETTINGS.items()
@@ -247,7 +267,7 @@ def test_each_field_on_the_wire_is_filled() -> None:
         for message in pool_pb2.DESCRIPTOR.message_types_by_name.values()
         for field in message.fields
     }
-    known -= SECRETS
+    known -= SECRETS | OF_THE_LISTENER
     assert not known - told, (
         f"xds_server/resources/pools.py fills none of {sorted(known - told)}; fill them, or remove "
         "them from protos/tidegate/fleet/v1/pool.proto"
@@ -345,29 +365,3 @@ def test_tuning_verbs_have_each_setting(
     assert set(words.values()) == asked, (
         f"tidegate/cli/verbs/tuning.py does not name the fields of {request_.__name__}"
     )
-
-
-@pytest.mark.parametrize(
-    ("verb", "model"), [("xds", ControlSettings), ("picker", PickerSettings)], ids=["xds", "picker"]
-)
-def test_services_and_their_verbs_have_the_same_options(verb: str, model: type[BaseModel]) -> None:
-    """A verb that starts a service has its settings as options, with their defaults."""
-    command = typer.main.get_command(app).commands[verb]  # type: ignore[attr-defined]
-    options = {each.opts[0].removeprefix("--").replace("-", "_"): each for each in command.params}
-    missing = model.model_fields.keys() - options.keys()
-    assert not missing, f"tidegate/cli/verbs/running.py: `{verb}` has no option for {missing}"
-    for name, option in options.items():
-        field = model.model_fields[name]
-        default = getattr(option.default, "value", option.default)
-        if not field.is_required() and field.default_factory is None:
-            assert default == field.default, (
-                f"tidegate/cli/verbs/running.py: --{name} of `{verb}` has the default {default}, "
-                f"{model.__module__} has {field.default}"
-            )
-
-
-def test_log_options_are_those_of_the_services() -> None:
-    """The command line's words for logs are those that the services take."""
-    where = "tidegate/cli/options.py and tidegate_common/logs.py differ"
-    assert tuple(LogFormatName) == get_args(LogFormat), where
-    assert tuple(LogLevelName) == get_args(LogLevel), where

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
 
+from tidegate.cli.mistakes import WRONG_USE, sentence
 from tidegate.cli.options import expand_bundles
 from tidegate.cli.verbs import (
+    answering,
     benching,
     changing,
     comparing,
@@ -18,9 +20,12 @@ from tidegate.cli.verbs import (
     reading,
     running,
     simulating,
+    status,
     tuning,
 )
-from tidegate.terminal.errors import CliError
+from tidegate.cli.verbs.loading import model
+from tidegate.cli.verbs.look import dumping, topping
+from tidegate.terminal.errors import FAILED, USAGE, CliError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,7 +35,6 @@ app = typer.Typer(
     help="An inference router for NVIDIA Triton: Envoy proxies, Tidegate picks the replica.",
     epilog="Start with: tidegate demo",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -60,7 +64,9 @@ def _root(
     """An inference router for NVIDIA Triton: Envoy proxies, Tidegate picks the replica."""
 
 
-class _Verb(NamedTuple):
+class Verb(NamedTuple):
+    """A verb of the command line."""
+
     name: str
     panel: str
     run: Callable[..., None]
@@ -68,49 +74,57 @@ class _Verb(NamedTuple):
 
 
 VERBS: Final = (
-    _Verb("demo", _RUN, running.demo, "tidegate demo --replicas 3 --exit"),
-    _Verb("up", _RUN, running.up, "tidegate up -f fleet.yaml"),
-    _Verb("xds", _RUN, running.xds, "tidegate xds --fleet fleet.yaml --state /var/lib/tidegate"),
-    _Verb("picker", _RUN, running.picker, "tidegate picker --xds 127.0.0.1:18000 --id picker-1"),
-    _Verb(
+    Verb("demo", _RUN, running.demo, "tidegate demo --replicas 3 --exit"),
+    Verb("up", _RUN, running.up, "tidegate up -f fleet.yaml"),
+    Verb("xds", _RUN, running.xds, "tidegate xds --fleet fleet.yaml --state /var/lib/tidegate"),
+    Verb("picker", _RUN, running.picker, "tidegate picker --xds 127.0.0.1:18000 --id picker-1"),
+    Verb("gateway", _RUN, answering.gateway, "tidegate gateway --xds 127.0.0.1:18000"),
+    Verb(
         "reporter",
         _RUN,
         running.reporter,
         "tidegate reporter --endpoint r1 --picker 10.0.0.2:18001",
     ),
-    _Verb(
+    Verb(
         "envoy-bootstrap",
         _RUN,
         files.envoy_bootstrap,
         "tidegate envoy-bootstrap --node-id edge-1 > envoy.yaml",
     ),
-    _Verb("get", _READ, reading.get, "tidegate get endpoints -o json"),
-    _Verb("status", _READ, reading.status, "tidegate status"),
-    _Verb("history", _READ, reading.history, "tidegate history -n 5"),
-    _Verb("diff", _READ, comparing.diff, "tidegate diff 7 9"),
-    _Verb("explain", _READ, explaining.explain, "tidegate explain --pool llm --not r2"),
-    _Verb("validate", _READ, files.validate, "tidegate validate fleet.yaml"),
-    _Verb(
+    Verb("certs", _RUN, files.certs, "tidegate certs /etc/tidegate/certs --host 10.0.0.2"),
+    Verb("tokens", _RUN, files.tokens, "tidegate tokens /etc/tidegate/tokens ann --role operator"),
+    Verb("get", _READ, reading.get, "tidegate get endpoints -o json"),
+    Verb("status", _READ, status.status, "tidegate status --check"),
+    Verb("top", _READ, topping.top, "tidegate top --pool llm --sort errors"),
+    Verb("history", _READ, reading.history, "tidegate history -n 5"),
+    Verb("diff", _READ, comparing.diff, "tidegate diff 7 9"),
+    Verb("explain", _READ, explaining.explain, "tidegate explain --pool llm --not r2"),
+    Verb("request", _READ, explaining.request, "tidegate request 7f3c1d90"),
+    Verb(
+        "config-dump", _READ, dumping.config_dump, "tidegate config-dump --type CDS --name 'llm/*'"
+    ),
+    Verb("validate", _READ, files.validate, "tidegate validate fleet.yaml"),
+    Verb(
         "simulate",
         _READ,
         simulating.simulate,
         "tidegate simulate --trace sessions --policies round-robin,prefix-affinity --seeds 3",
     ),
-    _Verb("bench", _READ, benching.bench, "tidegate bench throughput --quick"),
-    _Verb(
-        "apply", _CHANGE, changing.apply, "tidegate apply -f fleet.yaml --reason 'more replicas'"
-    ),
-    _Verb("weight", _CHANGE, changing.weight, "tidegate weight llm stable=90 canary=10"),
-    _Verb("breaker", _CHANGE, tuning.breaker, "tidegate breaker llm max-requests=512"),
-    _Verb(
+    Verb("bench", _READ, benching.bench, "tidegate bench throughput --quick"),
+    Verb("apply", _CHANGE, changing.apply, "tidegate apply -f fleet.yaml --reason 'more replicas'"),
+    Verb("weight", _CHANGE, changing.weight, "tidegate weight llm stable=90 canary=10"),
+    Verb("breaker", _CHANGE, tuning.breaker, "tidegate breaker llm max-requests=512"),
+    Verb(
         "slow-start", _CHANGE, tuning.slow_start, "tidegate slow-start llm window=60s aggression=2"
     ),
-    _Verb("shed", _CHANGE, tuning.shed, "tidegate shed llm 25 --reason 'overload'"),
-    _Verb(
-        "drain", _CHANGE, changing.drain, "tidegate drain r2 --timeout 120 --reason 'new driver'"
-    ),
-    _Verb("undrain", _CHANGE, changing.undrain, "tidegate undrain r2"),
-    _Verb("rollback", _CHANGE, changing.rollback, "tidegate rollback 7 --reason 'v2 is slower'"),
+    Verb("shed", _CHANGE, tuning.shed, "tidegate shed llm 25 --reason 'overload'"),
+    Verb("drain", _CHANGE, changing.drain, "tidegate drain r2 --timeout 120 --reason 'new driver'"),
+    Verb("undrain", _CHANGE, changing.undrain, "tidegate undrain r2"),
+    Verb("promote", _CHANGE, changing.promote, "tidegate promote r9 --reason 'more load'"),
+    Verb("demote", _CHANGE, changing.demote, "tidegate demote r9"),
+    Verb("model", _CHANGE, model.model, "tidegate model load llm ocr --version 3 --timeout 300"),
+    Verb("confirm", _CHANGE, changing.confirm, "tidegate confirm llm"),
+    Verb("rollback", _CHANGE, changing.rollback, "tidegate rollback 7 --reason 'v2 is slower'"),
 )
 """All verbs, in the order of the help page."""
 
@@ -120,12 +134,18 @@ for _one in VERBS:
     )
 
 
+EXAMPLES: Final = {verb.name: verb.example for verb in VERBS}
+TRACEBACK: Final = "TIDEGATE_TRACEBACK"
+"""Environment variable: if set, an error of ours shows where it happened."""
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line and raise ``SystemExit``: 0 success, 1 failure, 2 usage, 130 Ctrl-C."""
+    """Run the command line and raise ``SystemExit``: a code of ``terminal.errors``, 130 Ctrl-C."""
     try:
-        app(args=argv, prog_name="tidegate")
+        code = app(args=argv, prog_name="tidegate", standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
     except CliError as error:
-        print(f"tidegate: {error.message}", file=sys.stderr)
+        _say(error.message)
         sys.exit(error.code)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -133,3 +153,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         # The reader (`head`, a pager) closed the pipe; suppress the second error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except WRONG_USE as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()  # type: ignore[attr-defined]  # of typer, which does not export it
+        else:
+            _say(sentence(error, EXAMPLES))
+        sys.exit(USAGE)
+    except Exception as error:
+        if os.environ.get(TRACEBACK):
+            raise
+        _say(
+            f"an error of the program itself: {type(error).__name__}: {error}; set {TRACEBACK}=1 to"
+            " see where, and report it"
+        )
+        sys.exit(FAILED)
+
+
+def _say(message: str) -> None:
+    print(f"tidegate: {message}", file=sys.stderr)

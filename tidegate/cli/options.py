@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import getpass
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
 from enum import StrEnum
-from functools import wraps
+from functools import partial, wraps
 from inspect import Parameter, Signature, signature
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
 import typer
 
+from tidegate.cli.operators import OperatorFlags
+from tidegate.terminal.errors import CliError
 from tidegate.terminal.output import Output
 from tidegate_api.addresses import ADMIN_ADDRESS
 
@@ -18,9 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tidegate_api.admin.v1.admin_pb2 import ChangeOptions
+    from tidegate_common.tls.rpc import ClientTls
 
 DEFAULT_TIMEOUT_S: Final = 30.0
 MAX_TIMEOUT_S: Final = 86_400.0
+DEFAULT_MAX_AGE_S: Final = 3600.0
 
 
 class XdsProtocol(StrEnum):
@@ -28,6 +33,13 @@ class XdsProtocol(StrEnum):
 
     DELTA = "delta"
     SOTW = "sotw"
+
+
+class ClientCheckName(StrEnum):
+    """Whether clients need a certificate."""
+
+    REQUIRED = "required"
+    OPTIONAL = "optional"
 
 
 class LogFormatName(StrEnum):
@@ -51,8 +63,9 @@ ServerOption = Annotated[
     typer.Option(
         "--server",
         envvar="TIDEGATE_SERVER",
-        metavar="HOST:PORT",
-        help="Admin address of the control server (`tidegate xds --admin`).",
+        metavar="ADDRESS",
+        help="Admin address of the control server (`tidegate xds --admin`): HOST:PORT, unix:PATH,"
+        " or local, the socket of this user.",
     ),
 ]
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Output format.")]
@@ -62,6 +75,9 @@ ReasonOption = Annotated[
 AuthorOption = Annotated[
     str,
     typer.Option("--author", metavar="NAME", help="Author, recorded; default: the OS user."),
+]
+WatchOption = Annotated[
+    bool, typer.Option("--watch", "-w", help="Show it anew every 2 s, until Ctrl-C.")
 ]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Validate and show the changes; apply nothing.")
@@ -77,7 +93,7 @@ TimeoutOption = Annotated[
         min=0.1,
         max=MAX_TIMEOUT_S,
         metavar="SECONDS",
-        help="Limit of --wait, seconds.",
+        help="Seconds after which it ends without an answer.",
     ),
 ]
 ProtocolOption = Annotated[
@@ -89,8 +105,70 @@ LogFormatOption = Annotated[
 LogLevelOption = Annotated[LogLevelName, typer.Option("--log-level", help="Lowest level to log.")]
 
 
+CertOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-cert", envvar="TIDEGATE_TLS_CERT", metavar="FILE", help="Own certificate (PEM)."
+    ),
+]
+KeyOption = Annotated[
+    Path | None,
+    typer.Option("--tls-key", envvar="TIDEGATE_TLS_KEY", metavar="FILE", help="Its key (PEM)."),
+]
+CaOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-ca",
+        envvar="TIDEGATE_TLS_CA",
+        metavar="FILE",
+        help="Authorities that sign peers' certificates (PEM).",
+    ),
+]
+ServerNameOption = Annotated[
+    str,
+    typer.Option(
+        "--tls-server-name",
+        envvar="TIDEGATE_TLS_SERVER_NAME",
+        metavar="NAME",
+        help="Name in the server's certificate, if it is not the host of its address.",
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True)
-class ReadFlags:
+class ClientTlsFlags:
+    """Options of every verb that is a client of one of the services."""
+
+    tls_cert: CertOption = None
+    tls_key: KeyOption = None
+    tls_ca: CaOption = None
+    tls_server_name: ServerNameOption = ""
+
+    @property
+    def tls(self) -> ClientTls | None:
+        """How to connect; ``None`` = without TLS.
+
+        Raises:
+            CliError: Only some of the files are given, or they cannot be used.
+        """
+        from tidegate_common.tls.files import TlsError, TlsFiles
+        from tidegate_common.tls.rpc import ClientTls
+
+        files = (self.tls_cert, self.tls_key, self.tls_ca)
+        if not any(files):
+            return None
+        if self.tls_cert is None or self.tls_key is None or self.tls_ca is None:
+            raise CliError("--tls-cert, --tls-key and --tls-ca belong together; give all three")
+        try:
+            return ClientTls.of(
+                TlsFiles(self.tls_cert, self.tls_key, self.tls_ca), self.tls_server_name
+            )
+        except TlsError as error:
+            raise CliError(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFlags(ClientTlsFlags):
     """Options of every verb that asks the control server."""
 
     server: ServerOption = ADMIN_ADDRESS
@@ -98,7 +176,14 @@ class ReadFlags:
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeFlags:
+class WatchFlags(ReadFlags):
+    """Options of every verb that shows what is now."""
+
+    watch: WatchOption = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeFlags(ClientTlsFlags):
     """Options of every verb that changes the fleet."""
 
     reason: ReasonOption = ""
@@ -123,6 +208,87 @@ class ChangeFlags:
 
 
 @dataclass(frozen=True, slots=True)
+class ForcedFlags(ChangeFlags):
+    """Options of every verb that can take replicas out of use."""
+
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Even if it takes the last usable replica of a variant."),
+    ] = False
+
+    def to_proto(self) -> ChangeOptions:
+        """Return the options as the admin API takes them."""
+        options = ChangeFlags.to_proto(self)
+        options.force = self.force
+        return options
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityFlags:
+    """Options of every verb that runs a service with ports."""
+
+    tls_cert: CertOption = None
+    tls_key: KeyOption = None
+    tls_ca: CaOption = None
+    tls_client: Annotated[
+        ClientCheckName,
+        typer.Option("--tls-client", help="Whether clients need a certificate."),
+    ] = ClientCheckName.REQUIRED
+    tls_max_age: Annotated[
+        float,
+        typer.Option(
+            "--tls-max-age",
+            min=1,
+            max=MAX_TIMEOUT_S,
+            metavar="SECONDS",
+            help="Age at which a connection over TLS is replaced, seconds.",
+        ),
+    ] = DEFAULT_MAX_AGE_S
+    role: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--role",
+            metavar="ROLE=NAME",
+            help="Name in certificates (spiffe://... or DNS) that has a role, repeatable; default:"
+            " spiffe://tidegate/ROLE and all below it.",
+        ),
+    ] = None
+    health_port: Annotated[
+        int | None,
+        typer.Option(
+            "--health-port",
+            min=0,
+            max=65_535,
+            metavar="PORT",
+            help="Port for /healthz alone, without TLS, beside --metrics.",
+        ),
+    ] = None
+
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure",
+            help="Let other machines reach ports without TLS, where something else protects them.",
+        ),
+    ] = False
+
+    def arguments(self) -> tuple[str, ...]:
+        """Return the options as words of a service's command line."""
+        given = {
+            "--tls-cert": self.tls_cert,
+            "--tls-key": self.tls_key,
+            "--tls-ca": self.tls_ca,
+            "--tls-client": self.tls_client.value,
+            "--tls-max-age": self.tls_max_age,
+            "--health-port": self.health_port,
+        }
+        words = [(name, str(value)) for name, value in given.items() if value is not None]
+        words += [("--role", each) for each in self.role or ()]
+        flags = ("--insecure",) if self.insecure else ()
+        return (*(word for pair in words for word in pair), *flags)
+
+
+@dataclass(frozen=True, slots=True)
 class LogFlags:
     """Options of every verb that runs a service."""
 
@@ -130,7 +296,16 @@ class LogFlags:
     log_level: LogLevelOption = LogLevelName.INFO
 
 
-BUNDLES: Final = (ReadFlags, ChangeFlags, LogFlags)
+BUNDLES: Final = (
+    ReadFlags,
+    WatchFlags,
+    ChangeFlags,
+    OperatorFlags,
+    ForcedFlags,
+    IdentityFlags,
+    LogFlags,
+    ClientTlsFlags,
+)
 
 
 def expand_bundles(verb: Callable[..., None]) -> Callable[..., None]:
@@ -151,7 +326,7 @@ def expand_bundles(verb: Callable[..., None]) -> Callable[..., None]:
                 Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default).replace(
                     annotation=options[field.name]
                 )
-                for field in fields(kind)
+                for field in sorted(fields(kind), key=_is_of_tls)
             ]
         else:
             parameters.append(parameter.replace(annotation=kind, kind=Parameter.KEYWORD_ONLY))
@@ -160,12 +335,22 @@ def expand_bundles(verb: Callable[..., None]) -> Callable[..., None]:
     def run(**given: Any) -> None:
         for name, (kind, options) in bundles.items():
             given[name] = kind(**{option: given.pop(option) for option in options})
+        if any(isinstance(each, WatchFlags) and each.watch for each in given.values()):
+            from tidegate.cli.watching import repeat
+
+            repeat(partial(verb, **given))
+            return
         verb(**given)
 
     # What typer reads.
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     return run
+
+
+def _is_of_tls(field: Field[Any]) -> bool:
+    """Sort key: a help page shows options of TLS after the others of a bundle."""
+    return field.name.startswith("tls_")
 
 
 def os_user() -> str:

@@ -6,6 +6,8 @@ import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from tidegate.cli import previews
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -14,7 +16,11 @@ if TYPE_CHECKING:
         ClientStatus,
         GetFleetResponse,
         GetStatusResponse,
+        PoolStatus,
+        ReplicaStatus,
         Revision,
+        TrafficMinute,
+        VariantStatus,
     )
 
 Row = dict[str, Any]
@@ -22,6 +28,9 @@ Row = dict[str, Any]
 
 def pools(answer: GetFleetResponse) -> list[Row]:
     """Return one row per pool, with its variants nested."""
+    by_pool: dict[str, list[Row]] = {}
+    for one in endpoints(answer, pickers=0):
+        by_pool.setdefault(one["pool"], []).append(one)
     return [
         {
             "pool": pool["name"],
@@ -37,8 +46,8 @@ def pools(answer: GetFleetResponse) -> list[Row]:
                     "model_version": variant.get("model_version"),
                     "endpoints": sum(
                         1
-                        for one in pool.get("endpoints", ())
-                        if _variant(pool, one) == variant["name"]
+                        for one in by_pool.get(pool["name"], ())
+                        if one["variant"] == variant["name"]
                     ),
                 }
                 for variant in _variants(pool)
@@ -51,7 +60,8 @@ def pools(answer: GetFleetResponse) -> list[Row]:
 def endpoints(answer: GetFleetResponse, *, pickers: int) -> list[Row]:
     """Return one row per pool and endpoint.
 
-    ``in_flight`` is ``None`` (unknown) while no picker is connected.
+    ``in_flight`` is ``None`` (unknown) while no picker is connected. An endpoint that is written
+    with a name has a row per address that was found.
     """
     return [
         {
@@ -64,9 +74,139 @@ def endpoints(answer: GetFleetResponse, *, pickers: int) -> list[Row]:
             "zone": endpoint.get("zone") or None,
             "draining": endpoint.get("draining", False),
             "in_flight": answer.in_flight.get(endpoint.get("id", ""), 0) if pickers else None,
+            "from": "fleet",
+            "held": False,
         }
         for pool in _fleet(answer)
         for endpoint in pool.get("endpoints", ())
+        if not any(_named(endpoint.get(protocol)) for protocol in ("http", "grpc"))
+    ] + [
+        {
+            "endpoint": one.id,
+            "pool": one.pool,
+            "variant": one.variant,
+            "http": one.http or None,
+            "grpc": one.grpc or None,
+            "capacity": one.capacity,
+            "zone": one.zone or None,
+            "draining": one.draining,
+            "in_flight": answer.in_flight.get(one.id, 0) if pickers else None,
+            "from": one.source,
+            "held": one.held,
+        }
+        for one in answer.found
+    ]
+
+
+def with_states(rows: list[Row], states: Iterable[ReplicaStatus]) -> list[Row]:
+    """Add what pickers report to the rows of endpoints; what they do not report is unknown."""
+    known = {(one.pool, one.endpoint): one for one in states}
+    return [
+        {
+            **row,
+            **(
+                _unreported(row)
+                if (one := known.get((row["pool"], row["endpoint"]))) is None
+                else _reported(one)
+            ),
+        }
+        for row in rows
+    ]
+
+
+def _unreported(row: Row) -> Row:
+    return {
+        "state": "draining" if row["draining"] else "held" if row["held"] else "in use",
+        "usable": None,
+        "age_seconds": None,
+        "conditions": [],
+        "ramp_percent": None,
+        "pickers": 0,
+        "requests": None,
+        "errors": None,
+    }
+
+
+def _reported(one: ReplicaStatus) -> Row:
+    return {
+        "state": one.state,
+        "usable": one.usable,
+        "age_seconds": round(one.age_seconds, 3) if one.HasField("age_seconds") else None,
+        "conditions": [
+            {
+                "name": each.name,
+                "cause": each.cause or None,
+                "left_seconds": (
+                    round(each.left_seconds, 1) if each.HasField("left_seconds") else None
+                ),
+                "pickers": each.pickers,
+            }
+            for each in one.conditions
+        ],
+        "ramp_percent": one.ramp_percent if one.HasField("ramp_percent") else None,
+        "pickers": one.pickers,
+        "requests": one.requests,
+        "errors": one.errors,
+    }
+
+
+def seconds(value: float | None) -> str | None:
+    """Format a duration for people; ``None`` = unknown."""
+    if value is None:
+        return None
+    return f"{value * 1000:.0f} ms" if value < 1.0 else f"{value:.1f} s"
+
+
+def _quantiles(one: VariantStatus | TrafficMinute) -> Row:
+    names = ("first_byte_p50", "first_byte_p99", "duration_p50", "duration_p99")
+    share = f"{one.cached_tokens / one.prompt_tokens:.0%}" if one.prompt_tokens else None
+    return {
+        **{
+            name: round(getattr(one, name), 4) if one.HasField(name) else None  # type: ignore[arg-type]  # the stubs want literals
+            for name in names
+        },
+        "prompt_tokens": one.prompt_tokens,
+        "cached_tokens": one.cached_tokens,
+        "cached": share,
+    }
+
+
+def pool_status(one: PoolStatus) -> Row:
+    """Return a pool's last minute, with its variants nested."""
+    return {
+        "pool": one.pool,
+        "refused": dict(one.refused),
+        "variants": [
+            {
+                "variant": each.variant,
+                "weight": each.weight,
+                "replicas": each.replicas,
+                "usable": each.usable,
+                "seconds": round(each.seconds, 1),
+                "requests": each.requests,
+                "requests_per_second": round(each.requests / max(each.seconds, 1.0), 2),
+                "failed": dict(each.failed),
+                "errors": each.errors,
+                **_quantiles(each),
+            }
+            for each in one.variants
+        ],
+    }
+
+
+def minutes(found: Iterable[TrafficMinute]) -> list[Row]:
+    """Return a row per variant and minute."""
+    return [
+        {
+            "pool": one.pool or None,
+            "variant": one.variant or None,
+            "age_seconds": round(one.age_seconds, 1),
+            "requests": one.requests,
+            "failed": dict(one.failed),
+            "errors": one.errors,
+            **_quantiles(one),
+        }
+        for one in found
     ]
 
 
@@ -139,6 +279,12 @@ def revisions(found: Iterable[Revision]) -> list[Row]:
 def status(answer: GetStatusResponse) -> Row:
     """Return the state of the control server and its clients."""
     return {
+        "verdict": answer.verdict or None,
+        "why": answer.why or None,
+        "reasons": list(answer.reasons),
+        "pools": [pool_status(one) for one in answer.pools],
+        "drift": list(answer.drift),
+        "reports": {picker: round(age, 1) for picker, age in sorted(answer.reports.items())},
         "revision": answer.revision,
         "settled": answer.settled,
         "file_error": answer.file_error or None,
@@ -157,6 +303,27 @@ def status(answer: GetStatusResponse) -> Row:
             for one in answer.refused
         ],
         "warnings": warnings(answer),
+        "passes": {one.picker: dict(one.by_reason) for one in answer.passes},
+        "sources": [
+            {
+                "pool": one.pool,
+                "source": one.source,
+                "endpoints": one.endpoints if one.HasField("endpoints") else None,
+                "age_seconds": round(one.age_seconds, 1) if one.HasField("age_seconds") else None,
+                "trouble": one.trouble or None,
+            }
+            for one in answer.sources
+        ],
+        "held": [
+            {
+                "pool": one.pool,
+                "endpoints": list(one.endpoints),
+                "of": one.of,
+                "left_seconds": round(one.left_seconds) if one.HasField("left_seconds") else None,
+            }
+            for one in answer.held
+        ],
+        "left_out": list(answer.left_out),
         "sick": [
             {
                 "pool": one.pool,
@@ -185,12 +352,19 @@ def change(result: ChangeResult, *, dry_run: bool) -> Row:
             {"client": one.client, "state": one.state, "type": one.type, "message": one.message}
             for one in result.problems
         ],
+        **({"preview": previews.data(result.preview)} if result.HasField("preview") else {}),
     }
 
 
 def moment(unix_ms: int) -> str:
     """Format a Unix time in milliseconds as UTC, to the second."""
     return datetime.fromtimestamp(unix_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def _named(address: str | None) -> bool:
+    """Return whether an address of the fleet is a name and a port."""
+    host = (address or "").rpartition(":")[0]
+    return bool(host) and not host.startswith("[") and not host.replace(".", "").isdigit()
 
 
 def _fleet(answer: GetFleetResponse) -> list[Row]:

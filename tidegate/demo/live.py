@@ -10,12 +10,16 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 import aiohttp
+from rich.console import Group
 from rich.live import Live
+from rich.text import Text
 
 from tidegate.demo.clients import AnswerError, fetch_text
 from tidegate.demo.counters import ReplicaCounters, read_counts
+from tidegate.demo.load import Tally
 from tidegate.demo.picker_page import Seen, read_replicas
 from tidegate.demo.report import percent
+from tidegate.demo.trickle import asking, told, trickle
 from tidegate.terminal.output import command_line, table
 
 if TYPE_CHECKING:
@@ -33,18 +37,27 @@ _GONE = (aiohttp.ClientError, AnswerError, TimeoutError)
 
 
 async def stay(out: Console, scene: Scene, stop: asyncio.Event) -> None:
-    """Show the live table (on a terminal) until ``stop`` is set."""
+    """Keep a trickle of requests until ``stop`` is set; on a terminal, show the live table."""
     out.print(examples(scene.stack), markup=False, soft_wrap=True)
-    if not out.is_terminal:
-        await stop.wait()
-        return
+    tally = Tally()
+    requests = asyncio.create_task(trickle(asking(scene.clients), stop, tally))
+    try:
+        if out.is_terminal:
+            await _show(out, scene, stop, tally)
+        else:
+            await stop.wait()
+    finally:
+        requests.cancel()
+        await asyncio.gather(requests, return_exceptions=True)
+    out.print(told(tally), markup=False, soft_wrap=True)
+
+
+async def _show(out: Console, scene: Scene, stop: asyncio.Event, tally: Tally) -> None:
     start = await _counts(scene)
     with Live(console=out, auto_refresh=False, transient=True) as live:
         while not stop.is_set():
-            live.update(
-                replica_table(scene.replicas, await _seen(scene), start, await _counts(scene)),
-                refresh=True,
-            )
+            rows = replica_table(scene.replicas, await _seen(scene), start, await _counts(scene))
+            live.update(Group(rows, Text(told(tally))), refresh=True)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), PERIOD_S)
 
@@ -91,7 +104,7 @@ def examples(stack: LocalStack) -> str:
 def addresses(stack: LocalStack) -> str:
     """Return the addresses of the parts."""
     return f"""
-up; Ctrl-C stops everything. Logs and configuration: {stack.run.path}
+up, with a trickle of requests; Ctrl-C stops everything. Logs and configuration: {stack.run.path}
   Envoy (HTTP and gRPC)  {stack.http_address}
   Envoy admin page       http://{stack.envoy_admin}
   picker's pages         http://{stack.picker_metrics}/metrics and /debug/state
@@ -120,6 +133,7 @@ END
 
 export TIDEGATE_SERVER={stack.admin_address}
 {tidegate} status
+{tidegate} top --once
 {tidegate} weight llm stable=80 canary=20
 {tidegate} drain r1
 """

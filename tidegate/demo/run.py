@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -28,10 +28,10 @@ from tidegate.stack.local import LocalStack
 from tidegate.stack.processes.supervisor import CrashError
 from tidegate.stack.processes.waiting import StackError
 from tidegate.terminal.errors import FAILED, OK, CliError
-from tidegate.terminal.output import console, spinner
+from tidegate.terminal.output import console
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator
 
     from rich.console import Console
 
@@ -90,7 +90,7 @@ async def run(options: DemoOptions) -> int:
     except asyncio.CancelledError:
         if not interrupt.happened:
             raise
-        out.print("stopped")
+        out.print("stopped before the end; all processes have ended; goodbye")
         return INTERRUPTED
 
 
@@ -101,18 +101,19 @@ async def _run(options: DemoOptions, out: Console, interrupt: Interrupt) -> int:
         out.print(f"[{time.perf_counter() - started:5.1f} s] {step}: {detail}", markup=False)
 
     out.print(
-        f"starting {options.replicas} Tritons, control server, picker and Envoy "
+        f"starting {options.replicas} Tritons, control server, picker, gateway and Envoy "
         f"({options.protocol} xDS) on this machine",
         markup=False,
     )
     stack = LocalStack(
         replicas=options.replicas,
         protocol=options.protocol,
+        gateway=True,
         model_env={"TOY_LLM_CACHE_BLOCKS": str(affinity.CACHE_BLOCKS)},
         on_progress=progress,
     )
     async with AsyncExitStack() as exit_:
-        with spinner("starting"):
+        with busy(out, "starting"):
             await exit_.enter_async_context(stack)
         scene = Scene(
             stack=stack,
@@ -126,13 +127,25 @@ async def _run(options: DemoOptions, out: Console, interrupt: Interrupt) -> int:
         if options.stay:
             interrupt.stop = asyncio.Event()
             await _unless_crashed(stack, stay(out, scene, interrupt.stop))
+    if options.stay:
+        out.print(f"all processes have stopped; goodbye. Logs: {stack.run.path}", markup=False)
     return OK if all(finding.verdict.holds for finding in findings) else FAILED
+
+
+@contextmanager
+def busy(out: Console, text: str) -> Iterator[None]:
+    """Show a spinner on the console that also gets the lines, so that they do not mix."""
+    if not out.is_terminal:
+        yield
+        return
+    with out.status(text):
+        yield
 
 
 async def _phases(out: Console, scene: Scene) -> list[PhaseFinding]:
     findings = []
     for number, (title, phase) in enumerate(PHASES, 1):
-        with spinner(f"{number}. {title}"):
+        with busy(out, f"{number}. {title}"):
             try:
                 finding = await phase(scene)
             except CrashError:

@@ -25,9 +25,12 @@ from ext_proc.telemetry.scrape import Scraper
 from tidegate.reporter.changes import Changes, CounterSample
 from tidegate_api.telemetry.v1 import telemetry_pb2_grpc
 from tidegate_common.backoff import Backoff
+from tidegate_common.lost import why_lost
+from tidegate_common.tls.channel import open_channel
 
 if TYPE_CHECKING:
     from ext_proc.routing.values.reading import Reading
+    from tidegate_common.tls.rpc import ClientTls
 
 CONFIRM_S: Final = 0.5
 """Interval of reports without changes, seconds; pickers discard readings older than 2 s."""
@@ -46,6 +49,8 @@ class ReporterOptions:
     pickers: tuple[str, ...]
     """``host:port`` of each picker."""
     interval_s: float = 0.05
+    tls: ClientTls | None = None
+    """How to connect to the pickers; ``None`` = without TLS."""
 
 
 class MetricsReporter:
@@ -69,6 +74,8 @@ class MetricsReporter:
         """Report until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._scraper.run())
+            if self._options.tls is not None:
+                tasks.create_task(self._options.tls.identity.follow())
             for picker in self._options.pickers:
                 tasks.create_task(self._report_to(picker))
 
@@ -91,14 +98,14 @@ class MetricsReporter:
 
     async def _report_to(self, picker: str) -> None:
         backoff = Backoff(random.random)
-        async with grpc.aio.insecure_channel(picker) as channel:
+        async with open_channel(picker, self._options.tls) as channel:
             stub: Any = telemetry_pb2_grpc.TelemetryStub(channel)
             while True:
                 try:
                     await self._stream(stub, backoff)
                     reason = "the picker ended the stream"
                 except grpc.aio.AioRpcError as error:
-                    reason = f"{error.code().name}: {error.details()}"
+                    reason = why_lost(error.code().name, error.details())
                 except asyncio.InvalidStateError:
                     reason = "the picker ended the stream"
                 _log.warning("picker_lost", picker=picker, reason=reason)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -15,18 +16,25 @@ from tidegate.stack.bounds import MAX_CONNECTIONS, MAX_HEAP_MIB, MIN_HEAP_MIB
 from tidegate_api.names import NODE_GROUP
 
 __all__ = [
+    "BootstrapTls",
     "ExtraMissingError",
     "XdsProtocol",
     "envoy_binary",
     "envoy_command",
     "envoy_environment",
     "render_bootstrap",
+    "secrets_of",
 ]
 
 XdsProtocol = Literal["delta", "sotw"]
 
 _API_TYPE: Final = {"delta": "DELTA_GRPC", "sotw": "GRPC"}
 _MAX_PORT: Final = 65_535
+_CERTIFICATE: Final = "tidegate-certificate"
+_TRUSTED: Final = "tidegate-ca"
+_TLS_TYPE: Final = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3."
+_SECRET: Final = f"{_TLS_TYPE}Secret"
+_UPSTREAM_TLS: Final = f"{_TLS_TYPE}UpstreamTlsContext"
 
 
 def envoy_binary() -> Path:
@@ -56,6 +64,7 @@ def render_bootstrap(
     max_heap_mib: int = MAX_HEAP_MIB,
     max_connections: int = MAX_CONNECTIONS,
     node_group: str = "",
+    tls: BootstrapTls | None = None,
 ) -> str:
     """Return an Envoy bootstrap (YAML) that takes all other configuration from ADS.
 
@@ -69,6 +78,8 @@ def render_bootstrap(
             resets the streams that hold most.
         max_connections: Bound of the connections of clients, at least 1; a further one is closed.
         node_group: Group of Envoys in which a change is tried before all; empty = none.
+        tls: How to reach the control server over TLS; ``None`` = plain. Write ``secrets_of(tls)``
+            into its folder.
 
     Raises:
         ValueError: An address is not ``host:port``, a name is empty, the protocol is unknown or a
@@ -100,7 +111,83 @@ def render_bootstrap(
         xds["type"] = "STRICT_DNS"
     endpoint = xds["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]
     endpoint["address"] = _socket_address(xds_host, xds_port)
+    if tls is not None:
+        xds["transport_socket"] = _transport_socket(tls, xds_host)
     return yaml.safe_dump(bootstrap, sort_keys=False)
+
+
+@dataclass(frozen=True, slots=True)
+class BootstrapTls:
+    """How Envoy reaches the control server over TLS; the paths are those of Envoy's machine."""
+
+    certificate: Path
+    """Envoy's own certificate (PEM)."""
+    key: Path
+    ca: Path
+    """Authorities that sign the control server's certificate."""
+    folder: Path
+    """Where Envoy finds the files of ``secrets_of``, which name the others."""
+    server_name: str = ""
+    """Name in the control server's certificate; empty = the host of its address."""
+
+
+def secrets_of(tls: BootstrapTls) -> dict[str, str]:
+    """Return the files (YAML) by which Envoy reads its certificate anew when it is replaced.
+
+    Envoy reads files again only if a discovered secret names them, and takes one secret from each
+    file. Source: ``TlsCertificate.watched_directory`` in Envoy's ``tls/v3/common.proto``.
+    """
+    pair = {
+        "certificate_chain": {"filename": str(tls.certificate)},
+        "private_key": {"filename": str(tls.key)},
+        "watched_directory": {"path": str(tls.certificate.parent)},
+    }
+    trusted = {
+        "trusted_ca": {"filename": str(tls.ca)},
+        "watched_directory": {"path": str(tls.ca.parent)},
+    }
+    return {
+        f"{_CERTIFICATE}.yaml": _secret_file(_CERTIFICATE, {"tls_certificate": pair}),
+        f"{_TRUSTED}.yaml": _secret_file(_TRUSTED, {"validation_context": trusted}),
+    }
+
+
+def _secret_file(name: str, content: dict[str, Any]) -> str:
+    return yaml.safe_dump({"resources": [{"@type": _SECRET, "name": name, **content}]})
+
+
+def _transport_socket(tls: BootstrapTls, host: str) -> dict[str, Any]:
+    """Return the TLS of the control server's cluster, whose certificate must have a name."""
+    name = tls.server_name or host
+    kind = "IP_ADDRESS" if _is_ip(name) else "URI" if "://" in name else "DNS"
+    context: dict[str, Any] = {
+        "@type": _UPSTREAM_TLS,
+        "max_session_keys": 0,  # a resumed session would not be verified again
+        "common_tls_context": {
+            "alpn_protocols": ["h2"],
+            "tls_params": {"tls_maximum_protocol_version": "TLSv1_3"},
+            "tls_certificate_sds_secret_configs": [_from_file(tls, _CERTIFICATE)],
+            "combined_validation_context": {
+                "default_validation_context": {
+                    "match_typed_subject_alt_names": [
+                        {"san_type": kind, "matcher": {"exact": name}}
+                    ]
+                },
+                "validation_context_sds_secret_config": _from_file(tls, _TRUSTED),
+            },
+        },
+    }
+    if kind == "DNS":
+        context["sni"] = name
+    return {"name": "envoy.transport_sockets.tls", "typed_config": context}
+
+
+def _from_file(tls: BootstrapTls, name: str) -> dict[str, Any]:
+    source = {"path": str(tls.folder / f"{name}.yaml")}
+    return {
+        "name": name,
+        "sds_config": {"path_config_source": source, "resource_api_version": "V3"},
+    }
 
 
 DRAIN_S: Final = 86_400
@@ -119,6 +206,7 @@ def envoy_command(binary: Path, bootstrap: Path, concurrency: int = 2) -> tuple[
         *("--log-level", "warning"),
         *("--drain-time-s", str(DRAIN_S)),
         *("--drain-strategy", "immediate"),
+        *("--file-flush-interval-msec", "1000"),  # of the access log; Envoy's default is 10 s
         "--disable-hot-restart",  # else each Envoy leaves a region in shared memory
     )
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tidegate.stack.addresses import GatewayAddresses
     from tidegate.stack.tritons.replica import TritonReplica
 
 FleetChange = Callable[[dict[str, Any]], dict[str, Any] | None] | Mapping[str, Any]
@@ -33,6 +34,7 @@ def build_fleet(
     pickers: Sequence[str],
     models: Sequence[str],
     body: str = "peek",
+    gateway: GatewayAddresses | None = None,
     change: FleetChange | None = None,
 ) -> dict[str, Any]:
     """Return the fleet: one pool per model, over the same replicas.
@@ -43,6 +45,7 @@ def build_fleet(
         pickers: ``ip:port`` of each picker.
         models: Models that get a pool.
         body: Body mode of the pools: ``none``, ``peek`` or ``full``.
+        gateway: Addresses of the gateway; ``None`` = there is none.
         change: Change of the default fleet.
     """
     pools = [_pool(model, replicas, body) for model in models]
@@ -51,6 +54,7 @@ def build_fleet(
     fleet: dict[str, Any] = {
         "listener": {"address": listener, "debug_headers": True},
         "pickers": {"addresses": list(pickers)},
+        **({} if gateway is None else {"gateway": gateway.in_fleet}),
         "pools": pools,
     }
     return apply_change(fleet, change)

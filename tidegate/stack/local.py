@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import aiohttp
 import yaml
 
+from tidegate.stack import commands
 from tidegate.stack import envoy as envoy_process
 from tidegate.stack.addresses import Addresses
 from tidegate.stack.fleet import POOL_OF, FleetChange, build_fleet
@@ -40,11 +41,13 @@ if TYPE_CHECKING:
 READY_TIMEOUT_S: Final = 60.0
 """Time limit for each service to become ready, seconds; allows for a busy machine."""
 PICKER_ID: Final = "picker-1"
+GATEWAY_ID: Final = "gateway-1"
 ENVOY_ID: Final = "envoy-1"
 ENVOY_CLUSTER: Final = "tidegate"
 
 CONTROL_SERVER: Final = "control-server"
 PICKER: Final = "picker"
+GATEWAY: Final = "gateway"
 ENVOY: Final = "envoy"
 
 
@@ -64,6 +67,7 @@ class LocalStack:
         fleet_file: Fleet file to use unchanged and to watch; ``replicas`` then only names the
             replicas to probe. Its listener and pickers must equal those of ``addresses``.
         addresses: Listen addresses; default: free ports.
+        gateway: Whether to run a gateway; ignored if ``addresses`` is given.
         state: Folder of the control server's revisions; default: one in the run folder.
         concurrency: Number of Envoy's worker threads.
         workers: Number of picker processes; ignored if ``addresses`` is given.
@@ -85,6 +89,7 @@ class LocalStack:
         fleet: FleetChange | None = None,
         fleet_file: Path | None = None,
         addresses: Addresses | None = None,
+        gateway: bool = False,
         state: Path | None = None,
         concurrency: int = 2,
         workers: int = 1,
@@ -106,7 +111,7 @@ class LocalStack:
         self._given_addresses = addresses
         self._state = state
         self._concurrency = concurrency
-        self._workers = workers
+        self._workers, self._gateway = workers, gateway
         self._transport = transport
         self._picker_from = picker_from
         self._on_progress = on_progress
@@ -125,7 +130,8 @@ class LocalStack:
         async with AsyncExitStack() as exit_:
             self._run = exit_.enter_context(RunFolder.create())
             ports = exit_.enter_context(HeldPorts())
-            self._addresses = self._given_addresses or Addresses.free(ports, self._workers)
+            free = Addresses.free(ports, self._workers, self._run.path, gateway=self._gateway)
+            self._addresses = self._given_addresses or free
             self._http = await exit_.enter_async_context(aiohttp.ClientSession())
             await self._enter_replicas(exit_)
             self._supervisor = Supervisor(self._run.logs)
@@ -137,11 +143,13 @@ class LocalStack:
                     pickers=self._addresses.pickers,
                     models=self._models,
                     body=self._body,
+                    gateway=self._addresses.gateway,
                     change=self._change,
                 )
             )
             await self._launch_control_server()
             await self._launch_picker()
+            await self._launch_gateway()
             # Start the control server first: Envoy backs off after a failed connection.
             await self._wait(lambda: status_synced(self._addresses.admin, ()), "the control server")
             await self._launch_envoy(binary)
@@ -182,12 +190,12 @@ class LocalStack:
 
     @property
     def admin_address(self) -> str:
-        """``ip:port`` of the control server's admin gRPC."""
+        """``unix:PATH`` or ``ip:port`` of the control server's admin gRPC."""
         return self._addresses.admin
 
     @property
     def picker_metrics(self) -> str:
-        """``ip:port`` of the picker's ``/metrics`` and ``/debug/state``."""
+        """``ip:port`` of the picker's pages."""
         return self._addresses.picker_metrics
 
     @property
@@ -253,6 +261,13 @@ class LocalStack:
         await self._wait(self._picker_ready, "the picker")
         await self._wait(self._picker_healthy, "the picker")
 
+    async def gateway_ready(self) -> None:
+        """Wait until Envoy asks the gateway, if there is one."""
+        if self._addresses.gateway is not None:
+            url = f"{self.http_url}/v2"
+            await self._wait(lambda: http_ok(self._http, url), "the gateway")
+            self._progress("gateway", f"for operators at {self._addresses.gateway.admin}")
+
     async def kill_control_server(self) -> None:
         """Send SIGKILL to the control server."""
         await self._supervisor.kill(CONTROL_SERVER)
@@ -291,31 +306,22 @@ class LocalStack:
     async def _launch_control_server(self) -> None:
         state = self._state or self._run.path / "state"
         state.mkdir(parents=True, exist_ok=True)
-        addresses = self._addresses
-        await self._launch_service(
-            CONTROL_SERVER,
-            "xds_server",
-            *("--fleet", str(self._fleet_file)),
-            *("--ads", addresses.ads),
-            *("--admin", addresses.admin),
-            *("--metrics", addresses.control_metrics),
-            *("--state", str(state)),
-        )
+        command = commands.control_server(self._addresses, self._fleet_file, state)
+        await self._launch_service(CONTROL_SERVER, *command)
 
     async def _launch_picker(self) -> None:
-        addresses = self._addresses
         await self._launch_service(
             PICKER,
-            "ext_proc",
-            *("--listen", ",".join(addresses.pickers)),
-            *("--xds", addresses.ads),
-            *("--metrics", ",".join(addresses.picker_pages)),
-            *("--id", PICKER_ID),
-            *("--workers", str(len(addresses.pickers))),
-            *("--transport", self._transport),
-            group=len(addresses.pickers) > 1,
+            *commands.picker(self._addresses, PICKER_ID, self._transport),
+            group=len(self._addresses.pickers) > 1,
             installed=self._picker_from,
         )
+
+    async def _launch_gateway(self) -> None:
+        gateway = self._addresses.gateway
+        if gateway is not None:
+            command = commands.gateway(gateway, self._addresses.ads, GATEWAY_ID)
+            await self._launch_service(GATEWAY, *command)
 
     async def _launch_service(
         self,
@@ -349,6 +355,7 @@ class LocalStack:
             lambda: http_ok(self._http, f"http://{self._addresses.envoy_admin}/ready"), "Envoy"
         )
         await self._wait(self._picker_healthy, "the picker")
+        await self.gateway_ready()
         self._progress("envoy", f"admin at {self._addresses.envoy_admin}")
         if self._replicas:
             model = self._models[0]

@@ -9,6 +9,12 @@ FAILED: Final = 1
 """The operation failed or was refused."""
 USAGE: Final = 2
 """The command line is invalid."""
+UNREACHABLE: Final = 3
+"""The control server cannot be reached or does not answer; nothing was changed."""
+UNFINISHED: Final = 4
+"""The time is over and the change may be in force, or come into force."""
+REJECTED: Final = 5
+"""Clients rejected the change."""
 
 
 class CliError(Exception):

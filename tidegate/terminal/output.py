@@ -78,7 +78,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str =
     return built
 
 
-def emit(data: Any, tables: Iterable[Table | str], output: Output) -> None:
+def emit(data: Any, tables: Iterable[Table | str | Text], output: Output) -> None:
     """Print ``data`` as JSON or YAML, or ``tables`` if the format is ``table``."""
     if output is Output.JSON:
         import json

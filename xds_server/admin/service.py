@@ -1,85 +1,42 @@
 """Admin service: converts operators' gRPC requests to calls of ``Control``, and errors to statuses.
 
-| error | status |
-|---|---|
-| the fleet or a value in the request is invalid | INVALID_ARGUMENT |
-| a pool, variant, endpoint or revision does not exist | NOT_FOUND |
-| too many changes wait | ABORTED |
-| the revision cannot be stored | FAILED_PRECONDITION |
-| an internal error, found before anything was published | INTERNAL |
-
-The service has no authentication: bind it to loopback, or put an authenticating proxy in front.
+Errors: ``xds_server.admin.answers.explained``. Who may call it: ``xds_server.admin.server``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
-import math
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import grpc
-from envoy.service.status.v3 import csds_pb2_grpc
-
-from tidegate_api.admin.v1 import admin_pb2, admin_pb2_grpc
-from xds_server.control.operation import DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S, Busy, ChangeOptions
-from xds_server.fleet.change import BadChange, UnknownName
-from xds_server.fleet.document import MAX_BYTES
-from xds_server.fleet.load import FleetError
-from xds_server.fleet.store import MAX_REVISIONS, StoreError, UnknownRevision
-from xds_server.snapshots.check import Inconsistent
+from tidegate_api.admin.v1 import admin_pb2
+from xds_server.admin import clients as clients_part
+from xds_server.admin import found as found_part
+from xds_server.admin import requests as requests_part
+from xds_server.admin.answers.explained import explained, options_of
+from xds_server.admin.answers.operations import ModelCalls
+from xds_server.admin.views import configs
+from xds_server.fleet.change import UnknownName
+from xds_server.fleet.store import MAX_REVISIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from xds_server.admin.csds import ClientStatusService
+    from xds_server.admin.found import FoundReplicas
+    from xds_server.admin.status import StatusBoard
+    from xds_server.admin.stopping import Stopping
     from xds_server.control.fleet_control import Control
     from xds_server.control.operation import Change
     from xds_server.control.publisher import ClientDirectory
     from xds_server.fleet.findings import Sick
     from xds_server.fleet.revision import Revision
-    from xds_server.protocol.messages import ClientView, RefusedPeer
-    from xds_server.protocol.publication import ClientProblem
-
-MAX_MESSAGE_BYTES = MAX_BYTES + 64 * 1024
-"""Largest request: the largest fleet file and its options."""
-
-MAX_ANSWER_BYTES = 64 * 2**20
-"""Largest answer. Answers may be larger than the file, because they contain all defaults."""
-
-MAX_CONCURRENT_CALLS = 256
-MAX_STATUS_BYTES = 4096
-"""Longest status text. It is sent in a header, whose size peers bound (by default 8 KiB,
-percent-encoded)."""
+    from xds_server.loading.keeper import LoadKeeper
+    from xds_server.protocol.messages import RefusedPeer
+    from xds_server.traffic.inquiry import FoundRequest
 
 _DEFAULT_REVISIONS = 20
-_STATUS: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
-    (FleetError, grpc.StatusCode.INVALID_ARGUMENT),
-    (UnknownName, grpc.StatusCode.NOT_FOUND),
-    (UnknownRevision, grpc.StatusCode.NOT_FOUND),
-    (BadChange, grpc.StatusCode.INVALID_ARGUMENT),
-    (Busy, grpc.StatusCode.ABORTED),
-    (StoreError, grpc.StatusCode.FAILED_PRECONDITION),
-    (Inconsistent, grpc.StatusCode.INTERNAL),
-)
-_Method = TypeVar("_Method", bound="Callable[..., Awaitable[Any]]")
 
 
-def _explained(method: _Method) -> _Method:
-    """Convert the errors of ``_STATUS`` to gRPC statuses."""
-
-    @functools.wraps(method)
-    async def call(self: AdminService, request: Any, context: Any) -> Any:
-        try:
-            return await method(self, request, context)
-        except tuple(kind for kind, _ in _STATUS) as error:
-            status = next(status for kind, status in _STATUS if isinstance(error, kind))
-            await context.abort(status, _shortened(str(error)))
-
-    return call  # type: ignore[return-value]  # wraps() keeps the signature, mypy cannot see it
-
-
-class AdminService(admin_pb2_grpc.AdminServicer):
+class AdminService(ModelCalls):
     """``tidegate.admin.v1.Admin``.
 
     Args:
@@ -87,6 +44,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         observed: State of the clients.
         sick: Returns the replicas that pickers report as sick.
         refused: Returns the peers that the ADS port does not serve.
+        passes: Returns requests without a pick, by picker and reason.
+        found: What was found, and by which sources.
+        board: What is known of the whole; ``None`` = nothing.
+        find: Asks the pickers for a request; ``None`` = nobody can be asked.
+        stopping: Says whether replicas may be stopped; ``None`` = nothing is known.
+        loads: Runs operations on models; ``None`` = there are none.
     """
 
     def __init__(
@@ -95,70 +58,101 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         observed: ClientDirectory,
         sick: Callable[[], Sequence[Sick]] = tuple,
         refused: Callable[[], Sequence[RefusedPeer]] = tuple,
+        passes: Callable[[], Mapping[str, Mapping[str, int]]] = dict,
+        found: FoundReplicas | None = None,
+        board: StatusBoard | None = None,
+        find: Callable[[str], Awaitable[FoundRequest]] | None = None,
+        stopping: Stopping | None = None,
+        loads: LoadKeeper | None = None,
     ) -> None:
+        super().__init__(loads)
         self._control = control
         self._observed = observed
         self._sick = sick
         self._refused = refused
+        self._passes = passes
+        self._found = found
+        self._board = board
+        self._find = find
+        self._stopping = stopping
 
-    @_explained
+    @explained
     async def Apply(  # noqa: N802 - gRPC's name
         self, request: admin_pb2.ApplyRequest, _context: Any
     ) -> admin_pb2.ChangeResult:
         """Make a fleet file the fleet in force."""
-        options, source = _options(request.options), request.source[:256] or "fleet"
+        options, source = options_of(request.options), request.source[:256] or "fleet"
         return self._result(await self._control.apply_text(request.fleet, source, options))
 
-    @_explained
+    @explained
     async def SetWeights(  # noqa: N802 - gRPC's name
         self, request: admin_pb2.SetWeightsRequest, _context: Any
     ) -> admin_pb2.ChangeResult:
         """Set variants' weights."""
-        options = _options(request.options)
+        options = options_of(request.options)
         weights = dict(request.weights)
         return self._result(await self._control.set_weights(request.pool, weights, options))
 
-    @_explained
+    @explained
     async def SetDraining(  # noqa: N802 - gRPC's name
         self, request: admin_pb2.SetDrainingRequest, _context: Any
     ) -> admin_pb2.ChangeResult:
         """Drain a replica, or end its drain."""
-        options = _options(request.options)
+        options = options_of(request.options)
         return self._result(
             await self._control.set_draining(request.endpoint, request.draining, options)
         )
 
-    @_explained
+    @explained
+    async def SetStandby(  # noqa: N802 - gRPC's name
+        self, request: admin_pb2.SetStandbyRequest, _context: Any
+    ) -> admin_pb2.ChangeResult:
+        """Make a replica a standby, or take it into use."""
+        options = options_of(request.options)
+        return self._result(
+            await self._control.set_standby(request.endpoint, request.standby, options)
+        )
+
+    @explained
     async def SetBreaker(  # noqa: N802 - gRPC's name
         self, request: admin_pb2.SetBreakerRequest, _context: Any
     ) -> admin_pb2.ChangeResult:
         """Set limits of a pool."""
-        options, values = _options(request.options), _given(request)
+        options, values = options_of(request.options), _given(request)
         return self._result(
             await self._control.set_section(request.pool, "circuit_breaker", values, options)
         )
 
-    @_explained
+    @explained
     async def SetSlowStart(  # noqa: N802 - gRPC's name
         self, request: admin_pb2.SetSlowStartRequest, _context: Any
     ) -> admin_pb2.ChangeResult:
         """Set the slow start of a pool."""
-        options, values = _options(request.options), _given(request)
+        options, values = options_of(request.options), _given(request)
         return self._result(
             await self._control.set_section(request.pool, "slow_start", values, options)
         )
 
-    @_explained
+    @explained
     async def SetDropOverload(  # noqa: N802 - gRPC's name
         self, request: admin_pb2.SetDropOverloadRequest, _context: Any
     ) -> admin_pb2.ChangeResult:
         """Set the share of a pool's requests that Envoy rejects."""
-        options = _options(request.options)
+        options = options_of(request.options)
         return self._result(
             await self._control.set_drop_overload(request.pool, request.percent, options)
         )
 
-    @_explained
+    @explained
+    async def Confirm(  # noqa: N802 - gRPC's name
+        self, request: admin_pb2.ConfirmRequest, _context: Any
+    ) -> admin_pb2.ConfirmResponse:
+        """Let a pool's held replicas go."""
+        if self._found is None:
+            raise UnknownName("pool that finds replicas", request.pool, ())
+        return admin_pb2.ConfirmResponse(endpoints=self._found.confirm(request.pool))
+
+    @explained
     async def Diff(  # noqa: N802 - gRPC's name
         self, request: admin_pb2.DiffRequest, _context: Any
     ) -> admin_pb2.DiffResponse:
@@ -166,34 +160,41 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         changes = await self._control.difference(request.old_revision, request.new_revision)
         return admin_pb2.DiffResponse(changes=changes)
 
-    @_explained
+    @explained
     async def Rollback(  # noqa: N802 - gRPC's name
         self, request: admin_pb2.RollbackRequest, _context: Any
     ) -> admin_pb2.ChangeResult:
         """Make the fleet of an earlier revision the fleet in force."""
-        options = _options(request.options)
+        options = options_of(request.options)
         return self._result(await self._control.rollback(request.revision, options))
 
-    @_explained
+    @explained
     async def GetFleet(  # noqa: N802 - gRPC's name
         self, _request: admin_pb2.GetFleetRequest, _context: Any
     ) -> admin_pb2.GetFleetResponse:
         """Return the fleet in force."""
         return admin_pb2.GetFleetResponse(
             revision=self._control.revision,
-            fleet_json=await asyncio.to_thread(self._control.fleet.model_dump_json),
+            fleet_json=await asyncio.to_thread(self._control.written.model_dump_json),
             in_flight=self._observed.in_flight(),
+            found=found_part.replicas(self._control.fleet, self._control.members),
         )
 
-    @_explained
+    @explained
     async def GetStatus(  # noqa: N802 - gRPC's name
         self, _request: admin_pb2.GetStatusRequest, _context: Any
     ) -> admin_pb2.GetStatusResponse:
         """Return the status of each client."""
-        return admin_pb2.GetStatusResponse(
+        found, control = self._found, self._control
+        unfit = (
+            []
+            if found is None or not control.revision
+            else list(found_part.left_out(control.written, control.members, found))
+        )
+        answer = admin_pb2.GetStatusResponse(
             revision=self._control.revision,
             settled=self._observed.settled,
-            clients=[_client(client) for client in self._observed.clients()],
+            clients=list(map(clients_part.client, self._observed.clients())),
             file_error=self._control.file_error,
             refusal=self._control.refusal,
             sick=[
@@ -206,6 +207,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                 )
                 for each in self._sick()
             ],
+            sources=() if found is None else found_part.sources(found),
+            held=() if found is None else found_part.held(found),
+            left_out=unfit,
             store_error=self._control.journal.fault,
             unwritten=self._control.journal.held,
             refused=[
@@ -218,16 +222,80 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                 )
                 for each in self._refused()
             ],
+            passes=[
+                admin_pb2.PickerPasses(picker=picker, by_reason=reasons)
+                for picker, reasons in self._passes().items()
+            ],
+        )
+        if self._board is not None:
+            self._board.fill(answer)
+        return answer
+
+    @explained
+    async def GetReplicas(  # noqa: N802 - gRPC's name
+        self, request: admin_pb2.GetReplicasRequest, _context: Any
+    ) -> admin_pb2.GetReplicasResponse:
+        """Return the state of each replica."""
+        rows = () if self._board is None else self._board.replicas(request.pool)
+        return admin_pb2.GetReplicasResponse(replicas=rows)
+
+    @explained
+    async def GetDrain(  # noqa: N802 - gRPC's name
+        self, request: admin_pb2.GetDrainRequest, _context: Any
+    ) -> admin_pb2.GetDrainResponse:
+        """Say whether a replica may be stopped."""
+        if self._stopping is None:
+            raise UnknownName("endpoint", request.endpoint, ())
+        found = self._stopping.state(self._stopping.ids(request.endpoint))
+        return admin_pb2.GetDrainResponse(
+            safe=found.safe,
+            waits_for=found.waits_for,
+            in_flight=found.in_flight,
+            sequences=found.sequences,
+            pickers=found.pickers,
         )
 
-    @_explained
+    @explained
+    async def GetModels(  # noqa: N802 - gRPC's name
+        self, request: admin_pb2.GetModelsRequest, _context: Any
+    ) -> admin_pb2.GetModelsResponse:
+        """Return which replica has which model."""
+        rows = () if self._board is None else self._board.models(request.pool)
+        return admin_pb2.GetModelsResponse(models=rows)
+
+    @explained
+    async def GetTraffic(  # noqa: N802 - gRPC's name
+        self, request: admin_pb2.GetTrafficRequest, _context: Any
+    ) -> admin_pb2.GetTrafficResponse:
+        """Return the requests of the last hour."""
+        rows = () if self._board is None else self._board.minutes(request.pool)
+        return admin_pb2.GetTrafficResponse(minutes=rows)
+
+    @explained
+    async def GetConfig(  # noqa: N802 - gRPC's name
+        self, request: admin_pb2.GetConfigRequest, _context: Any
+    ) -> admin_pb2.GetConfigResponse:
+        """Return the resources of each client."""
+        found = configs.collected(request, self._observed.clients(), self._observed.resources)
+        return await asyncio.to_thread(configs.answer, found, content=request.content)
+
+    @explained
+    async def GetRequest(  # noqa: N802 - gRPC's name
+        self, request: admin_pb2.GetRequestRequest, _context: Any
+    ) -> admin_pb2.GetRequestResponse:
+        """Ask the pickers what became of a request."""
+        return await requests_part.find(self._find, request.request)
+
+    @explained
     async def ListRevisions(  # noqa: N802 - gRPC's name
         self, request: admin_pb2.ListRevisionsRequest, _context: Any
     ) -> admin_pb2.ListRevisionsResponse:
-        """Return the newest revisions."""
+        """Return the newest revisions, and the operations on models since the oldest of these."""
         limit = min(request.limit or _DEFAULT_REVISIONS, MAX_REVISIONS)
+        found = await self._control.revisions(limit)
+        since = found[-1].at_unix_ms if len(found) == limit else 0
         return admin_pb2.ListRevisionsResponse(
-            revisions=[_revision(revision) for revision in await self._control.revisions(limit)]
+            revisions=map(_revision, found), operations=self._operations(since, limit)
         )
 
     def _result(self, change: Change) -> admin_pb2.ChangeResult:
@@ -239,92 +307,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             result.clients = change.outcome.clients
             result.acked = change.outcome.acked
             result.channels.extend(change.outcome.channels)
-            result.problems.extend(_problems(change.outcome.problems))
+            result.problems.extend(clients_part.problems(change.outcome.problems))
         if change.elapsed_s is not None:
             result.elapsed_ms = change.elapsed_s * 1000
+        if change.preview is not None and self._board is not None:
+            result.preview.CopyFrom(self._board.preview(change.preview))
         return result
-
-
-class AdminServer:
-    """Serves ``AdminService`` and ``ClientStatusService``.
-
-    Args:
-        service: Serves operators.
-        status: Serves the clients' status to tools (CSDS).
-    """
-
-    def __init__(self, service: AdminService, status: ClientStatusService) -> None:
-        self._server = grpc.aio.server(
-            options=(
-                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-                ("grpc.max_send_message_length", MAX_ANSWER_BYTES),
-                ("grpc.so_reuseport", 0),  # a port in use must be an error
-            ),
-            maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS,
-        )
-        admin_pb2_grpc.add_AdminServicer_to_server(service, self._server)
-        csds_pb2_grpc.add_ClientStatusDiscoveryServiceServicer_to_server(status, self._server)
-
-    def bind(self, address: str) -> str:
-        """Bind ``ip:port`` (port 0 = a free port) and return the address with the actual port.
-
-        Raises:
-            OSError: The address cannot be bound.
-        """
-        try:
-            port = self._server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise OSError(f"cannot listen on {address}: {error}") from error
-        return f"{address.rpartition(':')[0]}:{port}"
-
-    async def start(self) -> None:
-        """Start to serve."""
-        await self._server.start()
-
-    async def stop(self, grace_s: float) -> None:
-        """Stop; running calls may end within ``grace_s`` seconds."""
-        await self._server.stop(grace_s)
-
-
-def _options(options: admin_pb2.ChangeOptions) -> ChangeOptions:
-    timeout_s = options.timeout_seconds or DEFAULT_TIMEOUT_S
-    if not (math.isfinite(timeout_s) and 0 < timeout_s <= MAX_TIMEOUT_S):
-        raise BadChange(f"timeout_seconds must be between 0 and {MAX_TIMEOUT_S:g}")
-    return ChangeOptions(options.author, options.reason, options.dry_run, options.wait, timeout_s)
-
-
-def _problems(problems: Sequence[ClientProblem]) -> list[admin_pb2.ClientProblem]:
-    return [
-        admin_pb2.ClientProblem(client=p.client, state=p.state, type=p.type, message=p.message)
-        for p in problems
-    ]
-
-
-def _client(client: ClientView) -> admin_pb2.ClientStatus:
-    return admin_pb2.ClientStatus(
-        node=client.node,
-        kind=client.kind,
-        protocol=client.protocol,
-        peer=client.peer,
-        connected_seconds=client.connected_s,
-        build=client.build,
-        lost=client.lost,
-        group=client.group,
-        quarantine=client.quarantine,
-        twins=client.twins,
-        types=[
-            admin_pb2.TypeStatus(
-                type=view.short,
-                version_sent=view.version_sent,
-                version_acked=view.version_acked,
-                state=view.state,
-                message=view.message,
-                pending_seconds=view.pending_s,
-                resources=view.resources,
-            )
-            for view in client.types
-        ],
-    )
 
 
 def _revision(revision: Revision) -> admin_pb2.Revision:
@@ -345,10 +333,3 @@ def _given(request: admin_pb2.SetBreakerRequest | admin_pb2.SetSlowStartRequest)
         for field, value in request.ListFields()
         if field.name not in {"pool", "options"}
     }
-
-
-def _shortened(text: str) -> str:
-    encoded = text.encode(errors="replace")
-    if len(encoded) <= MAX_STATUS_BYTES:
-        return text
-    return encoded[:MAX_STATUS_BYTES].decode(errors="ignore") + " ..."

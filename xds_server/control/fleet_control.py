@@ -10,9 +10,10 @@ Rules:
 4. A revision that clients reject does not stay in force: their error messages are stored with it,
    and before any other change a new revision falls back to the last good state. Drains and the
    addition or removal of replicas survive this (``xds_server.fleet.fallback``).
-5. A change that has begun is completed even if its caller no longer waits; the line of those that
-   wait is bounded (``xds_server.control.line``).
-6. What takes time (loading, checking, comparing, planning) runs in a worker thread, so that clients
+5. A change that has begun is completed even if its caller leaves. Their line is bounded (``line``).
+6. What would take the last usable replica of a variant is refused unless it is forced; the history
+   says so (``xds_server.fleet.guards.last``). Members that go are logged: they are gone already.
+7. What takes time (loading, checking, comparing, planning) runs in a worker thread, so that clients
    are answered meanwhile. A text is loaded in its change's place in the line, so that no later
    change overtakes it, but before the state's lock is taken: findings and fallbacks do not wait.
 """
@@ -21,20 +22,28 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-import structlog
-
+from xds_server.control.changes import OperatorChanges, required
 from xds_server.control.journal import Journal
 from xds_server.control.line import Line
-from xds_server.control.operation import MAX_TIMEOUT_S, Change, ChangeOptions, summary
+from xds_server.control.operation import (
+    MAX_TIMEOUT_S,
+    Change,
+    ChangeOptions,
+    log_problems,
+    log_taken,
+    summary,
+)
 from xds_server.control.rollout import Rollout
 from xds_server.control.steps import FleetText, Loaded, stepped
-from xds_server.fleet import change as changes_of
 from xds_server.fleet.diff import diff
 from xds_server.fleet.fallback import fallback_fleet, fallback_state
+from xds_server.fleet.guards.last import LastReplica, taken
+from xds_server.fleet.load import check
+from xds_server.fleet.members.members import Members
 from xds_server.fleet.relief import is_relief
-from xds_server.fleet.revision import FleetState, Revision, following, text_hash
+from xds_server.fleet.revision import Revision, following, text_hash
 from xds_server.fleet.store import StoreError
 
 if TYPE_CHECKING:
@@ -44,18 +53,16 @@ if TYPE_CHECKING:
     from xds_server.control.rollout import Planned, Published
     from xds_server.control.steps import Step
     from xds_server.fleet.findings import PublishedSick
+    from xds_server.fleet.members.placed import Placed
+    from xds_server.fleet.members.standbys import Promoted
     from xds_server.fleet.model.fleet import Fleet
-    from xds_server.fleet.revision import FileState
+    from xds_server.fleet.revision import FileState, FleetState
     from xds_server.fleet.store import RevisionStore
 
-FALLBACK_AUTHOR = "tidegate"
-"""Author of the revisions that fall back to an earlier state."""
-
-_T = TypeVar("_T")
-_log = structlog.get_logger(__name__)
+FALLBACK_AUTHOR = "tidegate"  # of the revisions that fall back to an earlier state
 
 
-class Control:
+class Control(OperatorChanges):
     """Changes the fleet; see the module's rules.
 
     Args:
@@ -64,6 +71,7 @@ class Control:
         unix_ms: Wall clock, Unix milliseconds.
         monotonic_s: Monotonic clock, seconds.
         on_revision: Called with the number of each revision that comes into force.
+        left_alone: Returns the replicas that pickers leave alone, by pool and id, and why.
     """
 
     def __init__(
@@ -73,6 +81,7 @@ class Control:
         unix_ms: Callable[[], int],
         monotonic_s: Callable[[], float],
         on_revision: Callable[[int], None] = lambda _: None,
+        left_alone: Callable[[], Mapping[tuple[str, str], str]] = dict,
     ) -> None:
         self.file_error: str = ""
         """Why the fleet file on disk is not in force; empty when it is."""
@@ -83,20 +92,48 @@ class Control:
         self._rollout = Rollout(publisher, store.seed())
         self._unix_ms, self._monotonic_s = unix_ms, monotonic_s
         self._on_revision = on_revision
+        self._left_alone = left_alone
         self._line = Line()
         self._turn = asyncio.Lock()
         """Held while the state changes."""
         self._state: FleetState | None = None
+        self._members = Members()
+        self._promoted: Promoted = {}
+        """Members of the first state, and the standbys that are in use in it."""
         self._watchers: set[asyncio.Task[None]] = set()
 
     @property
     def fleet(self) -> Fleet:
-        """The fleet in force.
+        """The fleet in force as clients get it: with the replicas that were found.
 
         Raises:
             RuntimeError: There is none yet.
         """
-        return _required(self._state).fleet
+        return required(self._state).published
+
+    @property
+    def written(self) -> Fleet:
+        """The fleet of the revision in force: without what was found.
+
+        Raises:
+            RuntimeError: There is none yet.
+        """
+        return required(self._state).fleet
+
+    @property
+    def members(self) -> Members:
+        """The replicas that were found and admitted."""
+        return self._members if self._state is None else self._state.members
+
+    @property
+    def promoted(self) -> Promoted:
+        """The standbys that have come in by themselves."""
+        return self._promoted if self._state is None else self._state.promoted
+
+    @property
+    def file(self) -> FileState | None:
+        """The fleet file as it was applied last; ``None`` = the fleet never came from a file."""
+        return None if self._state is None else self._state.file
 
     @property
     def revision(self) -> int:
@@ -106,7 +143,7 @@ class Control:
     @property
     def incarnations(self) -> Mapping[str, int]:
         """The incarnation of each endpoint."""
-        known = {} if self._state is None else self._state.incarnations
+        known = {} if self._state is None else self._state.all_incarnations
         return {endpoint: number for endpoint, (number, _) in known.items()}
 
     async def publish_sick(self, sick: PublishedSick) -> None:
@@ -117,25 +154,69 @@ class Control:
             if self._state is not None:
                 self._publish(self._state)
 
-    async def start(self, text: str, source: str) -> Change:
+    async def publish_placed(self, placed: Placed) -> None:
+        """Publish the fleet in force with these models of replicas listed; makes no revision."""
+        self._rollout.placed = placed
+        await self.publish_sick(self._rollout.sick)
+
+    async def publish_members(self, members: Members) -> None:
+        """Publish the fleet in force with these replicas found; makes no revision.
+
+        Raises:
+            FleetError: The fleet breaks rules with them; nothing has changed.
+        """
+        async with self._turn:
+            await self._fall_back()
+            if self._state is None:
+                self._members = members
+                return
+            before = self._state.published
+            members.published(self._state.fleet, before)
+            await self._republish(before, replace(self._state, members=members))
+
+    async def publish_promoted(self, promoted: Promoted) -> None:
+        """Publish the fleet in force with these standbys in use; makes no revision."""
+        async with self._turn:
+            await self._fall_back()
+            here = required(self._state)
+            await self._republish(here.published, replace(here, promoted=promoted))
+
+    async def _republish(self, before: Fleet, state: FleetState) -> None:
+        log_taken(taken(before, state.published, self._left_alone()))
+        await asyncio.to_thread(check, state.published, "with the replicas that were found")
+        planned = await asyncio.to_thread(self._rollout.plan, state, self._rollout.reached())
+        self._state = state
+        self._publish(state, planned)
+
+    async def start(
+        self,
+        text: str,
+        source: str,
+        members: Members | None = None,
+        promoted: Promoted | None = None,
+    ) -> Change:
         """Publish the stored fleet, then the file's fleet if the file was edited since.
 
         Args:
             text: Content of the fleet file.
             source: The file's name, for messages.
+            members: The replicas that were found before.
+            promoted: The standbys that had come in before.
 
         Raises:
             FleetError: The file is not a valid fleet.
             StoreError: The store cannot be used; one that has a fleet need not be writable.
         """
-        self._state = await self.journal.latest()
-        if self._state is None:
+        self._members, self._promoted = members or self._members, promoted or {}
+        stored = await self.journal.latest()
+        if stored is None:
             return await self.apply_file(text, source)
+        self._state = replace(stored, members=self._members, promoted=self._promoted)
         past = await self.journal.unfinished()
         self._publish(self._state, await asyncio.to_thread(self._rollout.first, self._state, past))
         try:
             return await self.apply_file(text, source)
-        except StoreError:  # what is stored stays in force; ``file_error`` shows the reason
+        except (StoreError, LastReplica):  # the stored one stays; ``file_error`` shows the reason
             return Change(self.revision, ())
 
     async def stop(self) -> None:
@@ -154,6 +235,7 @@ class Control:
 
         Raises:
             FleetError: The file is not a valid fleet; the current fleet stays in force.
+            LastReplica: It would take the last usable replica of a variant.
             StoreError: It could not be stored; the current fleet stays in force.
             Busy: Too many changes wait.
         """
@@ -168,6 +250,8 @@ class Control:
         except Exception as error:
             self.file_error = str(error)
             raise
+        if not result.changes and self.file_error == self.refusal:
+            self.refusal = ""  # the file no longer wants what was refused
         self.file_error = ""
         return result
 
@@ -179,76 +263,6 @@ class Control:
         """
         return await self._make(FleetText(text, source), options)
 
-    async def apply(self, fleet: Fleet, options: ChangeOptions) -> Change:
-        """Make ``fleet`` the fleet in force, without merging.
-
-        Raises:
-            FleetError: It breaks rules.
-            StoreError: It could not be stored.
-            Busy: Too many changes wait.
-        """
-        return await self._make(lambda _: fleet, options)
-
-    async def set_weights(
-        self, pool: str, weights: Mapping[str, int], options: ChangeOptions
-    ) -> Change:
-        """Set weights of a pool's variants; variants that are not named keep theirs.
-
-        Raises:
-            UnknownName: No such pool or variant.
-            BadChange: A weight is out of range.
-            FleetError: The result breaks a rule, e.g. all weights would be 0.
-            StoreError: It could not be stored.
-            Busy: Too many changes wait.
-        """
-        return await self._make(
-            lambda live: changes_of.set_weights(_required(live), pool, weights), options
-        )
-
-    async def set_draining(self, endpoint: str, draining: bool, options: ChangeOptions) -> Change:
-        """Drain a replica (an id, or ``pool/id`` for one pool only), or end its drain.
-
-        Raises:
-            UnknownName: No such endpoint.
-            StoreError: It could not be stored.
-            Busy: Too many changes wait.
-        """
-        return await self._make(
-            lambda live: changes_of.set_draining(_required(live), endpoint, draining), options
-        )
-
-    async def set_section(
-        self,
-        pool: str,
-        section: changes_of.Section,
-        values: Mapping[str, float],
-        options: ChangeOptions,
-    ) -> Change:
-        """Set fields of a pool's limits or slow start; fields that are not named keep theirs.
-
-        Raises:
-            UnknownName: No such pool.
-            BadChange: An unknown field, or a value out of range.
-            StoreError: It could not be stored.
-            Busy: Too many changes wait.
-        """
-        return await self._make(
-            lambda live: changes_of.set_section(_required(live), pool, section, values), options
-        )
-
-    async def set_drop_overload(self, pool: str, percent: float, options: ChangeOptions) -> Change:
-        """Make Envoy reject a percentage of a pool's requests; 0 ends this.
-
-        Raises:
-            UnknownName: No such pool.
-            BadChange: The percentage is out of range.
-            StoreError: It could not be stored.
-            Busy: Too many changes wait.
-        """
-        return await self._make(
-            lambda live: changes_of.set_drop_overload(_required(live), pool, percent), options
-        )
-
     async def difference(self, old: int, new: int) -> tuple[str, ...]:
         """Return the differences between two revisions; 0 means the fleet in force.
 
@@ -256,8 +270,8 @@ class Control:
             UnknownRevision: A revision does not exist (any more).
             StoreError: A revision cannot be read.
         """
-        was = await self.journal.fleet(old) if old else self.fleet
-        now = await self.journal.fleet(new) if new else self.fleet
+        was = await self.journal.fleet(old) if old else self.written
+        now = await self.journal.fleet(new) if new else self.written
         return await asyncio.to_thread(diff, was, now)
 
     async def rollback(self, revision: int, options: ChangeOptions) -> Change:
@@ -271,14 +285,6 @@ class Control:
         """
         fleet, safe = await self.journal.fleet(revision), await self.journal.accepted(revision)
         return await self._make(lambda _: fleet, replace(options, relief=safe))
-
-    async def revisions(self, limit: int) -> tuple[Revision, ...]:
-        """Return at most ``limit`` revisions, newest first.
-
-        Raises:
-            StoreError: They cannot be read.
-        """
-        return await self.journal.revisions(limit)
 
     async def _make(self, wanted: FleetText | Step, options: ChangeOptions) -> Change:
         began = self._monotonic_s()
@@ -308,10 +314,23 @@ class Control:
             at, number = self._unix_ms(), self.revision + 1
             revision = Revision(number, at, options.author, options.reason, lines)
             state = following(before, fleet, revision, file)
+            if before is None:
+                state = replace(state, members=self._members, promoted=self._promoted)
+            else:
+                left_alone, published = self._left_alone(), before.published
+                lost = await asyncio.to_thread(
+                    lambda: taken(published, state.published, left_alone)
+                )
+                if lost and not options.force:
+                    raise LastReplica(lost)
+                lines += tuple(f"forced: this leaves {each}" for each in lost)
+                state = replace(state, revision=replace(state.revision, changes=lines))
             # Build the resources before storing: what cannot be published is never stored.
             planned = await asyncio.to_thread(self._rollout.plan, state, self._rollout.reached())
             if options.dry_run:
-                return Change(self.revision, lines), None
+                return Change(
+                    self.revision, lines, preview=self._rollout.preview(planned, state)
+                ), None
             live = None if before is None else before.fleet
             await self._keep(state, relief=options.relief or is_relief(live, fleet))
             change, newest = Change(state.revision.number, lines), self._rollout.newest
@@ -327,8 +346,8 @@ class Control:
 
     async def _remember(self, file: FileState) -> None:
         await self.journal.remember_file(file)
-        state = _required(self._state)
-        self._state = FleetState(state.revision, state.fleet, state.incarnations, file)
+        state = required(self._state)
+        self._state = replace(state, file=file)
 
     def _publish(self, state: FleetState, planned: Planned | None = None) -> Published:
         published = self._rollout.publish(state, planned)
@@ -345,21 +364,15 @@ class Control:
             outcome = await published.publication.wait(MAX_TIMEOUT_S)
             if outcome.state != "waiting":
                 break
-        for problem in outcome.problems:
-            _log.warning(
-                "client_behind",
-                revision=number,
-                client=problem.client,
-                state=problem.state,
-                type=problem.type,
-                message=problem.message,
-            )
+        log_problems(number, outcome)
         if outcome.state == "abandoned":
             async with self._turn:
                 await self._fall_back()
             return
         if outcome.state == "done" and published.state.revision.author != FALLBACK_AUTHOR:
             self.refusal = ""
+        if outcome.state == "superseded" and number == self.revision:
+            return  # by the same revision, e.g. with other replicas; the outcome is that one's
         await self.journal.note(number, summary(outcome))
 
     async def _fall_back(self) -> None:
@@ -367,7 +380,7 @@ class Control:
         refused = self._rollout.newest
         if refused is None or not refused.refused:
             return
-        outcome, here, good = refused.outcome, _required(self._state), refused.good
+        outcome, here, good = refused.outcome, required(self._state), refused.good
         number, text = refused.state.revision.number, summary(outcome)
         membership = all(problem.type != "EDS" for problem in outcome.problems)
         fleet = await asyncio.to_thread(
@@ -376,6 +389,7 @@ class Control:
         why = f"revision {number} was {text}"
         reason = f"back to revision {good.revision.number}: {why}"
         state = fallback_state(good, here, fleet, FALLBACK_AUTHOR, reason, self._unix_ms())
+        state = state if membership else replace(state, members=good.members)
         await self._keep(state, relief=True)
         refused.answered = True
         self.refusal = f"{why}; revision {state.revision.number} leads back"
@@ -384,9 +398,3 @@ class Control:
         self._publish(state)
         for passed in range(number, here.revision.number + 1):
             await self.journal.note(passed, text)
-
-
-def _required(value: _T | None) -> _T:
-    if value is None:
-        raise RuntimeError("the control server has no fleet yet")
-    return value

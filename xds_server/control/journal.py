@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from xds_server.fleet.relief import ACCEPTED
+from xds_server.fleet.revision import ACCEPTED, lasting_outcome
 from xds_server.fleet.store import StoreError, UnknownRevision
 
 if TYPE_CHECKING:
@@ -143,17 +143,21 @@ class Journal:
             self._written()
 
     async def note(self, number: int, outcome: str) -> None:
-        """Write or hold the outcome of a revision; no effect if the revision is no longer kept."""
+        """Write or hold the outcome of a publication (``lasting_outcome``).
+
+        It has no effect if the revision is no longer kept.
+        """
         async with self._turn:
             for place, state in enumerate(self._held):
                 if state.revision.number == number:
-                    revision = replace(state.revision, outcome=outcome)
+                    lasting = lasting_outcome(state.revision.outcome, outcome)
+                    revision = replace(state.revision, outcome=lasting)
                     self._held[place] = replace(state, revision=revision)
                     return
             try:
                 await asyncio.to_thread(self._store.note, number, outcome)
             except StoreError as error:
-                self._outcomes[number] = outcome
+                self._outcomes[number] = lasting_outcome(self._outcomes.get(number, ""), outcome)
                 while len(self._outcomes) > MAX_HELD:
                     del self._outcomes[next(iter(self._outcomes))]
                 self._failed(error)

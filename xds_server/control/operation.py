@@ -5,16 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from xds_server.fleet.relief import ACCEPTED
-from xds_server.fleet.revision import MAX_OUTCOME_CHARS
+import structlog
+
+from xds_server.fleet.revision import ACCEPTED, MAX_OUTCOME_CHARS, REFUSED
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from xds_server.fleet.guards.last import Taken
     from xds_server.protocol.publication import PublicationOutcome
+    from xds_server.snapshots.preview import Preview
 
 DEFAULT_TIMEOUT_S = 30.0
 MAX_TIMEOUT_S = 3600.0
 MAX_REASON_SHOWN = 240
 """Most characters that are shown of a client's error message."""
+
+
+_log = structlog.get_logger(__name__)
 
 
 class Busy(RuntimeError):  # noqa: N818 - reads as the sentence it is
@@ -35,6 +43,8 @@ class ChangeOptions:
     """Longest wait, in seconds."""
     relief: bool = False
     """It is made even if the store cannot be written (``xds_server.control.journal``)."""
+    force: bool = False
+    """It may take the last usable replica of a variant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +59,15 @@ class Change:
     """Outcome of the publication; ``None`` if the caller did not wait."""
     elapsed_s: float | None = None
     """Seconds from the call to the last acknowledgement; ``None`` if there was none in time."""
+    preview: Preview | None = None
+    """What a dry run would do; ``None`` if it is none, or there are no differences."""
 
 
 def summary(outcome: PublicationOutcome) -> str:
     """Return the outcome of a publication in one sentence."""
     rejecting = [f"{p.client} ({p.type}: {_reason(p.message)})" for p in outcome.problems]
     if outcome.state == "abandoned":
-        text = f"refused by {', '.join(rejecting)}"
+        text = f"{REFUSED} {', '.join(rejecting)}"
     elif outcome.state == "superseded":
         text = "superseded by the next revision"
     else:
@@ -72,3 +84,28 @@ def _reason(message: str) -> str:
     if len(message) <= MAX_REASON_SHOWN:
         return message
     return f"... {message[-MAX_REASON_SHOWN:]}"
+
+
+def log_problems(revision: int, outcome: PublicationOutcome) -> None:
+    """Log each client that did not acknowledge a publication."""
+    for problem in outcome.problems:
+        _log.warning(
+            "client_behind",
+            revision=revision,
+            client=problem.client,
+            state=problem.state,
+            type=problem.type,
+            message=problem.message,
+        )
+
+
+def log_taken(found: Iterable[Taken]) -> None:
+    """Log each variant that members which went have left without a usable replica."""
+    for each in found:
+        _log.error(
+            "last_replica_gone",
+            pool=each.pool,
+            variant=each.variant,
+            protocol=each.protocol or "",
+            remains=each.remains,
+        )

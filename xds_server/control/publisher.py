@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from xds_server.protocol.messages import ClientView
+    from xds_server.protocol.messages import ClientView, ResourceView
     from xds_server.protocol.publication import Audience, OnReject, PublicationOutcome, Stage
     from xds_server.protocol.snapshot import Snapshot
 
@@ -45,6 +45,9 @@ class ClientDirectory(Protocol):
 
     def clients(self) -> Sequence[ClientView]:
         """Return the connected clients."""
+
+    def resources(self, number: int) -> Iterable[ResourceView]:
+        """Return the resources of a client, by the ``number`` of its view; none if it is gone."""
 
     def in_flight(self) -> dict[str, int]:
         """Return requests in flight per endpoint id, summed over the reporting pickers."""

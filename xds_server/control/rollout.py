@@ -6,7 +6,8 @@ Rules:
    leaves them between two fleets. A rejected change leaves them with the fleet before it or, if
    they had switched already, between the two. What few Envoys have, because waves were not over, is
    no part of that state: it would come to all with the first stage of the next change.
-2. Replicas that are to be left alone are so first of all, in a stage of its own (``urgent``).
+2. Replicas that are to be left alone are so first of all, in a stage of its own (``urgent``); after
+   a restart with what pickers may name whatever Envoys have (``recalled``).
    With waves, load is shed likewise. What differs from the good state in nothing else comes to all
    Envoys at once, and so does the way back from a rejected change.
 3. The *good* state is the newest state whose publication was completed. A rejected change falls
@@ -18,11 +19,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from xds_server.fleet.members.members import Members
+from xds_server.fleet.members.placed import placing
+from xds_server.fleet.members.standbys import standing
 from xds_server.fleet.view import View
 from xds_server.protocol.snapshot import Snapshot
 from xds_server.snapshots.build import upstream_contents
 from xds_server.snapshots.memo import Memo
+from xds_server.snapshots.preview import preview
 from xds_server.snapshots.reached import Reached
+from xds_server.snapshots.recalled import recalled_stage
 from xds_server.snapshots.stages import plan, widened
 from xds_server.snapshots.urgent import URGENT, only_urgent, shed_stage, urgent_stage
 
@@ -31,9 +37,11 @@ if TYPE_CHECKING:
 
     from xds_server.control.publisher import PublicationHandle, SnapshotPublisher
     from xds_server.fleet.findings import PublishedSick
+    from xds_server.fleet.members.placed import Placed
     from xds_server.fleet.model.fleet import Fleet
     from xds_server.fleet.revision import FleetState
     from xds_server.protocol.publication import PublicationOutcome, Stage
+    from xds_server.snapshots.preview import Preview
 
 _BEFORE_SWITCH = ("", URGENT, "add", "use")
 
@@ -103,6 +111,8 @@ class Rollout:
         self._memo = Memo()
         self.sick: PublishedSick = {}
         """Replicas to mark as sick in each publication."""
+        self.placed: Placed = ()
+        """Models of replicas to list in each publication."""
         self.newest: Published | None = None
         """The state published last."""
 
@@ -134,6 +144,14 @@ class Rollout:
         """
         return Planned(have, plan(have, self._view(state), self._memo))
 
+    def preview(self, planned: Planned, state: FleetState) -> Preview:
+        """Return what publishing ``state`` by its plan would do."""
+        in_force, newest = self._publisher.in_force, self.newest
+        before = None if newest is None else newest.state.published
+        return preview(
+            planned.stages, in_force("envoy"), in_force("picker"), before, state.published
+        )
+
     def first(self, state: FleetState, past: Sequence[Fleet]) -> Planned:
         """Return the stages with which a server starts. CPU-bound; may run in a worker thread.
 
@@ -144,9 +162,14 @@ class Rollout:
         Raises:
             Exception: No resources can be built; nothing has changed.
         """
-        held = [Snapshot.of(upstream_contents(fleet, self._memo)) for fleet in past]
+        with_members = [
+            standing(Members(state.members.pools).published(fleet).fleet, state.promoted)
+            for fleet in past
+        ]
+        held = [Snapshot.of(upstream_contents(fleet, self._memo)) for fleet in with_members]
         stages = self.plan(state, None).stages
-        return Planned(None, (replace(stages[0], past=tuple(held)), *stages[1:]))
+        early = recalled_stage(with_members, self._view(state), self._memo)
+        return Planned(None, (early, replace(stages[0], past=tuple(held)), *stages[1:]))
 
     def publish(self, state: FleetState, planned: Planned | None = None) -> Published:
         """Publish ``state``; a running publication is superseded.
@@ -174,7 +197,8 @@ class Rollout:
         return self.newest
 
     def _view(self, state: FleetState) -> View:
-        return View(state.fleet, state.incarnations, self.sick, self._seed)
+        fleet = placing(state.published, self.placed)
+        return View(fleet, state.all_incarnations, self.sick, self._seed)
 
     def _in_waves(self, state: FleetState) -> bool:
         if not state.fleet.waves or self.newest is None:
@@ -192,4 +216,7 @@ class Rollout:
 
 def _both(old: View, new: View) -> View:
     fleet = widened(old.fleet, new.fleet)
-    return View(fleet, {**old.incarnations, **new.incarnations}, new.sick, new.seed)
+    incarnations = new.incarnations
+    if incarnations is not old.incarnations:
+        incarnations = {**old.incarnations, **incarnations}
+    return View(fleet, incarnations, new.sick, new.seed)

@@ -8,6 +8,7 @@ Rules:
 2. Each content is reported once; the same text with a new stamp is not reported again.
 3. A file that is missing, too large or not UTF-8 is reported once, and again only if the fault
    changes.
+4. A text that is refused for a reason that may pass is reported again (``again``).
 """
 
 from __future__ import annotations
@@ -90,6 +91,12 @@ class FileWatch:
         self._taken: Stamp | None = None
         self._last_hash: str | None = None
         self._last_fault: str | None = None
+        self._again = 0
+        """Polls until the file is reported once more; 0 = it is not."""
+
+    def again(self, polls: int) -> None:
+        """Report the file once more after this many polls, unless it changes before."""
+        self._again = polls
 
     def known(self, text: str) -> None:
         """Treat ``text`` as reported already."""
@@ -98,6 +105,10 @@ class FileWatch:
     async def look(self) -> None:
         """Poll once; report the file if it has changed and is stable."""
         stamp = stamp_of(self._path)
+        if self._again:
+            self._again -= 1
+            if not self._again:
+                self._taken = self._last_hash = None
         settled = stamp == self._seen
         self._seen = stamp
         if not settled or (stamp is not None and stamp == self._taken):
@@ -115,7 +126,7 @@ class FileWatch:
         self._taken, self._last_fault = stamp, None
         digest = text_hash(text)
         if digest != self._last_hash:
-            self._last_hash = digest
+            self._last_hash, self._again = digest, 0
             await self._on_text(text)
 
     async def run(self, interval_s: float = INTERVAL_S) -> None:

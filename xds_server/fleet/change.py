@@ -8,19 +8,30 @@ them cheap for all that follows. None of the functions validates the result;
 from __future__ import annotations
 
 import difflib
+import weakref
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pydantic import ValidationError
 
 from tidegate_api.pools import MAX_WEIGHT_SUM
+from xds_server.fleet.parts.identity import ByIdentity
+from xds_server.fleet.parts.successive import changed, with_changed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from xds_server.fleet.model.fleet import EndpointSpec, Fleet, PoolSpec
 
 
 Section = Literal["circuit_breaker", "slow_start"]
+_Flag = Literal["draining", "standby"]
+_FLAGS: Final[tuple[_Flag, ...]] = ("draining", "standby")
+MAX_DRAINED: Final = 4096
+"""Most found replicas of one pool that operators drain."""
+
+_NONE_FOUND: Final[Mapping[str, Collection[str]]] = MappingProxyType({})
+
 SECTIONS: Final[tuple[Section, ...]] = ("circuit_breaker", "slow_start")
 """Sections of a pool whose fields operators can set at run time."""
 
@@ -61,31 +72,64 @@ def set_weights(fleet: Fleet, pool: str, weights: Mapping[str, int]) -> Fleet:
     for name in weights:
         if name not in known:
             raise UnknownName(f"variant of pool '{pool}'", name, known)
-    return _with_pools(fleet, lambda p: _with_weights(p, weights) if p.name == current.name else p)
+    return _with_pool(fleet, current, _with_weights(current, weights))
 
 
-def set_draining(fleet: Fleet, endpoint: str, draining: bool) -> Fleet:
+def set_draining(
+    fleet: Fleet, endpoint: str, draining: bool, found: Mapping[str, Collection[str]] = _NONE_FOUND
+) -> Fleet:
     """Return the fleet with one replica draining, or no longer draining.
 
     Args:
         fleet: The fleet to change.
         endpoint: An endpoint id, which applies to every pool with this endpoint, or ``pool/id``.
         draining: The replica takes no new work.
+        found: Ids of the found replicas by pool; they are listed in the pool's ``drained``.
+
+    Raises:
+        UnknownName: No such endpoint or pool.
+        BadChange: ``drained`` would be longer than its bound.
+    """
+    pool_name, slash, wanted = endpoint.rpartition("/")
+    pools = (_find_pool(fleet, pool_name),) if slash else fleet.pools
+
+    def listed(pool: PoolSpec) -> Iterator[str]:
+        yield from (each.id for each in pool.endpoints)
+        yield from found.get(pool.name, ())
+        yield from pool.drained
+
+    meant = [pool for pool in pools if wanted in listed(pool)]
+    if not meant:
+        kind = f"endpoint of pool '{pool_name}'" if slash else "endpoint"
+        raise UnknownName(kind, wanted, dict.fromkeys(i for pool in pools for i in listed(pool)))
+    for pool in meant:
+        drained = _with_drained(
+            _with_flags(pool, "draining", {wanted: draining}), wanted, draining, found
+        )
+        fleet = _with_pool(fleet, pool, drained)
+    return fleet
+
+
+def set_standby(fleet: Fleet, endpoint: str, standby: bool) -> Fleet:
+    """Return the fleet with one written replica a standby, or no longer.
+
+    Args:
+        fleet: The fleet to change.
+        endpoint: An endpoint id, which applies to every pool with this endpoint, or ``pool/id``.
+        standby: It takes no requests until it is needed.
 
     Raises:
         UnknownName: No such endpoint or pool.
     """
     pool_name, slash, wanted = endpoint.rpartition("/")
     pools = (_find_pool(fleet, pool_name),) if slash else fleet.pools
-    known = dict.fromkeys(e.id for pool in pools for e in pool.endpoints)
-    if wanted not in known:
+    meant = [pool for pool in pools if wanted in _flags(pool, "standby")]
+    if not meant:
         kind = f"endpoint of pool '{pool_name}'" if slash else "endpoint"
-        raise UnknownName(kind, wanted, known)
-    meant = {pool.name for pool in pools}
-    return _with_pools(
-        fleet,
-        lambda p: _with_draining(p, {wanted: draining}) if p.name in meant else p,
-    )
+        raise UnknownName(kind, wanted, dict.fromkeys(e.id for p in pools for e in p.endpoints))
+    for pool in meant:
+        fleet = _with_pool(fleet, pool, _with_flags(pool, "standby", {wanted: standby}))
+    return fleet
 
 
 def set_section(fleet: Fleet, pool: str, section: Section, values: Mapping[str, float]) -> Fleet:
@@ -109,9 +153,7 @@ def set_section(fleet: Fleet, pool: str, section: Section, values: Mapping[str, 
         (first, *_) = error.errors(include_url=False)
         where = ".".join(map(str, first["loc"]))
         raise BadChange(f"{section}.{where}: {first['msg']}") from None
-    return _with_pools(
-        fleet, lambda p: p.model_copy(update={section: after}) if p.name == current.name else p
-    )
+    return _with_pool(fleet, current, current.model_copy(update={section: after}))
 
 
 def set_drop_overload(fleet: Fleet, pool: str, percent: float) -> Fleet:
@@ -124,10 +166,7 @@ def set_drop_overload(fleet: Fleet, pool: str, percent: float) -> Fleet:
     current = _find_pool(fleet, pool)
     if not 0 <= percent <= 100:  # noqa: PLR2004 - a percentage
         raise BadChange(f"{percent:g} is no percentage; write a number between 0 and 100")
-    return _with_pools(
-        fleet,
-        lambda p: p.model_copy(update={"drop_overload": percent}) if p.name == current.name else p,
-    )
+    return _with_pool(fleet, current, current.model_copy(update={"drop_overload": percent}))
 
 
 def merge(last_file: Fleet | None, new_file: Fleet, live: Fleet) -> Fleet:
@@ -135,7 +174,7 @@ def merge(last_file: Fleet | None, new_file: Fleet, live: Fleet) -> Fleet:
 
     The file takes precedence, except for values that operators changed at run time and the edit did
     not: a pool's weights (as a whole, because a single weight has no meaning), its limits and its
-    slow start (each as a whole), and whether an endpoint drains.
+    slow start (each as a whole), and whether an endpoint drains or is a standby.
 
     Args:
         last_file: The file as it was last applied; ``None`` if it never was.
@@ -144,35 +183,60 @@ def merge(last_file: Fleet | None, new_file: Fleet, live: Fleet) -> Fleet:
     """
     if last_file is None:
         return new_file
+    edited, changes = changed(last_file, new_file), changed(new_file, live)
+    if edited is not None and changes is not None:
+        at = {each.position for each in (*edited, *changes)}
+        found = {n: _merged(new_file.pools[n], last_file.pools[n], live.pools[n]) for n in at}
+        return with_changed(
+            new_file, {n: pool for n, pool in found.items() if pool is not new_file.pools[n]}
+        )
     before = {pool.name: pool for pool in last_file.pools}
     now = {pool.name: pool for pool in live.pools}
+    return _with_pools(
+        new_file, lambda pool: _merged(pool, before.get(pool.name), now.get(pool.name))
+    )
 
-    def merged(pool: PoolSpec) -> PoolSpec:
-        old, current = before.get(pool.name), now.get(pool.name)
-        if old is None or current is None or pool is old is current:
-            return pool
-        result = with_live(pool, old, current)
-        return current if result is not pool and result == current else result
 
-    def with_live(pool: PoolSpec, old: PoolSpec, current: PoolSpec) -> PoolSpec:
-        if _weights(pool) == _weights(old) and _weights(current).keys() == _weights(pool).keys():
-            pool = _with_weights(pool, _weights(current))
-        sections: dict[str, Any] = {
-            section: getattr(current, section)
-            for section in SECTIONS
-            if getattr(pool, section) == getattr(old, section)
-        }
-        if any(getattr(pool, section) != value for section, value in sections.items()):
-            pool = pool.model_copy(update=sections)
-        written, edited = _draining(old), _draining(pool)
+def _merged(pool: PoolSpec, old: PoolSpec | None, current: PoolSpec | None) -> PoolSpec:
+    if old is None or current is None or pool is old is current:
+        return pool
+    last = _last_merge(current)
+    if last and last[0]() is pool and last[1]() is old and (known := last[2]()) is not None:
+        return known
+    result = _with_live(pool, old, current)
+    if result is not pool and result == current:
+        result = current
+    last[:] = map(weakref.ref, (pool, old, result))
+    return result
+
+
+@ByIdentity
+def _last_merge(_: PoolSpec) -> list[weakref.ref[PoolSpec]]:
+    """Return the last merge of a live pool: pool and file before, and the result."""
+    return []
+
+
+def _with_live(pool: PoolSpec, old: PoolSpec, current: PoolSpec) -> PoolSpec:
+    if _weights(pool) == _weights(old) and _weights(current).keys() == _weights(pool).keys():
+        pool = _with_weights(pool, _weights(current))
+    sections: dict[str, Any] = {
+        section: getattr(current, section)
+        for section in SECTIONS
+        if getattr(pool, section) == getattr(old, section)
+    }
+    if any(getattr(pool, section) != value for section, value in sections.items()):
+        pool = pool.model_copy(update=sections)
+    if pool.drained == old.drained != current.drained:
+        pool = pool.model_copy(update={"drained": current.drained})
+    for flag in _FLAGS:
+        written, edited = _flags(old, flag), _flags(pool, flag)
         kept = {
             endpoint: state
-            for endpoint, state in _draining(current).items()
+            for endpoint, state in _flags(current, flag).items()
             if endpoint in edited and written.get(endpoint) == edited[endpoint]
         }
-        return _with_draining(pool, kept)
-
-    return _with_pools(new_file, merged)
+        pool = _with_flags(pool, flag, kept)
+    return pool
 
 
 def _find_pool(fleet: Fleet, name: str) -> PoolSpec:
@@ -180,6 +244,11 @@ def _find_pool(fleet: Fleet, name: str) -> PoolSpec:
         if pool.name == name:
             return pool
     raise UnknownName("pool", name, (pool.name for pool in fleet.pools))
+
+
+def _with_pool(fleet: Fleet, old: PoolSpec, new: PoolSpec) -> Fleet:
+    at = next(position for position, pool in enumerate(fleet.pools) if pool is old)
+    return with_changed(fleet, {at: new})
 
 
 def _with_pools(fleet: Fleet, change: Callable[[PoolSpec], PoolSpec]) -> Fleet:
@@ -190,8 +259,8 @@ def _weights(pool: PoolSpec) -> dict[str, int]:
     return {variant.name: variant.weight for variant in pool.variants}
 
 
-def _draining(pool: PoolSpec) -> dict[str, bool]:
-    return {endpoint.id: endpoint.draining for endpoint in pool.endpoints}
+def _flags(pool: PoolSpec, flag: _Flag) -> dict[str, bool]:
+    return {endpoint.id: getattr(endpoint, flag) for endpoint in pool.endpoints}
 
 
 def _with_weights(pool: PoolSpec, weights: Mapping[str, int]) -> PoolSpec:
@@ -204,13 +273,29 @@ def _with_weights(pool: PoolSpec, weights: Mapping[str, int]) -> PoolSpec:
     return pool.model_copy(update={"variants": variants})
 
 
-def _with_draining(pool: PoolSpec, states: Mapping[str, bool]) -> PoolSpec:
+def _with_flags(pool: PoolSpec, flag: _Flag, states: Mapping[str, bool]) -> PoolSpec:
     def changed(endpoint: EndpointSpec) -> EndpointSpec:
-        state = states.get(endpoint.id, endpoint.draining)
-        if state == endpoint.draining:
-            return endpoint
-        return endpoint.model_copy(update={"draining": state})
+        was = getattr(endpoint, flag)
+        state = states.get(endpoint.id, was)
+        return endpoint if state == was else endpoint.model_copy(update={flag: state})
 
-    if all(states.get(each.id, each.draining) == each.draining for each in pool.endpoints):
+    if all(states.get(each.id, now := getattr(each, flag)) == now for each in pool.endpoints):
         return pool
     return pool.model_copy(update={"endpoints": tuple(map(changed, pool.endpoints))})
+
+
+def _with_drained(
+    pool: PoolSpec, endpoint: str, draining: bool, found: Mapping[str, Collection[str]]
+) -> PoolSpec:
+    if any(each.id == endpoint for each in pool.endpoints):
+        return pool
+    if draining == (endpoint in pool.drained):
+        return pool
+    if draining and endpoint not in found.get(pool.name, ()):
+        return pool
+    drained = tuple(each for each in pool.drained if each != endpoint)
+    if draining:
+        if len(drained) >= MAX_DRAINED:
+            raise BadChange(f"pool '{pool.name}' drains {MAX_DRAINED} found replicas already")
+        drained = (*drained, endpoint)
+    return pool.model_copy(update={"drained": drained})

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from xds_server.fleet.channels import drains
+from xds_server.fleet.parts.successive import changed, edited_endpoints
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -39,8 +40,14 @@ def _lines(old: Fleet | None, new: Fleet) -> Iterator[str]:
         for pool in new.pools:
             yield _added_pool(pool)
         return
+    changes = changed(old, new)
+    if changes is not None:
+        for each in changes:
+            yield from _pool(each.was, each.now)
+        return
     yield from _fields("listener", old.listener, new.listener)
     yield from _fields("pickers", old.pickers, new.pickers)
+    yield from _gateway(old, new)
     for name in ("on_reject", "reject_quorum", "waves"):
         yield from _values(name, getattr(old, name), getattr(new, name))
     drained = drains(old, new)
@@ -56,6 +63,13 @@ def _lines(old: Fleet | None, new: Fleet) -> Iterator[str]:
     yield from _order("pools", [p.name for p in old.pools], [p.name for p in new.pools])
 
 
+def _gateway(old: Fleet, new: Fleet) -> Iterator[str]:
+    if old.gateway is not None and new.gateway is not None:
+        yield from _fields("gateway", old.gateway, new.gateway)
+    elif old.gateway != new.gateway:
+        yield "gateway removed" if new.gateway is None else "gateway added"
+
+
 def _added_pool(pool: PoolSpec) -> str:
     count = len(pool.endpoints)
     return f"pool {pool.name} added ({count} endpoint{'' if count == 1 else 's'})"
@@ -63,7 +77,8 @@ def _added_pool(pool: PoolSpec) -> str:
 
 def _pool(old: PoolSpec, new: PoolSpec) -> Iterator[str]:
     where = f"pool {new.name}:"
-    yield from _fields(where, old, new, skip=("variants", "endpoints"))
+    yield from _fields(where, old, new, skip=("variants", "endpoints", "endpoints_from"))
+    yield from _sources(where, old, new)
     variants = {variant.name: variant for variant in old.variants}
     for variant in new.variants:
         known = variants.pop(variant.name, None)
@@ -76,21 +91,43 @@ def _pool(old: PoolSpec, new: PoolSpec) -> Iterator[str]:
     yield from _order(
         f"{where} variants", [v.name for v in old.variants], [v.name for v in new.variants]
     )
+    edited = None if old.variants[0].name != new.variants[0].name else edited_endpoints(old, new)
+    if edited is not None:
+        for was, now in edited:
+            yield from _endpoint(where, old, was, new, now)
+        return
     endpoints = {endpoint.id: endpoint for endpoint in old.endpoints}
     for endpoint in new.endpoints:
         before = endpoints.pop(endpoint.id, None)
         if before is None:
             yield f"{where} endpoint {endpoint.id} added ({_summary(new, endpoint)})"
             continue
-        was, now = old.variant_of(before), new.variant_of(endpoint)
-        if was != now:
-            yield f"{where} endpoint {endpoint.id} variant {was} -> {now}"
-        yield from _fields(f"{where} endpoint {endpoint.id}", before, endpoint, skip=("variant",))
+        yield from _endpoint(where, old, before, new, endpoint)
     for name in endpoints:
         yield f"{where} endpoint {name} removed"
     yield from _order(
         f"{where} endpoints", [e.id for e in old.endpoints], [e.id for e in new.endpoints]
     )
+
+
+def _sources(where: str, old: PoolSpec, new: PoolSpec) -> Iterator[str]:
+    sources = {source.key: source for source in old.endpoints_from}
+    for source in new.endpoints_from:
+        if source.key in sources:
+            yield from _fields(f"{where} source {source.key}", sources.pop(source.key), source)
+        else:
+            yield f"{where} source {source.key} added"
+    for key in sources:
+        yield f"{where} source {key} removed"
+
+
+def _endpoint(
+    where: str, old: PoolSpec, was: EndpointSpec, new: PoolSpec, now: EndpointSpec
+) -> Iterator[str]:
+    before, after = old.variant_of(was), new.variant_of(now)
+    if before != after:
+        yield f"{where} endpoint {now.id} variant {before} -> {after}"
+    yield from _fields(f"{where} endpoint {now.id}", was, now, skip=("variant",))
 
 
 def _summary(pool: PoolSpec, endpoint: EndpointSpec) -> str:

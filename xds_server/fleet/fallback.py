@@ -12,16 +12,18 @@ Rules:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from xds_server.fleet.diff import diff
-from xds_server.fleet.revision import FileState, FleetState, Revision, following, next_incarnations
+from xds_server.fleet.revision import FileState, Revision, following, next_incarnations
 from xds_server.fleet.rules.fleet import problems
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from xds_server.fleet.model.fleet import EndpointSpec, Fleet, PoolSpec
+    from xds_server.fleet.revision import FleetState
 
 
 def fallback_fleet(good: Fleet, refused: Fleet, *, membership: bool) -> Fleet:
@@ -62,7 +64,7 @@ def fallback_state(
     state = following(here, fleet, revision, file)
     before = next_incarnations(good.fleet, good.incarnations, fleet, number, 0)
     returned = {e: one for e, one in before.items() if good.incarnations.get(e) == one}
-    return FleetState(state.revision, state.fleet, {**state.incarnations, **returned}, state.file)
+    return replace(state, incarnations={**state.incarnations, **returned})
 
 
 def _with(good: Fleet, refused: Fleet, step: Callable[[PoolSpec, PoolSpec], PoolSpec]) -> Fleet:
@@ -77,6 +79,7 @@ def _shedding(good: PoolSpec, refused: PoolSpec) -> PoolSpec:
 
 def _drained(good: PoolSpec, refused: PoolSpec) -> PoolSpec:
     now = {endpoint.id: endpoint for endpoint in refused.endpoints}
+    good = good.model_copy(update={"drained": refused.drained})
     return _with_endpoints(good, [_drain(e, now.get(e.id)) for e in good.endpoints])
 
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from xds_server.fleet import document
 from xds_server.fleet.model.fields import PATTERN_MEANINGS
 from xds_server.fleet.model.fleet import Fleet
+from xds_server.fleet.model.kubernetes import KUBERNETES_MEANINGS
 from xds_server.fleet.rules import fleet as rules
 from xds_server.fleet.rules.problem import spell
 from xds_server.fleet.rules.sound import sound
@@ -26,6 +27,7 @@ MAX_FAULTS = 20
 """Most faults that are listed for one file; further ones are counted."""
 
 _SHOWN_CHARS = 60
+_MEANINGS = {**PATTERN_MEANINGS, **KUBERNETES_MEANINGS}
 
 
 class Fault(NamedTuple):
@@ -134,7 +136,10 @@ def _field_faults(
     return faults
 
 
-_OWN_MESSAGES = frozenset({"duration", "host_port", "reserved_header", "no_address"})
+_OWN_MESSAGES = frozenset(
+    {"duration", "host_port", "reserved_header", "no_address", "two_hosts"}
+    | {"one_source", "dns_port", "dns_interval"}
+)
 """Error types whose message comes from the model itself."""
 
 _SHAPES = {
@@ -162,7 +167,7 @@ def _reason(detail: ErrorDetails, at: Location) -> str:
     if kind == "extra_forbidden":
         return _unknown_field(at)
     if kind == "string_pattern_mismatch":
-        return f"{value} does not fit; write {PATTERN_MEANINGS[context['pattern']]}"
+        return f"{value} does not fit; write {_MEANINGS[context['pattern']]}"
     if kind == "string_type" and isinstance(detail["input"], bool | int | float):
         return f'{value} without quotes is not text; write "{value}" in quotes'
     message = detail["msg"]

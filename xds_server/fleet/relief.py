@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from xds_server.fleet.parts.successive import changed
+
 if TYPE_CHECKING:
     from xds_server.fleet.model.fleet import Fleet, PoolSpec
-
-ACCEPTED = "acknowledged by"
-"""How the outcome of a revision begins that no client refused."""
 
 
 def is_relief(before: Fleet | None, after: Fleet) -> bool:
@@ -17,7 +16,12 @@ def is_relief(before: Fleet | None, after: Fleet) -> bool:
     These take load from replicas or give it back. They add no replica and no name, so that nothing
     refers to a revision that a restart may lose.
     """
-    return before is not None and _settings(before) == _settings(after)
+    if before is None:
+        return False
+    changes = changed(before, after)
+    if changes is not None:
+        return all(_calm(each.was) == _calm(each.now) for each in changes)
+    return _settings(before) == _settings(after)
 
 
 def _settings(fleet: Fleet) -> Fleet:
@@ -26,7 +30,9 @@ def _settings(fleet: Fleet) -> Fleet:
 
 def _calm(pool: PoolSpec) -> PoolSpec:
     endpoints = tuple(
-        each.model_copy(update={"draining": False}) if each.draining else each
+        each.model_copy(update={"draining": False, "standby": False})
+        if each.draining or each.standby
+        else each
         for each in pool.endpoints
     )
-    return pool.model_copy(update={"endpoints": endpoints, "drop_overload": 0.0})
+    return pool.model_copy(update={"endpoints": endpoints, "drained": (), "drop_overload": 0.0})

@@ -33,15 +33,16 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from xds_server.fleet.disk.copied import Copy, writable
+from xds_server.fleet.disk.faults import explained
 from xds_server.fleet.disk.written import Written, body_in, incarnations_in
 from xds_server.fleet.model.fleet import Fleet
-from xds_server.fleet.relief import ACCEPTED
-from xds_server.fleet.revision import FileState, FleetState, Revision
+from xds_server.fleet.revision import FileState, FleetState, Revision, lasting_outcome, reached
 from xds_server.fleet.stored.pieces import stored, whole
 from xds_server.fleet.stored.schema import VERSION, upgrade
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
 MAX_REVISIONS = 1000
@@ -54,9 +55,6 @@ MAX_UNFINISHED = 64
 """Most fleets that ``RevisionStore.unfinished`` returns."""
 MAX_UNFINISHED_BYTES = 4 * 2**20
 """Most bytes of serialized fleets that it reads."""
-
-_BY_NOBODY = f"{ACCEPTED} 0 of"
-"""Outcome of a revision that was published while no client was connected."""
 
 
 class StoreError(RuntimeError):
@@ -180,8 +178,27 @@ class RevisionStore:
         Raises:
             StoreError: It cannot be read.
         """
+        with self._explained():
+            return int(self.value("seed") or "")
+
+    def value(self, key: str) -> str | None:
+        """Return a value of the newest state by its key; ``None`` = it was never stored.
+
+        Raises:
+            StoreError: It cannot be read.
+        """
         with self._lock, self._explained():
-            return int(self._rows("SELECT value FROM latest WHERE key = 'seed'")[0][0])
+            rows = self._rows("SELECT value FROM latest WHERE key = ?", key)
+            return rows[0][0] if rows else None
+
+    def put_value(self, key: str, value: str) -> None:
+        """Store a value of the newest state.
+
+        Raises:
+            StoreError: It was not stored.
+        """
+        with self._lock, self._explained(), self._transaction() as db:
+            db.execute("INSERT OR REPLACE INTO latest VALUES (?, ?)", (key, value))
 
     def latest(self) -> FleetState | None:
         """Return the newest state; ``None`` if nothing was ever stored.
@@ -232,13 +249,18 @@ class RevisionStore:
             written.added(db, revision.number, fleet.size)
 
     def note(self, number: int, outcome: str) -> None:
-        """Store the outcome of a revision; no effect if the revision is no longer stored.
+        """Store the outcome of a publication (``lasting_outcome``).
+
+        It has no effect if the revision is no longer stored.
 
         Raises:
             StoreError: The outcome was not stored.
         """
         with self._lock, self._explained(), self._transaction() as db:
-            db.execute("UPDATE revisions SET outcome = ? WHERE number = ?", (outcome, number))
+            rows = db.execute("SELECT outcome FROM revisions WHERE number = ?", (number,))
+            (known,) = rows.fetchone() or ("",)
+            values = (lasting_outcome(known, outcome), number)
+            db.execute("UPDATE revisions SET outcome = ? WHERE number = ?", values)
 
     def remember_file(self, file: FileState) -> None:
         """Store that the fleet file was applied without changing the fleet.
@@ -317,11 +339,11 @@ class RevisionStore:
                 break
             if place:
                 found.insert(0, self.fleet(number))
-            if outcome.startswith(ACCEPTED) and not outcome.startswith(_BY_NOBODY):
+            if reached(outcome):
                 break
         return tuple(found)
 
-    def _rows(self, query: str, *arguments: int) -> list[Any]:
+    def _rows(self, query: str, *arguments: int | str) -> list[Any]:
         return self._open().execute(query, arguments).fetchall()
 
     def _open(self) -> sqlite3.Connection:
@@ -368,28 +390,8 @@ class RevisionStore:
                 "another --state folder"
             ) from None
 
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Convert errors of the database to ``StoreError``."""
-        try:
-            yield
-        except sqlite3.OperationalError as error:
-            if "locked" in str(error):
-                raise StoreError(
-                    f"{self._name} is in use by another control server; stop that one, "
-                    "or use another --state folder"
-                ) from None
-            raise StoreError(
-                f"{self._name} cannot be used: {error}; check the folder's permissions and free "
-                "space"
-            ) from None
-        except (sqlite3.DatabaseError, KeyError, ValueError) as error:
-            raise StoreError(
-                f"{self._name} is damaged ({error}); move it away and start again: "
-                "the fleet file becomes revision 1"
-            ) from None
-        except OSError as error:
-            raise StoreError(f"{self._name} cannot be created: {error.strerror}") from None
+    def _explained(self) -> AbstractContextManager[None]:
+        return explained(self._name, StoreError)
 
 
 def _revision(row: Any) -> Revision:

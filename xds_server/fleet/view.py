@@ -53,8 +53,8 @@ def address_of(endpoint: EndpointSpec, protocol: Protocol) -> str | None:
 
 @ByIdentity
 def spoken(pool: PoolSpec) -> tuple[Protocol, ...]:
-    """Return the protocols that any replica of the pool speaks."""
-    return tuple(p for p in PROTOCOLS if any(address_of(each, p) for each in pool.endpoints))
+    """Return the protocols that any replica of the pool speaks, found or still to be found."""
+    return tuple(p for p in PROTOCOLS if any(getattr(kind, p) for kind in pool.kinds))
 
 
 def speaks(pool: PoolSpec, protocol: Protocol) -> bool:

@@ -56,6 +56,8 @@ class Client:
     """What it has refused, and whether it is in quarantine."""
     group: str = ""
     """Its node group; empty = none."""
+    reports: bool = True
+    """Of a picker's audience: it reports its requests in flight, for which drains wait."""
 
     @property
     def key(self) -> tuple[Audience, str]:

@@ -7,7 +7,7 @@ Rules:
 2. A client is led over the stages one by one. One that left the gate follows as soon as it is
    SYNCED on its own stage, up to the stage that is for all, where it counts again.
 3. A client that connects begins on the stage that is for all. With routes to clusters withdrawn in
-   the meantime it gets a bridge first (``retired``).
+   the meantime it gets a bridge first (``retired``), which newer publications do not take away.
 4. A publication's first stage puts all clients of its audience on a new course.
 """
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from tidegate_api.names import CLUSTER_TYPE, ROUTE_TYPE
 from xds_server.protocol.gate.waves import Waves
 from xds_server.protocol.messages import ResourceResponse, short_type
-from xds_server.protocol.retired import Retired
+from xds_server.protocol.retired import Kept, Retired, bridged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -50,6 +50,10 @@ class Course:
         self._stages: dict[Audience, list[Snapshot]] = {"envoy": [], "picker": []}
         self._retired = Retired()
         self._crossing: dict[int, float] = {}
+        self._kept: dict[int, tuple[Kept, ...]] = {}
+        """Of each client on a bridge: the withdrawn clusters."""
+        self._early: dict[int, SotwRequest | DeltaRequest] = {}
+        """First CDS requests of clients that came before anything was published."""
         self._run: PublicationRun | None = None
 
     # --- stages ---------------------------------------------------------------------------------
@@ -75,17 +79,17 @@ class Course:
         waves = run.waves and audience == "envoy" and bool(stages)
         if audience == "envoy":
             self._retired.replaced((*stage.past, *stages[-1:]), stage.snapshot)
+        snapshot = self._known(audience, stage.snapshot)
         mine = [client for client in self.clients.values() if client.audience == audience]
         if audience not in run.touched:
             run.touched.add(audience)
             if not waves:
-                return self.restart(audience, stage.snapshot, now)
-            stages[:] = [stages[self.for_all(audience)], stage.snapshot]
+                return self.restart(audience, snapshot, now)
+            stages[:] = [stages[self.for_all(audience)], snapshot]
             for client in mine:
-                client.stage_index = 0
-                client.rejoin(now)
+                self._rejoins(client, now)
         else:
-            stages.append(stage.snapshot)
+            stages.append(snapshot)
         going = [client for client in mine if not client.left]
         if not waves:
             return self._release(going, now)
@@ -97,6 +101,11 @@ class Course:
                 # An earlier publication had led it further than all, or not as far.
                 sent += self._assign(client, 0, now)
         return sent
+
+    def _known(self, audience: Audience, snapshot: Snapshot) -> Snapshot:
+        """Return the newest snapshot if it is equal: clients that have it need not look again."""
+        stages = self._stages[audience]
+        return stages[-1] if stages and stages[-1] == snapshot else snapshot
 
     def next_wave(self, run: PublicationRun, now: float) -> Sent:
         """Let the current stage come to the next wave of Envoys."""
@@ -110,10 +119,25 @@ class Course:
             self.waves.close()
         sent: Sent = []
         for client in self.clients.values():
-            if client.audience == audience:
-                client.rejoin(now)
+            if client.audience != audience:
+                continue
+            early = self._early.pop(client.number, None)
+            if early is not None:
+                self._needs_bridge(client, early, snapshot, now)
+            if self._rejoins(client, now):
                 sent += self._assign(client, 0, now)
+            else:
+                bridge = bridged(snapshot, self._kept[client.number])
+                sent += self.sent(client, client.stream.on_snapshot(bridge, now), now)
         return sent
+
+    def _rejoins(self, client: Client, now: float) -> bool:
+        """Let a client begin a new course; one that still needs its bridge follows later."""
+        on_bridge = client.number in self._kept
+        client.stage_index = -1 if on_bridge else 0
+        if not on_bridge:
+            client.rejoin(now)
+        return not on_bridge
 
     def finished(self) -> None:
         """Note that the publication has ended: messages are no longer its own."""
@@ -156,6 +180,8 @@ class Course:
     def leave(self, number: int) -> Client | None:
         """Remove a client and return it."""
         self._crossing.pop(number, None)
+        self._kept.pop(number, None)
+        self._early.pop(number, None)
         return self.clients.pop(number, None)
 
     def asked(self, client: Client, request: SotwRequest | DeltaRequest, now: float) -> None:
@@ -163,12 +189,25 @@ class Course:
         if client.clusters_requested or request.type_url != CLUSTER_TYPE:
             return
         client.clusters_requested = True
-        begin = self.for_all(client.audience)
-        target = self.snapshot(client.audience, begin)
-        bridge = None if target is None else self._retired.bridge(request, target)
-        if bridge is not None:
-            client.stream.on_snapshot(bridge, now)
-            client.left, client.left_at, client.stage_index = "BEHIND", now, begin - 1
+        target = self.snapshot(client.audience, self.for_all(client.audience))
+        if target is None:
+            self._early[client.number] = request
+        elif self._needs_bridge(client, request, target, now):
+            client.stream.on_snapshot(bridged(target, self._kept[client.number]), now)
+
+    def _needs_bridge(
+        self,
+        client: Client,
+        request: SotwRequest | DeltaRequest,
+        target: Snapshot,
+        now: float,
+    ) -> bool:
+        kept = self._retired.needed(request, target)
+        if kept:
+            self._kept[client.number] = kept
+            client.left, client.left_at = "BEHIND", now
+            client.stage_index = self.for_all(client.audience) - 1
+        return bool(kept)
 
     def catch_up(self, client: Client, now: float) -> Sent:
         """Lead a client that left the gate over the stages that it has missed."""
@@ -182,6 +221,7 @@ class Course:
         if self._crossing.get(client.number, now) > now:
             return sent
         self._crossing.pop(client.number, None)
+        self._kept.pop(client.number, None)
         while client.left and client.standing.state == "SYNCED":
             if client.stage_index < self.for_all(client.audience):
                 sent += self._assign(client, client.stage_index + 1, now)
@@ -227,4 +267,6 @@ class Course:
     def _assign(self, client: Client, index: int, now: float) -> Sent:
         client.stage_index = index
         snapshot = self._stages[client.audience][index]
+        if snapshot is client.stream.given:
+            return []
         return self.sent(client, client.stream.on_snapshot(snapshot, now), now)

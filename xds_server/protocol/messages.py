@@ -10,7 +10,7 @@ from tidegate_api.names import SHORT_TYPE
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from xds_server.protocol.publication import Audience
+    from tidegate_common.tls.pem import Validity
     from xds_server.protocol.snapshot import Resource
 
 MAX_TYPES: Final = 32
@@ -20,6 +20,8 @@ MAX_ERROR_CHARS: Final = 4096
 """Most characters that are kept of a client's error message."""
 
 XdsVariant = Literal["sotw", "delta"]
+ClientKind = Literal["envoy", "picker", "gateway"]
+"""What a client is; a gateway is of the pickers' audience."""
 State = Literal["SYNCED", "STALE", "NACKED", "NOT_SENT"]
 """State of one type on one stream.
 
@@ -106,11 +108,31 @@ class TypeView:
 
 
 @dataclass(frozen=True, slots=True)
+class ResourceView:
+    """One resource of one client."""
+
+    type_url: str
+    name: str
+    version: str
+    """Version that the client is to have; empty = it is removed."""
+    version_acked: str
+    """Version that it holds; empty = none, or unknown after it has rejected a message."""
+    state: State
+    packed: bytes
+    """The serialized ``google.protobuf.Any`` that it is to have; empty = it is removed."""
+
+    @property
+    def short(self) -> str:
+        """The type's short name, e.g. ``CDS``."""
+        return short_type(self.type_url)
+
+
+@dataclass(frozen=True, slots=True)
 class ClientView:
     """One connected client, for status pages."""
 
     node: str
-    kind: Audience
+    kind: ClientKind
     protocol: XdsVariant
     peer: str
     connected_s: float
@@ -125,6 +147,12 @@ class ClientView:
     """Why it is in quarantine; empty = it is not."""
     twins: int = 1
     """Number of clients connected with its node id, itself included."""
+    number: int = 0
+    """Number of its stream, which no other has."""
+    certificate: Validity | None = None
+    """When the certificate of its connection holds; ``None`` = it has none, or not known."""
+    pools_acked: str = ""
+    """Nonce of the pools that a picker acknowledged last on its stream; empty = none."""
 
 
 @dataclass(frozen=True, slots=True)

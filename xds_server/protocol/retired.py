@@ -11,12 +11,12 @@ Rules:
    the server, and those that clients may have from an earlier one. A cluster that comes into force
    again is removed.
 2. A client gets a bridge only if its request states that it holds another state. New clients and
-   clients that are up to date get none.
+   clients that are up to date get none. It keeps the bridge when a newer state comes meanwhile.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from tidegate_api.names import CLUSTER_TYPE, ENDPOINT_TYPE
 from xds_server.protocol.messages import DeltaRequest
@@ -28,23 +28,24 @@ if TYPE_CHECKING:
     from xds_server.protocol.snapshot import Resource, Snapshot
 
 MAX_RETIRED: Final = 256
+Kept: TypeAlias = "tuple[Resource, Resource | None]"
+"""A withdrawn cluster and its assignment."""
 
 
 class Retired:
     """The withdrawn clusters; see the module's rules."""
 
     def __init__(self) -> None:
-        self._clusters: dict[str, tuple[Resource, Resource | None]] = {}
+        self._clusters: dict[str, Kept] = {}
 
     def withdraw(self, before: Snapshot, after: Snapshot) -> None:
         """Record that the snapshot ``after`` replaces ``before``."""
-        here = after.resources(CLUSTER_TYPE)
+        was, here = before.resources(CLUSTER_TYPE), after.resources(CLUSTER_TYPE)
         assignments = before.resources(ENDPOINT_TYPE)
-        for name, cluster in before.resources(CLUSTER_TYPE).items():
-            if name not in here:
-                self._clusters[name] = (cluster, assignments.get(before.eds_name(name)))
-        for name in here:
-            self._clusters.pop(name, None)
+        for name in () if was.keys() <= here.keys() else [n for n in was if n not in here]:
+            self._clusters[name] = (was[name], assignments.get(before.eds_name(name)))
+        for name in [name for name in self._clusters if name in here]:
+            del self._clusters[name]
         while len(self._clusters) > MAX_RETIRED:
             del self._clusters[next(iter(self._clusters))]
 
@@ -53,30 +54,33 @@ class Retired:
         for before in earlier:
             self.withdraw(before, after)
 
-    def bridge(self, request: SotwRequest | DeltaRequest, target: Snapshot) -> Snapshot | None:
-        """Return the snapshot that a client needs before ``target``.
+    def needed(self, request: SotwRequest | DeltaRequest, target: Snapshot) -> tuple[Kept, ...]:
+        """Return the withdrawn clusters that a client may hold, with their assignments.
 
         Args:
             request: The client's first CDS request.
             target: The newest snapshot.
 
         Returns:
-            ``target`` with the withdrawn clusters that the client may hold; ``None`` if the client
-            can get ``target`` at once.
+            Empty if the client can get ``target`` at once, without a bridge.
         """
         if request.type_url != CLUSTER_TYPE:
-            return None
+            return ()
         names = set(self._clusters)
         if isinstance(request, DeltaRequest):
             names &= request.initial_versions.keys()
         elif request.version in {"", target.version(CLUSTER_TYPE)}:
-            return None
-        if not names:
-            return None
-        kept = [self._clusters[name] for name in names]
-        return target.joined(
-            {
-                CLUSTER_TYPE: [cluster for cluster, _ in kept],
-                ENDPOINT_TYPE: [found for _, found in kept if found is not None],
-            }
-        )
+            return ()
+        return tuple(self._clusters[name] for name in names)
+
+
+def bridged(target: Snapshot, kept: Iterable[Kept]) -> Snapshot:
+    """Return ``target`` with withdrawn clusters that are not part of it."""
+    here = target.resources(CLUSTER_TYPE)
+    more = [(cluster, found) for cluster, found in kept if cluster.name not in here]
+    return target.joined(
+        {
+            CLUSTER_TYPE: [cluster for cluster, _ in more],
+            ENDPOINT_TYPE: [found for _, found in more if found is not None],
+        }
+    )

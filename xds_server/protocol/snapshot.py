@@ -9,6 +9,7 @@ resources is an empty set, which is sent to wildcard subscribers.
 from __future__ import annotations
 
 import functools
+import weakref
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -17,14 +18,14 @@ import xxhash
 from google.protobuf.any_pb2 import Any as AnyMessage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     Plain = Callable[["Snapshot"], Mapping[str, Mapping[str, bytes]]]
 
 _COMPARED: Final = 16
 """Pairs of sets whose comparison is kept: most clients go from the same set to the same."""
 
-_NOTHING: Final[Mapping[str, Resource]] = MappingProxyType({})
+_NOTHING: Final[MappingProxyType[str, Resource]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -55,8 +56,10 @@ class TypeSet:
     """All resources of one type; equal sets of successive snapshots are one object."""
 
     version: str
-    resources: Mapping[str, Resource]
+    resources: MappingProxyType[str, Resource]
     """By name, sorted by name."""
+    origin: tuple[weakref.ref[TypeSet], frozenset[str]] | None = field(default=None, repr=False)
+    """The set from which ``patched`` made this one, and the names that differ."""
 
     @classmethod
     def of(
@@ -79,10 +82,39 @@ class TypeSet:
             resources[name] = content
         return _type_set(resources, before)
 
+    def patched(self, changes: Mapping[str, Resource | None]) -> TypeSet:
+        """Return this set with other resources, by name; itself if that is equal.
+
+        Costs what is changed, and the copy of a table of all names.
+
+        Args:
+            changes: The resources that are replaced or added; ``None`` = it is removed.
+        """
+        before = self.resources
+        names = [name for name, new in changes.items() if _differ(before.get(name), new)]
+        if not names:
+            return self
+        resources, total = before.copy(), int(self.version, 16)
+        for name in names:
+            was, now = before.get(name), changes[name]
+            if was is not None:
+                total -= was.digest + 1
+            if now is None:
+                del resources[name]
+            else:
+                resources[name] = now
+                total += now.digest + 1
+        if any(name not in before for name in names):
+            resources = {name: resources[name] for name in sorted(resources)}
+        origin = weakref.ref(self), frozenset(names)
+        return TypeSet(_version(total), MappingProxyType(resources), origin)
+
 
 @functools.lru_cache(maxsize=_COMPARED)
 def changed_names(old: TypeSet, new: TypeSet) -> frozenset[str]:
     """Return the names of which the two sets have different resources, or only one has any."""
+    if new.origin is not None and new.origin[0]() is old:
+        return new.origin[1]
     was, now = old.resources, new.resources
     changed = {name for name, each in now.items() if was.get(name) is not each}
     same = {n for n in changed if n in was and was[n].version == now[n].version}
@@ -161,6 +193,19 @@ class Snapshot:
         taken = {url: other._types[url] for url in type_urls if url in other._types}
         return Snapshot(MappingProxyType({**self._types, **taken}), self._eds_names, self._plain)
 
+    def without(self, type_urls: Collection[str]) -> Snapshot:
+        """Return this snapshot without types, also in its ``plain`` form; itself if it has none."""
+        kept = {url: found for url, found in self._types.items() if url not in type_urls}
+        if len(kept) == len(self._types):
+            return self
+        plain = self._plain
+
+        def bare(snapshot: Snapshot) -> Mapping[str, Mapping[str, bytes]]:
+            made = {} if plain is None else plain(snapshot)
+            return {url: found for url, found in made.items() if url not in type_urls}
+
+        return Snapshot(MappingProxyType(kept), self._eds_names, None if plain is None else bare)
+
     def joined(self, more: Mapping[str, Iterable[Resource]]) -> Snapshot:
         """Return this snapshot with further resources; existing names keep their resource."""
         types = dict(self._types)
@@ -194,6 +239,11 @@ class Snapshot:
     def type_set(self, type_url: str) -> TypeSet | None:
         """Return the set of a type; ``None`` if the type is not served."""
         return self._types.get(type_url)
+
+    def differs(self, other: Snapshot, type_url: str) -> bool:
+        """Return whether the sets of a type are not equal."""
+        mine, its = self._types.get(type_url), other._types.get(type_url)
+        return mine is not its and self.version(type_url) != other.version(type_url)
 
     def version(self, type_url: str) -> str:
         """Return the version of a type's whole set; empty if the type is not served."""
@@ -245,7 +295,17 @@ def _resource(type_url: str, name: str, message: bytes, known: Resource | None) 
 def _type_set(resources: dict[str, Resource], before: TypeSet | None) -> TypeSet:
     # A sum needs no order and no bytes of resources that have not changed.
     total = sum(resource.digest for resource in resources.values()) + len(resources)
-    version = f"{total % 2**128:032x}"
+    version = _version(total)
     if before is not None and before.version == version:
         return before
     return TypeSet(version, MappingProxyType(resources))
+
+
+def _version(total: int) -> str:
+    return f"{total % 2**128:032x}"
+
+
+def _differ(old: Resource | None, new: Resource | None) -> bool:
+    if old is None or new is None:
+        return old is not new
+    return old is not new and old.version != new.version

@@ -41,6 +41,7 @@ from xds_server.protocol.messages import (
     DeltaRequest,
     ProtocolError,
     ResourceResponse,
+    ResourceView,
     SotwRequest,
     Standing,
 )
@@ -48,10 +49,10 @@ from xds_server.protocol.subscription import MAX_NAMES
 from xds_server.protocol.tracker import TypeTracker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
 
-    from xds_server.protocol.messages import TypeView
-    from xds_server.protocol.snapshot import Snapshot
+    from xds_server.protocol.messages import State, TypeView
+    from xds_server.protocol.snapshot import Resource, Snapshot
 
 _ORDER: Final = {
     RUNTIME_TYPE: 0,  # a cluster's limits arrive before the cluster
@@ -87,6 +88,8 @@ class _Stream(ABC, Generic[Request]):
     def __init__(self, stream_id: str) -> None:
         self.adapt: Callable[[Snapshot], Snapshot] | None = None
         """Turns each snapshot into the one for this client's build; the same for an equal one."""
+        self.given: Snapshot | None = None
+        """The snapshot of the last ``on_snapshot``, before ``adapt``."""
         self._stream_id = stream_id
         self._snapshot: Snapshot | None = None
         self._has_layers = False
@@ -97,11 +100,16 @@ class _Stream(ABC, Generic[Request]):
 
     def on_snapshot(self, snapshot: Snapshot, now: float) -> list[ResourceResponse]:
         """Set the snapshot that the client should hold; return the responses to send now."""
+        if snapshot is self.given:
+            return []  # what is due was sent after the last event
+        self.given = snapshot
         if self.adapt is not None:
             snapshot = self.adapt(snapshot)
-        if snapshot is not self._snapshot:
-            self._snapshot = snapshot
-            self._touch()
+        before, self._snapshot = self._visible, snapshot
+        after = self._visible
+        for tracker in self._ordered:
+            if before is None or after is None or before.differs(after, tracker.type_url):
+                tracker.touch()
         return self._burst(now)
 
     def on_request(self, request: Request, now: float) -> Reaction:
@@ -126,6 +134,12 @@ class _Stream(ABC, Generic[Request]):
         """The snapshot that the client should hold; ``None`` = none yet."""
         return self._snapshot
 
+    @property
+    def _visible(self) -> Snapshot | None:
+        """The snapshot in the form for this client's bootstrap."""
+        snapshot = self._snapshot
+        return snapshot if snapshot is None or self._has_layers else snapshot.plain
+
     def has_requested(self, type_url: str) -> bool:
         """Return whether the client has requested this type."""
         tracker = self._trackers.get(type_url)
@@ -145,13 +159,14 @@ class _Stream(ABC, Generic[Request]):
         """Return the state of the client relative to its snapshot, over all types."""
         refused: TypeTracker | None = None
         pending: TypeTracker | None = None
-        blocked = self._clusters_refused()
         for tracker in self._ordered:
-            if not tracker.requested:
+            if tracker.settled or not tracker.requested:
                 continue
             if tracker.refused:
                 refused = refused or tracker
-            if tracker.state == "STALE" and not (blocked and self._held_back(tracker)):
+            if tracker.state == "STALE" and not (
+                self._clusters_refused() and self._held_back(tracker)
+            ):
                 pending = pending or tracker
         if pending is not None:
             return Standing("PENDING", pending.type_url, nacks=self._nacks)
@@ -162,6 +177,22 @@ class _Stream(ABC, Generic[Request]):
     def views(self, now: float) -> tuple[TypeView, ...]:
         """Return one status cell per requested type, in the order in which types are sent."""
         return tuple(tracker.view(now) for tracker in self._ordered if tracker.requested)
+
+    def resources(self) -> Iterator[ResourceView]:
+        """Yield each resource that the client is to have or has, by type and name."""
+        snapshot = self._visible
+        for tracker in self._ordered:
+            url = tracker.type_url
+            wanted: Mapping[str, Resource] = {} if snapshot is None else snapshot.resources(url)
+            held, refused = tracker.holdings()
+            names = {name for name in wanted if tracker.subscription.wants(name)}
+            names.update(name for name, version in held.items() if version)
+            for name in sorted(names):
+                found, acked = wanted.get(name), held.get(name) or ""
+                version, packed = ("", b"") if found is None else (found.version, found.any)
+                state: State = "NACKED" if name in refused else "STALE"
+                state = "SYNCED" if acked == version else state
+                yield ResourceView(url, name, version, acked, state, packed)
 
     @abstractmethod
     def _subscribe(self, tracker: TypeTracker, request: Request) -> None:
@@ -175,7 +206,9 @@ class _Stream(ABC, Generic[Request]):
             tracker = TypeTracker(
                 type_url,
                 full_set=not self._delta and type_url not in _BY_NAME,
-                reports_absence=self._delta,
+                # A filter's settings serve the connections that drain, until Envoy no longer asks
+                # for them. Told that they are gone, it would answer these with 500.
+                reports_absence=self._delta and type_url != EXTENSION_TYPE,
                 legacy_wildcard=type_url not in _BY_NAME,
             )
             self._trackers[type_url] = tracker
@@ -196,13 +229,15 @@ class _Stream(ABC, Generic[Request]):
 
     def _burst(self, now: float) -> list[ResourceResponse]:
         responses: list[ResourceResponse] = []
-        if self._snapshot is None or not self._ordered:
+        snapshot = self._visible
+        if snapshot is None or not self._ordered:
             return responses
-        snapshot = self._snapshot if self._has_layers else self._snapshot.plain
         if CLUSTER_TYPE in self._trackers:
             self._tracker(ENDPOINT_TYPE)  # records rule 3's assignments before EDS is requested
         for tracker in self._ordered:
-            content = tracker.due(snapshot, now) if tracker.requested else None
+            if tracker.settled or not tracker.requested:
+                continue
+            content = tracker.due(snapshot, now)
             if content is None or self._held_back(tracker):
                 continue
             self._nonces += 1

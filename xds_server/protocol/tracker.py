@@ -332,6 +332,12 @@ class TypeTracker:
     # --- status ---------------------------------------------------------------------------------
 
     @property
+    def settled(self) -> bool:
+        """Nothing was sent or is to be sent, and nothing was refused, since the last ``touch``."""
+        due = self._due
+        return not (self._dirty or self._in_flight or due.content or due.withheld)
+
+    @property
     def in_flight(self) -> bool:
         """A message is in flight and the client still subscribes to something."""
         return self._in_flight is not None and not self.subscription.empty
@@ -365,6 +371,10 @@ class TypeTracker:
             if self._due.withheld:
                 return "NACKED"
         return "SYNCED" if self._version_sent or self._held else "NOT_SENT"
+
+    def holdings(self) -> tuple[Mapping[str, str | None], frozenset[str]]:
+        """Return the versions that the client holds by name, and the names that it has rejected."""
+        return self._held, frozenset(name for group in self._parked for name in group)
 
     def view(self, now: float) -> TypeView:
         """Return the type's cell of a status table."""

@@ -103,6 +103,7 @@ class Publisher:
         *,
         build: str = "",
         group: str = "",
+        reports: bool = True,
     ) -> None:
         """Add a client whose node is known; nothing is sent before its first request.
 
@@ -114,8 +115,10 @@ class Publisher:
             now: Monotonic seconds.
             build: The build that it reports; empty = unknown.
             group: Its node group; empty = none.
+            reports: Whether it reports requests in flight, as pickers do.
         """
         client = Client(number, node, audience, stream, now, -1, stream.standing(), group=group)
+        client.reports = reports
         self._nodes.joined(client, build, now)
         self._course.join(client, now)
 
@@ -132,7 +135,7 @@ class Publisher:
         # The stream and its requests are of the same variant: the service pairs them.
         reaction = client.stream.on_request(request, now)  # type: ignore[arg-type] # see above
         if reaction.verdict is not None:
-            self._nodes.answered(client)
+            self._nodes.answered(client, now)
             type_url, waited_s = reaction.verdict.type_url, reaction.verdict.waited_s
             owes_more = client.stream.owes_answer
             client.debt.answered(type_url, waited_s, now, owes_more=owes_more)
@@ -302,7 +305,7 @@ class Publisher:
 
     def _pickers(self) -> list[Client]:
         clients = self._course.clients.values()
-        return [c for c in clients if c.audience == "picker" and not c.left]
+        return [c for c in clients if c.audience == "picker" and c.reports and not c.left]
 
     def _abandon(self, run: PublicationRun, stage: Stage, now: float) -> Sent:
         early = self._course.waves.open

@@ -16,11 +16,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from envoy.service.discovery.v3 import discovery_pb2
 
-from tidegate_api.names import NODE_AUDIENCE_KEY, NODE_GROUP, PICKER_NODE_CLUSTER
+from tidegate_api.names import (
+    GATEWAY_NODE_CLUSTER,
+    NODE_AUDIENCE_KEY,
+    NODE_GROUP,
+    PICKER_NODE_CLUSTER,
+)
 from xds_server.protocol.messages import DeltaRequest, ProtocolError, SotwRequest
 
 if TYPE_CHECKING:
-    from xds_server.protocol.messages import ResourceResponse
+    from xds_server.protocol.messages import ClientKind, ResourceResponse
     from xds_server.protocol.publication import Audience
     from xds_server.protocol.snapshot import Resource
 
@@ -58,6 +63,12 @@ class XdsNode:
     group: str = ""
     """Its node group, ``NODE_GROUP`` of its metadata; empty = none."""
 
+    @property
+    def kind(self) -> ClientKind:
+        """What it is: a gateway is served as pickers are, and has no requests in flight."""
+        gateway = self.audience == "picker" and self.cluster == GATEWAY_NODE_CLUSTER
+        return "gateway" if gateway else self.audience
+
 
 def node_of(request: Any) -> XdsNode:
     """Return the node of a stream's first request; later requests may omit it (X1).
@@ -87,7 +98,8 @@ def node_of(request: Any) -> XdsNode:
 def _audience(node: Any) -> Audience:
     fields = node.metadata.fields
     if NODE_AUDIENCE_KEY not in fields:
-        return "picker" if node.cluster == PICKER_NODE_CLUSTER else "envoy"
+        served = {PICKER_NODE_CLUSTER, GATEWAY_NODE_CLUSTER}
+        return "picker" if node.cluster in served else "envoy"
     named = fields[NODE_AUDIENCE_KEY].string_value
     if named == "picker":
         return "picker"
@@ -148,7 +160,7 @@ def read_delta(request: Any) -> DeltaRequest:
 
 def write_sotw(response: ResourceResponse) -> bytes:
     """Serialize a ``DiscoveryResponse``."""
-    return _sotw_shared(response.type_url, response.version, response.resources) + _field(
+    return _sotw_shared(response.type_url, response.version, response.resources) + delimited(
         _SOTW_NONCE, response.nonce.encode()
     )
 
@@ -157,7 +169,7 @@ def write_delta(response: ResourceResponse) -> bytes:
     """Serialize a ``DeltaDiscoveryResponse``."""
     return _delta_shared(
         response.type_url, response.version, response.resources, response.removed
-    ) + _field(_DELTA_NONCE, response.nonce.encode())
+    ) + delimited(_DELTA_NONCE, response.nonce.encode())
 
 
 @functools.lru_cache(maxsize=_SHARED)
@@ -177,19 +189,19 @@ def _delta_shared(
 
 
 def _sotw_part(resource: Resource) -> bytes:
-    return _field(_SOTW_RESOURCES, resource.any)
+    return delimited(_SOTW_RESOURCES, resource.any)
 
 
 def _delta_part(resource: Resource) -> bytes:
-    return _field(
+    return delimited(
         _DELTA_RESOURCES,
-        _field(_RESOURCE_VERSION, resource.version.encode())
-        + _field(_RESOURCE_BODY, resource.any)
-        + _field(_RESOURCE_NAME, resource.name.encode()),
+        delimited(_RESOURCE_VERSION, resource.version.encode())
+        + delimited(_RESOURCE_BODY, resource.any)
+        + delimited(_RESOURCE_NAME, resource.name.encode()),
     )
 
 
-def _field(number: int, body: bytes) -> bytes:
+def delimited(number: int, body: bytes) -> bytes:
     """Encode a length-delimited field; ``number`` must be below 16, so that its tag is one byte."""
     length, prefix = len(body), bytearray([number << 3 | 2])
     while length > 0x7F:  # noqa: PLR2004 - seven bits per byte of a varint

@@ -4,10 +4,12 @@ The listener has a fixed number of log sinks, *slots*, so that it does not chang
 and go. Rules:
 
 1. A slot has a cluster, with the address of at most one picker in its assignment, and a sink with a
-   filter on the slot's number, which each pick carries. Entries without a pick are not sent.
-2. Pickers learn their slots with the pools. An address keeps its slot while others come; one that
+   filter on the slot's number, which each pick carries.
+2. Of requests without a pick those are sent to any picker, to be counted, that Envoy answers by
+   itself: no route, no healthy replica, and so on.
+3. Pickers learn their slots with the pools. An address keeps its slot while others come; one that
    had to give way to another may change it when that one leaves.
-3. There are eight slots, and eight more for every further eight pickers; workers count singly.
+4. There are eight slots, and eight more for every further eight pickers; workers count singly.
 
 The router adds an entry for each failed attempt (``upstream_log``). On Envoy 1.40 such entries have
 no metadata, so a request header with the same content tells them apart, and they carry it. The
@@ -83,7 +85,12 @@ RUNNING: Final = timedelta(seconds=1)
 ATTEMPTS_LOG: Final = "tidegate-attempts"
 """Name of the log of failed attempts."""
 
+UNPICKED_LOG: Final = "tidegate-unpicked"
+"""Name of the log of requests without a pick."""
+
 _REQUESTS_LOG: Final = "tidegate"
+_OWN_FLAGS: Final = ("UH", "UO", "NR", "NC", "RL", "OM", "UT", "DT", "UF", "UC", "UR", "UPE")
+"""Envoy's own answers, by their response flags."""
 _GRPC_STATUS: Final = "grpc-status"
 _FIRST_BODY: Final = "%COMMON_DURATION(US_TX_BEG:US_RX_BODY_BEG:us)%;%DURATION%"
 
@@ -98,7 +105,7 @@ def log_clusters(addresses: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
 
 def access_logs(slots: int) -> list[AccessLog]:
     """Return the listener's log sinks."""
-    return [_sink(slot) for slot in range(slots)]
+    return [*map(_sink, range(slots)), _unpicked()]
 
 
 def attempt_logs(slots: int) -> list[AccessLog]:
@@ -112,16 +119,12 @@ def _attempts(slot: int) -> AccessLog:
     # routes' retry policy covers.
     failed = [
         AccessLogFilter(response_flag_filter=ResponseFlagFilter()),
+        _answered(503, "tidegate.retried_status"),
+        _answered(404, "tidegate.missing_status"),
         AccessLogFilter(
-            status_code_filter=StatusCodeFilter(
-                comparison=ComparisonFilter(
-                    op=ComparisonFilterOp.EQ,
-                    value=RuntimeUInt32(default_value=503, runtime_key="tidegate.retried_status"),
-                )
+            grpc_status_filter=GrpcStatusFilter(
+                statuses=[GrpcStatusFilterStatus.UNAVAILABLE, GrpcStatusFilterStatus.NOT_FOUND]
             )
-        ),
-        AccessLogFilter(
-            grpc_status_filter=GrpcStatusFilter(statuses=[GrpcStatusFilterStatus.UNAVAILABLE])
         ),
     ]
     return AccessLog(
@@ -136,13 +139,49 @@ def _attempts(slot: int) -> AccessLog:
         ),
         # Not buffered: a lease or a suspicion should not wait for the end of the request.
         typed_config=PackedAny.pack(
-            _config(slot, ATTEMPTS_LOG, buffer_bytes=0, request_headers=[TICKET_HEADER])
+            _config(
+                f"{LOG_CLUSTER_PREFIX}{slot}",
+                ATTEMPTS_LOG,
+                buffer_bytes=0,
+                request_headers=[TICKET_HEADER],
+            )
         ),
     )
 
 
+def _unpicked() -> AccessLog:
+    # Matches only where there is no slot.
+    matcher = MetadataMatcher(
+        filter=TIDEGATE_NAMESPACE,
+        path=[MetadataMatcherPathSegment(key=LOG_SLOT_KEY)],
+        value=ValueMatcher(string_match=StringMatcher(exact="none")),
+    )
+    filters = [
+        AccessLogFilter(
+            metadata_filter=MetadataFilter(matcher=matcher, match_if_key_not_found=True)
+        ),
+        AccessLogFilter(response_flag_filter=ResponseFlagFilter(flags=[*_OWN_FLAGS])),
+    ]
+    return AccessLog(
+        name="envoy.access_loggers.http_grpc",
+        filter=AccessLogFilter(and_filter=AndFilter(filters=filters)),
+        typed_config=PackedAny.pack(_config(PICKER_CLUSTER, UNPICKED_LOG)),
+    )
+
+
+def _answered(status: int, runtime_key: str) -> AccessLogFilter:
+    return AccessLogFilter(
+        status_code_filter=StatusCodeFilter(
+            comparison=ComparisonFilter(
+                op=ComparisonFilterOp.EQ,
+                value=RuntimeUInt32(default_value=status, runtime_key=runtime_key),
+            )
+        )
+    )
+
+
 def _config(
-    slot: int,
+    cluster: str,
     name: str,
     *,
     buffer_bytes: int | None = None,
@@ -155,9 +194,7 @@ def _config(
             transport_api_version=ApiVersion.V3,
             # The default authority is the cluster's name, whose slash is invalid there.
             grpc_service=GrpcService(
-                envoy_grpc=GrpcServiceEnvoyGrpc(
-                    cluster_name=f"{LOG_CLUSTER_PREFIX}{slot}", authority=PICKER_CLUSTER
-                )
+                envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=cluster, authority=PICKER_CLUSTER)
             ),
             buffer_flush_interval=FLUSH,
             buffer_size_bytes=buffer_bytes,
@@ -181,6 +218,10 @@ def _sink(slot: int) -> AccessLog:
             metadata_filter=MetadataFilter(matcher=matcher, match_if_key_not_found=False)
         ),
         typed_config=PackedAny.pack(
-            _config(slot, _REQUESTS_LOG, tags=[CustomTag(tag=FIRST_BODY_TAG, value=_FIRST_BODY)])
+            _config(
+                f"{LOG_CLUSTER_PREFIX}{slot}",
+                _REQUESTS_LOG,
+                tags=[CustomTag(tag=FIRST_BODY_TAG, value=_FIRST_BODY)],
+            )
         ),
     )

@@ -41,6 +41,11 @@ from envoy_data_plane.envoy.extensions.load_balancing_policies.override_host.v3 
     OverrideHost,
     OverrideHostOverrideHostSource,
 )
+from envoy_data_plane.envoy.extensions.load_balancing_policies.subset.v3 import (
+    Subset,
+    SubsetLbSubsetFallbackPolicy,
+    SubsetLbSubsetSelector,
+)
 from envoy_data_plane.envoy.extensions.upstreams.http.v3 import (
     HttpProtocolOptions as UpstreamProtocolOptions,
 )
@@ -56,15 +61,20 @@ from tidegate_api.names import (
     DESTINATION_SERVED_KEY,
     LB_NAMESPACE,
     PICKER_CLUSTER,
+    PLACED_KEY,
     ClusterRef,
 )
+from xds_server.fleet.model.edge import ReplicaConnections
 from xds_server.fleet.model.resilience import CircuitBreaker, SlowStartSpec
+from xds_server.resources.edge.connections import bounds, keepalive
+from xds_server.resources.edge.operators import patched_cluster
 from xds_server.resources.runtime import aggression_key
-from xds_server.resources.secrets import upstream
+from xds_server.resources.secrets import to_pickers, upstream
 from xds_server.resources.sources import ads_source, extension
 
 if TYPE_CHECKING:
     from xds_server.fleet.model.fleet import PoolSpec, VariantSpec
+    from xds_server.fleet.model.tls import UpstreamTls
 
 _UPSTREAM_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _EDS_FETCH_TIMEOUT = timedelta(seconds=2)
@@ -105,8 +115,23 @@ def _least_request(pool: PoolSpec) -> LeastRequest:
 
 
 def _load_balancing(pool: PoolSpec) -> LoadBalancingPolicy:
-    """Return the policy: the picker's choice; without one, least request with slow start."""
+    """Return the policy: the picker's choice; without one, least request with slow start.
+
+    In a pool of several models a request without a pick goes to the replicas that carry its model
+    as metadata (``filters/placed.py``); where none does, to any.
+    """
     fallback = extension("envoy.load_balancing_policies.least_request", _least_request(pool))
+    if pool.chooses_models:
+        of_model = Subset(
+            fallback_policy=SubsetLbSubsetFallbackPolicy.ANY_ENDPOINT,
+            subset_selectors=[SubsetLbSubsetSelector(keys=[PLACED_KEY])],
+            list_as_any=True,
+            allow_redundant_keys=True,
+            subset_lb_policy=LoadBalancingPolicy(
+                policies=[LoadBalancingPolicyPolicy(typed_extension_config=fallback)]
+            ),
+        )
+        fallback = extension("envoy.load_balancing_policies.subset", of_model)
     override = OverrideHost(
         # Metadata rather than the header, because clients can send the header.
         override_host_sources=[
@@ -132,19 +157,22 @@ def probe_path(pool: PoolSpec, variant: VariantSpec) -> str:
     """Return the HTTP path that answers 200 if a replica serves the variant's model.
 
     This is the readiness of the model, not of the server: while Triton loads *any* model, it
-    answers 400 to ``/v2/health/ready``.
+    answers 400 to ``/v2/health/ready``. Of several models a replica may lack some, which pickers
+    find out by themselves; then it is only asked whether it lives.
     """
     if pool.health.path is not None:
         return pool.health.path
     if not pool.match.models:
         return "/v2/health/ready"
+    if len(pool.match.models) > 1 and pool.health.repository:
+        return "/v2/health/live"
     version = f"/versions/{variant.model_version}" if variant.model_version else ""
     return f"/v2/models/{pool.match.models[0]}{version}/ready"
 
 
 def probes_http(pool: PoolSpec) -> bool:
     """Return whether all replicas can be probed over HTTP; otherwise gRPC health is used."""
-    return all(endpoint.http for endpoint in pool.endpoints)
+    return all(kind.http for kind in pool.kinds)
 
 
 def _health_check(pool: PoolSpec, path: str | None) -> HealthCheck:
@@ -171,16 +199,19 @@ def _health_check(pool: PoolSpec, path: str | None) -> HealthCheck:
     return check
 
 
-def _protocol_options(protocol: str) -> dict[str, PackedAny]:
+def protocol_options(protocol: str, spec: ReplicaConnections) -> dict[str, PackedAny]:
+    """Return how Envoy speaks to a cluster's hosts."""
+    h2 = Http2ProtocolOptions(connection_keepalive=keepalive(spec))
     explicit = (
-        HttpProtocolOptionsExplicitHttpConfig(http2_protocol_options=Http2ProtocolOptions())
+        HttpProtocolOptionsExplicitHttpConfig(http2_protocol_options=h2)
         if protocol == "grpc"
         else HttpProtocolOptionsExplicitHttpConfig(http_protocol_options=Http1ProtocolOptions())
     )
+    # Triton waits for idle connections when it shuts down, so they need a timeout.
+    common = HttpProtocolOptions(idle_timeout=timedelta(seconds=60))
+    bounds(common, spec)
     options = UpstreamProtocolOptions(
-        explicit_http_config=explicit,
-        # Triton waits for idle connections when it shuts down, so they need a timeout.
-        common_http_protocol_options=HttpProtocolOptions(idle_timeout=timedelta(seconds=60)),
+        explicit_http_config=explicit, common_http_protocol_options=common
     )
     return {_UPSTREAM_OPTIONS: PackedAny.pack(options)}
 
@@ -244,14 +275,18 @@ def variant_cluster(pool: PoolSpec, variant: VariantSpec, ref: ClusterRef) -> by
             else [],
         ),
         transport_socket=None if tls is None else upstream(pool.name, tls, ref.protocol),
-        typed_extension_protocol_options=_protocol_options(ref.protocol),
+        typed_extension_protocol_options=protocol_options(ref.protocol, pool.connections),
         load_balancing_policy=_load_balancing(pool),
     )
-    return bytes(cluster)
+    return patched_cluster(bytes(cluster), pool.cluster_patch)
 
 
-def picker_cluster(name: str = PICKER_CLUSTER) -> bytes:
+def picker_cluster(name: str = PICKER_CLUSTER, tls: UpstreamTls | None = None) -> bytes:
     """Return the serialized ``Cluster`` of the pickers, or of one picker under another name.
+
+    Args:
+        name: Its name.
+        tls: TLS to the pickers; ``None`` = plain.
 
     With its health check a dead or hung picker costs routing quality only: Envoy finds no healthy
     host and continues at once, instead of waiting for the timeout on every request.
@@ -289,7 +324,8 @@ def picker_cluster(name: str = PICKER_CLUSTER) -> bytes:
                 )
             ]
         ),
-        typed_extension_protocol_options=_protocol_options("grpc"),
+        transport_socket=None if tls is None else to_pickers(tls),
+        typed_extension_protocol_options=protocol_options("grpc", ReplicaConnections()),
         load_balancing_policy=LoadBalancingPolicy(
             policies=[
                 LoadBalancingPolicyPolicy(

@@ -1,7 +1,9 @@
 """Envoy endpoints of the replicas and pickers (EDS).
 
 Source: ``envoy/config/endpoint/v3/endpoint.proto``. Written with ``xds-protos``, whose encoding is
-fast: assignments change most often and grow with the fleet.
+fast: assignments change most often and grow with the fleet. Each endpoint is serialized once, and
+the assignments are put together from these parts: the field of a message is the same bytes wherever
+it stands.
 """
 
 from __future__ import annotations
@@ -9,11 +11,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from envoy.config.core.v3 import health_check_pb2
-from envoy.config.endpoint.v3 import endpoint_pb2
+from envoy.config.endpoint.v3 import endpoint_components_pb2, endpoint_pb2
 
-from tidegate_api.names import PICKER_CLUSTER, TIDEGATE_NAMESPACE, ClusterRef
+from tidegate_api.names import (
+    LB_NAMESPACE,
+    PICKER_CLUSTER,
+    PLACED_KEY,
+    TIDEGATE_NAMESPACE,
+    ClusterRef,
+)
 from xds_server.fleet.model.fields import split_host_port
+from xds_server.fleet.parts.identity import ByIdentity
 from xds_server.fleet.view import address_of
+from xds_server.protocol.wire import delimited
 from xds_server.resources.clusters import probes_http
 from xds_server.resources.fractions import fraction
 
@@ -24,6 +34,16 @@ if TYPE_CHECKING:
 
 _BRAKE = "tidegate"
 """Category of dropped requests in Envoy's statistics."""
+
+_DRAINING: int = health_check_pb2.DRAINING
+_UNHEALTHY: int = health_check_pb2.UNHEALTHY
+_HEALTHY: int = health_check_pb2.HEALTHY
+
+_FORMS = 8
+"""Serialized forms of an endpoint that are kept."""
+
+_LOCALITY = endpoint_pb2.ClusterLoadAssignment.ENDPOINTS_FIELD_NUMBER
+_LB_ENDPOINT = endpoint_components_pb2.LocalityLbEndpoints.LB_ENDPOINTS_FIELD_NUMBER
 
 _WEIGHT_SCALE = 100
 """Envoy weight of capacity 1.0; weights are integers of at least 1."""
@@ -43,30 +63,62 @@ def assignment(pool: PoolSpec, ref: ClusterRef, sick: Collection[str] = ()) -> b
         ref: The variant's cluster.
         sick: Ids of replicas to mark as unhealthy; a draining replica stays marked as draining.
     """
-    message = endpoint_pb2.ClusterLoadAssignment(cluster_name=str(ref))
-    localities: dict[str, Any] = {}
+    hosts: dict[str, list[bytes]] = {}
     probe_http = probes_http(pool)
-    ranks = _priorities(pool, ref)
     for endpoint in pool.endpoints:
         address = address_of(endpoint, ref.protocol)
         if address is None or pool.variant_of(endpoint) != ref.variant:
             continue
-        locality = localities.get(endpoint.zone)
-        if locality is None:
-            locality = localities[endpoint.zone] = message.endpoints.add()
-            locality.locality.zone = endpoint.zone
-            locality.priority = ranks[endpoint.zone]
-        host = locality.lb_endpoints.add()
-        _set_address(host.endpoint.address, address)
-        if probe_http and endpoint.http is not None and endpoint.http != address:
-            # The gRPC cluster is probed over HTTP too: only HTTP reports a model's readiness as a
-            # status code.
-            _set_address(host.endpoint.health_check_config.address, endpoint.http)
-            host.endpoint.health_check_config.port_value = split_host_port(endpoint.http)[1]
-        host.health_status = _health(endpoint, sick)
-        host.load_balancing_weight.value = max(1, round(endpoint.capacity * _WEIGHT_SCALE))
-    _set_drop(message, pool.drop_overload)
-    return message.SerializeToString(deterministic=True)  # type: ignore[no-any-return]  # untyped library
+        probed = endpoint.http if probe_http and endpoint.http != address else None
+        key = (address, probed, _health(endpoint, sick))
+        known = _lb_endpoints(endpoint)
+        host = known.get(key)
+        if host is None:
+            if len(known) >= _FORMS:
+                known.clear()
+            host = known[key] = _lb_endpoint(endpoint, *key)
+        hosts.setdefault(endpoint.zone, []).append(host)
+    ranks = _priorities(pool, hosts)
+    parts = [endpoint_pb2.ClusterLoadAssignment(cluster_name=str(ref)).SerializeToString()]
+    for zone, found in hosts.items():
+        head, tail = (
+            endpoint_components_pb2.LocalityLbEndpoints(),
+            endpoint_components_pb2.LocalityLbEndpoints(),
+        )
+        head.locality.zone = zone
+        tail.priority = ranks[zone]
+        locality = (head.SerializeToString(), *found, tail.SerializeToString())
+        parts.append(delimited(_LOCALITY, b"".join(locality)))
+    data = b"".join(parts)
+    return with_drop(data, pool.drop_overload) if pool.drop_overload else data
+
+
+@ByIdentity
+def _lb_endpoints(_: EndpointSpec) -> dict[tuple[Any, ...], bytes]:
+    """Return the serialized forms of an endpoint, by what they depend on beside it."""
+    return {}
+
+
+def _lb_endpoint(endpoint: EndpointSpec, address: str, probed: str | None, health: int) -> bytes:
+    """Return the field of a locality with one ``LbEndpoint``.
+
+    Args:
+        endpoint: The replica.
+        address: Its address.
+        probed: The address at which its health is checked; ``None`` = the same.
+        health: Its ``HealthStatus``.
+    """
+    host = endpoint_components_pb2.LbEndpoint(health_status=health)
+    _set_address(host.endpoint.address, address)
+    if probed is not None:
+        # The gRPC cluster is probed over HTTP too: only HTTP reports a model's readiness as a
+        # status code.
+        _set_address(host.endpoint.health_check_config.address, probed)
+        host.endpoint.health_check_config.port_value = split_host_port(probed)[1]
+    host.load_balancing_weight.value = max(1, round(endpoint.capacity * _WEIGHT_SCALE))
+    if endpoint.listed:
+        host.metadata.filter_metadata[LB_NAMESPACE].update({PLACED_KEY: list(endpoint.listed)})
+    return delimited(_LB_ENDPOINT, host.SerializeToString(deterministic=True))
 
 
 def with_drop(data: bytes, percent: float) -> bytes:
@@ -75,7 +127,9 @@ def with_drop(data: bytes, percent: float) -> bytes:
     message.ClearField("policy")
     for locality in message.endpoints:
         for host in locality.lb_endpoints:
-            host.ClearField("metadata")
+            host.metadata.filter_metadata.pop(TIDEGATE_NAMESPACE, None)
+            if not host.metadata.filter_metadata:
+                host.ClearField("metadata")
     _set_drop(message, percent)
     return message.SerializeToString(deterministic=True)  # type: ignore[no-any-return]  # untyped library
 
@@ -92,19 +146,14 @@ def _set_drop(message: Any, percent: float) -> None:
             host.metadata.filter_metadata[TIDEGATE_NAMESPACE]["drop_overload"] = percent
 
 
-def _health(endpoint: EndpointSpec, sick: Collection[str]) -> Any:
+def _health(endpoint: EndpointSpec, sick: Collection[str]) -> int:
     if endpoint.draining:
-        return health_check_pb2.DRAINING
-    return health_check_pb2.UNHEALTHY if endpoint.id in sick else health_check_pb2.HEALTHY
+        return _DRAINING
+    return _UNHEALTHY if endpoint.id in sick else _HEALTHY
 
 
-def _priorities(pool: PoolSpec, ref: ClusterRef) -> dict[str, int]:
+def _priorities(pool: PoolSpec, held: Collection[str]) -> dict[str, int]:
     """Return each zone's Envoy priority: 0 is preferred; priorities must have no gaps."""
-    held = {
-        endpoint.zone
-        for endpoint in pool.endpoints
-        if address_of(endpoint, ref.protocol) and pool.variant_of(endpoint) == ref.variant
-    }
     listed = [zone for zone in pool.zones if zone in held]
     ranks = {zone: rank for rank, zone in enumerate(listed)}
     return {zone: ranks.get(zone, len(listed)) for zone in held}

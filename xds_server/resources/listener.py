@@ -17,15 +17,19 @@ Source: ``envoy/config/listener/v3/listener.proto`` and the HTTP connection mana
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import cache
 from typing import TYPE_CHECKING
 
+from envoy_data_plane.envoy.config.accesslog.v3 import AccessLog
 from envoy_data_plane.envoy.config.common.mutation_rules.v3 import HeaderMutation
 from envoy_data_plane.envoy.config.core.v3 import (
     Address,
     Http1ProtocolOptions,
     Http2ProtocolOptions,
+    Http3ProtocolOptions,
     HttpProtocolOptions,
     SocketAddress,
+    SocketAddressProtocol,
 )
 from envoy_data_plane.envoy.config.listener.v3 import (
     Filter,
@@ -33,16 +37,19 @@ from envoy_data_plane.envoy.config.listener.v3 import (
     FilterChainMatch,
     Listener,
     ListenerFilter,
+    QuicProtocolOptions,
+    UdpListenerConfig,
 )
 from envoy_data_plane.envoy.extensions.filters.http.router.v3 import Router
 from envoy_data_plane.envoy.extensions.filters.listener.http_inspector.v3 import HttpInspector
 from envoy_data_plane.envoy.extensions.filters.listener.tls_inspector.v3 import TlsInspector
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import (
     HttpConnectionManager,
+    HttpConnectionManagerCodecType,
     HttpConnectionManagerHcmAccessLogOptions,
     HttpConnectionManagerPathWithEscapedSlashesAction,
+    HttpConnectionManagerTracing,
     HttpFilter,
-    LocalReplyConfig,
     Rds,
 )
 from envoy_data_plane.envoy.extensions.http.early_header_mutation.header_mutation.v3 import (
@@ -50,20 +57,37 @@ from envoy_data_plane.envoy.extensions.http.early_header_mutation.header_mutatio
 )
 from envoy_data_plane.google.protobuf import Any as PackedAny
 
-from tidegate_api.names import LISTENER_NAME, ROUTE_CONFIG_NAME, STRIPPED_HEADERS
+from tidegate_api.names import (
+    HTTP3_LISTENER_NAME,
+    LISTENER_NAME,
+    ROUTE_CONFIG_NAME,
+    STRIPPED_HEADERS,
+)
 from xds_server.fleet.model.fields import split_host_port
 from xds_server.resources.access_log import RUNNING, access_logs, attempt_logs
+from xds_server.resources.edge.connections import (
+    bounds,
+    keepalive,
+    proxy_protocol,
+    socket_options,
+)
+from xds_server.resources.edge.filters import filters_after, filters_before, first_filters, guarded
+from xds_server.resources.edge.operators import patched_listener
+from xds_server.resources.edge.request_log import request_logs, tracing
 from xds_server.resources.filters.body_model import before_picker, without_pick
 from xds_server.resources.filters.discovered import picker_filter, strip_filter
 from xds_server.resources.filters.picked_pool import match_again
+from xds_server.resources.filters.placed import placed_filter
 from xds_server.resources.filters.usage import usage_filter
 from xds_server.resources.local_replies import local_replies
 from xds_server.resources.reads import upstream_filters
-from xds_server.resources.secrets import downstream
+from xds_server.resources.secrets import downstream, quic
 from xds_server.resources.sources import ads_source, extension
 
 if TYPE_CHECKING:
-    from xds_server.fleet.model.fleet import ListenerSpec
+    from envoy_data_plane.envoy.config.core.v3 import TransportSocket
+
+    from xds_server.fleet.model.listener import ListenerSpec
 
 _H2_STREAM_WINDOW = 65_535
 """Initial stream window: the smallest that HTTP/2 allows at the start. A larger one would let Envoy
@@ -89,12 +113,14 @@ _HOST_OF_HTTP_10 = "tidegate"
 """HTTP/1.0 requests may have no `host` header."""
 
 
-def listener(spec: ListenerSpec, slots: int) -> bytes:
+def listener(spec: ListenerSpec, slots: int, *, pool_limits: bool = False, of: str = "") -> bytes:
     """Return the serialized ``Listener``.
 
     Args:
         spec: Its settings.
         slots: Number of log slots.
+        pool_limits: Whether a pool limits the rate of its requests.
+        of: Name of a further listener.
     """
     host, port = split_host_port(spec.address)
     tls = spec.tls
@@ -110,46 +136,90 @@ def listener(spec: ListenerSpec, slots: int) -> bytes:
         )
     )
     # Every other connection: HTTP/1, and one that sends nothing yet, which must not be closed.
-    usual = _chain(spec, slots, spec.upload_timeout)
-    h2 = _chain(spec, slots, 0.0)
+    routes = further(ROUTE_CONFIG_NAME, of)
+    tls_socket = None if tls is None else downstream(tls, of)
+    replies = local_replies(guarded=guarded(spec))
+    usual, h2 = (
+        _chain(tls_socket, replies, _manager(spec, slots, timeout, routes, pool_limits=pool_limits))
+        for timeout in (spec.upload_timeout, 0.0)
+    )
     h2.filter_chain_match = FilterChainMatch(application_protocols=["h2c" if tls is None else "h2"])
     bounded = spec.upload_timeout > 0
     message = Listener(
-        name=LISTENER_NAME,
+        name=further(LISTENER_NAME, of),
         address=Address(socket_address=SocketAddress(address=host, port_value=port)),
         per_connection_buffer_limit_bytes=spec.buffer_bytes,
         filter_chains=[usual, h2] if bounded else [usual],
-        listener_filters=[inspector] if bounded else [],
-        continue_on_listener_filters_timeout=True,
-    )
-    return bytes(message)
-
-
-def _chain(spec: ListenerSpec, slots: int, upload_timeout: float) -> FilterChain:
-    tls = spec.tls
-    return FilterChain(
-        filters=[
-            Filter(
-                name="envoy.filters.network.http_connection_manager",
-                typed_config=PackedAny.pack(_manager(spec, slots, upload_timeout)),
-            )
+        listener_filters=[
+            *([proxy_protocol()] if spec.proxy_protocol else []),
+            *([inspector] if bounded else []),
         ],
-        transport_socket=None if tls is None else downstream(tls),
+        # A connection that sends nothing is kept, but where it has to say whose it is.
+        continue_on_listener_filters_timeout=not spec.proxy_protocol,
+        socket_options=socket_options(spec.connections),
+    )
+    return patched_listener(bytes(message), spec.patch)
+
+
+def http3_listener(spec: ListenerSpec, slots: int, *, pool_limits: bool = False) -> bytes:
+    """Return the serialized ``Listener`` for HTTP/3; arguments as of ``listener``."""
+    host, port = split_host_port(spec.address)
+    manager = _manager(spec, slots, 0.0, ROUTE_CONFIG_NAME, pool_limits=pool_limits)
+    manager.codec_type = HttpConnectionManagerCodecType.HTTP3
+    manager.http3_protocol_options = Http3ProtocolOptions()
+    address = SocketAddress(address=host, port_value=port, protocol=SocketAddressProtocol.UDP)
+    message = Listener(
+        name=HTTP3_LISTENER_NAME,
+        address=Address(socket_address=address),
+        per_connection_buffer_limit_bytes=spec.buffer_bytes,
+        filter_chains=[_chain(quic(), local_replies(guarded=guarded(spec)), manager)],
+        udp_listener_config=UdpListenerConfig(quic_options=QuicProtocolOptions()),
+    )
+    return patched_listener(bytes(message), spec.patch)
+
+
+def further(name: str, of: str) -> str:
+    """Return the name of a resource of a further listener; ``of`` is empty for the first one."""
+    return f"{name}/{of}" if of else name
+
+
+def _chain(
+    socket: TransportSocket | None, replies: bytes, manager: HttpConnectionManager
+) -> FilterChain:
+    """Return a chain whose manager has these serialized replies, too.
+
+    A message of a few hundred parts is appended, because betterproto2 takes longer to read and
+    write it than all others of the listener.
+    """
+    packed = PackedAny.pack(manager)
+    packed.value += replies
+    return FilterChain(
+        filters=[Filter(name="envoy.filters.network.http_connection_manager", typed_config=packed)],
+        transport_socket=socket,
     )
 
 
-def _manager(spec: ListenerSpec, slots: int, upload_timeout: float) -> HttpConnectionManager:
+def _manager(
+    spec: ListenerSpec, slots: int, upload_timeout: float, routes: str, *, pool_limits: bool
+) -> HttpConnectionManager:
+    traced = tracing(spec)
+    common = HttpProtocolOptions(max_headers_count=_MAX_HEADERS)
+    bounds(common, spec.connections)
+    if spec.connections.idle:
+        common.idle_timeout = timedelta(seconds=spec.connections.idle)
     return HttpConnectionManager(
         stat_prefix="ingress",
-        rds=Rds(route_config_name=ROUTE_CONFIG_NAME, config_source=ads_source()),
+        rds=Rds(route_config_name=routes, config_source=ads_source()),
         use_remote_address=True,
+        # Clients find their requests by the ids that they sent.
+        preserve_external_request_id=True,
         normalize_path=True,
         merge_slashes=True,
         # OpenAI's own client asks for `/v1/models/org%2Fmodel`.
         path_with_escaped_slashes_action=HttpConnectionManagerPathWithEscapedSlashesAction.UNESCAPE_AND_FORWARD,
-        local_reply_config=LocalReplyConfig.parse(local_replies()),
         max_request_headers_kb=_MAX_HEADERS_KIB,
-        common_http_protocol_options=HttpProtocolOptions(max_headers_count=_MAX_HEADERS),
+        common_http_protocol_options=common,
+        http1_safe_max_connection_duration=bool(spec.connections.max_duration),
         http_protocol_options=Http1ProtocolOptions(
             accept_http_10=True, default_host_for_http_10=_HOST_OF_HTTP_10
         ),
@@ -161,6 +231,7 @@ def _manager(spec: ListenerSpec, slots: int, upload_timeout: float) -> HttpConne
             max_outbound_control_frames=_MAX_CONTROL_ANSWERS,
             stream_reset_burst=_RESET_BURST,
             stream_reset_rate=_RESETS_PER_S,
+            connection_keepalive=keepalive(spec.connections),
         ),
         # Upper limit; the routes set the timeout of idle streams.
         stream_idle_timeout=timedelta(hours=1),
@@ -175,24 +246,27 @@ def _manager(spec: ListenerSpec, slots: int, upload_timeout: float) -> HttpConne
                 ),
             )
         ],
-        access_log=access_logs(slots),
+        access_log=[*access_logs(slots), *map(AccessLog.parse, request_logs(spec))],
+        tracing=None if traced is None else HttpConnectionManagerTracing.parse(traced),
         access_log_options=HttpConnectionManagerHcmAccessLogOptions(
             access_log_flush_interval=RUNNING
         ),
         http_filters=[
+            *first_filters(spec),
             strip_filter(),
+            *filters_before(spec),
             *map(HttpFilter.parse, before_picker()),
             picker_filter(),
-            *map(HttpFilter.parse, (match_again(), *without_pick())),
+            *map(HttpFilter.parse, (match_again(), *without_pick(), placed_filter())),
+            *filters_after(spec, pool_limits=pool_limits),
             usage_filter(),
-            HttpFilter(
-                name="envoy.filters.http.router",
-                typed_config=PackedAny.pack(
-                    Router(
-                        upstream_log=attempt_logs(slots),
-                        upstream_http_filters=upstream_filters(),
-                    )
-                ),
-            ),
+            _router(slots),
         ],
     )
+
+
+@cache
+def _router(slots: int) -> HttpFilter:
+    """Return the last HTTP filter; all managers with so many log slots have the same."""
+    settings = Router(upstream_log=attempt_logs(slots), upstream_http_filters=upstream_filters())
+    return HttpFilter(name="envoy.filters.http.router", typed_config=PackedAny.pack(settings))

@@ -15,6 +15,7 @@ are in Triton's form. HTTP/2 faults of a whole connection have no answer. Source
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 # Registers the type by which the filter is packed.
@@ -43,13 +44,18 @@ class _Case(NamedTuple):
     retry: bool = False
     grpc_status: int | None = None
     """Replaces Envoy's own choice of a gRPC status."""
-    upgrade: bool = False
-    """Only the refusal of an upgrade."""
+    details: str = ""
+    """Only answers whose `response.code_details` fulfil this expression (CEL)."""
 
 
 _CASES: Final = (
     _Case(400, "bad-request", "the request is not valid HTTP", grpc_status=3),
-    _Case(403, "not-allowed", "this gateway upgrades no connection", upgrade=True),
+    _Case(
+        403,
+        "not-allowed",
+        "this gateway upgrades no connection",
+        details="response.code_details == 'upgrade_failed'",
+    ),
     _Case(403, "one-replica"),
     _Case(404, "unknown-path", NOT_FOUND),
     _Case(408, "timeout", grpc_status=4),
@@ -59,6 +65,15 @@ _CASES: Final = (
     _Case(503, "unavailable", retry=True),
     _Case(504, "timeout"),
 )
+_GUARDED_CASES: Final = (
+    _Case(401, "unauthenticated", grpc_status=16),
+    *_CASES[:2],
+    # Routes of ours that refuse have a text of their own.
+    _Case(403, "forbidden", details="response.code_details != 'direct_response'", grpc_status=7),
+    *_CASES[2:],
+)
+"""With what filters of operators refuse."""
+
 _RETRY_AFTER_S: Final = "1"
 _CLIENT_ERRORS: Final = 500
 _TOO_MANY: Final = 429
@@ -67,43 +82,56 @@ _TEXT: Final = {"text_format_source": {"inline_string": "%LOCAL_REPLY_BODY%"}}
 _TRITON: Final = {"json_format": {"error": "%LOCAL_REPLY_BODY%"}}
 
 
-def local_replies() -> bytes:
-    """Return the serialized ``LocalReplyConfig``."""
+@cache
+def local_replies(*, guarded: bool = False) -> bytes:
+    """Return a serialized ``HttpConnectionManager`` that has nothing but its local replies.
+
+    Appended to another one it is a part of that.
+
+    Args:
+        guarded: Whether filters of operators may refuse requests.
+    """
+    cases = _GUARDED_CASES if guarded else _CASES
     decided = _cel("response.code_details.startsWith('tidegate_')")
     scripted = _cel("response.code_details == 'lua_response'")
     config = {
         "mappers": [
             {"filter": decided},
             {"filter": scripted},
-            *_grpc(),
-            *_of_paths(_header(":path", ANTHROPIC_PATHS), _anthropic_error),
-            *_of_paths(_any([_header(":path", each) for each in OPENAI_PATHS]), _openai_error),
-            *_triton(),
+            *_grpc(cases),
+            *_of_paths(cases, _header(":path", ANTHROPIC_PATHS), _anthropic_error),
+            *_of_paths(
+                cases, _any([_header(":path", each) for each in OPENAI_PATHS]), _openai_error
+            ),
+            *_triton(cases),
         ]
     }
-    message = json_format.ParseDict(config, http_connection_manager_pb2.LocalReplyConfig())
+    message = http_connection_manager_pb2.HttpConnectionManager()
+    json_format.ParseDict(config, message.local_reply_config)
     return message.SerializeToString(deterministic=True)  # type: ignore[no-any-return]  # untyped library
 
 
-def _grpc() -> Iterator[dict[str, Any]]:
+def _grpc(cases: tuple[_Case, ...]) -> Iterator[dict[str, Any]]:
     caller = _header("content-type", "application/grpc([+;].*)?")
-    for case in _CASES:
+    for case in cases:
         yield _mapper(case, [caller, *_of(case)], _TEXT, grpc=True)
     yield {"filter": caller, "body_format_override": _TEXT}
 
 
 def _of_paths(
-    caller: dict[str, Any], error_of: Callable[[int, str], dict[str, Any]]
+    cases: tuple[_Case, ...],
+    caller: dict[str, Any],
+    error_of: Callable[[int, str], dict[str, Any]],
 ) -> Iterator[dict[str, Any]]:
-    for case in _CASES:
+    for case in cases:
         yield _mapper(case, [caller, *_of(case)], error_of(case.status, case.reason))
     filters = [caller, _status("GE", 400)]
     error = error_of(500, "internal")
     yield {"filter": {"and_filter": {"filters": filters}}, "body_format_override": error}
 
 
-def _triton() -> Iterator[dict[str, Any]]:
-    for case in _CASES:
+def _triton(cases: tuple[_Case, ...]) -> Iterator[dict[str, Any]]:
+    for case in cases:
         yield _mapper(case, _of(case), _TRITON)
     yield {"filter": _status("GE", 400), "body_format_override": _TRITON}
 
@@ -144,8 +172,8 @@ def _mapper(
 
 def _of(case: _Case) -> list[dict[str, Any]]:
     found = [_status("EQ", case.status)]
-    if case.upgrade:
-        found.append(_cel("response.code_details == 'upgrade_failed'"))
+    if case.details:
+        found.append(_cel(case.details))
     return found
 
 

@@ -1,4 +1,7 @@
-"""Pool resources for pickers: the message ``Pool`` of ``protos/tidegate/fleet/v1/pool.proto``."""
+"""Pool resources for pickers: the message ``Pool`` of ``protos/tidegate/fleet/v1/pool.proto``.
+
+Each endpoint is serialized once; the message is put together from these parts.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +9,37 @@ from typing import TYPE_CHECKING, Final
 
 from tidegate_api.fleet.v1 import pool_pb2
 from xds_server.fleet.mapping import MessageCopier
-from xds_server.fleet.model.fleet import EndpointSpec, Fleet, PoolSpec, Routing, VariantSpec
+from xds_server.fleet.model.fleet import EndpointSpec, Fleet, PoolSpec, VariantSpec
 from xds_server.fleet.model.resilience import HealthSpec, OutlierSpec, SlowStartSpec
-from xds_server.fleet.model.routing import ModelNeedsSpec
+from xds_server.fleet.model.routing import ModelNeedsSpec, Routing
 from xds_server.fleet.model.telemetry import CustomMetricSpec, KvEventsSpec
-from xds_server.fleet.rules.fleet import default_for_grpc, default_for_path
+from xds_server.fleet.model.tls import UpstreamTls
+from xds_server.fleet.parts.defaults import default_for_grpc, default_for_http, default_for_path
+from xds_server.fleet.parts.identity import ByIdentity
 from xds_server.fleet.rules.kv_events import model_of
 from xds_server.fleet.view import log_slots
+from xds_server.protocol.wire import delimited
 from xds_server.resources.clusters import probe_path
 
 if TYPE_CHECKING:
-    from xds_server.fleet.view import View
+    from xds_server.fleet.view import Incarnation, View
 
 OVERRUN: Final = 2
 """How far Envoy 1.40 exceeds its buffers: 64 KiB let about 131 kB through."""
+
+_ENDPOINTS: Final = pool_pb2.Pool.ENDPOINTS_FIELD_NUMBER
+_FORMS: Final = 8
+"""Serialized forms of an endpoint that are kept."""
 
 _ROUTING: Final = MessageCopier(
     pool_pb2.Routing, Routing, computed={"allow_override", "max_body_bytes"}
 )
 _SLOW_START: Final = MessageCopier(pool_pb2.SlowStart, SlowStartSpec)
 _OUTLIER: Final = MessageCopier(pool_pb2.Outlier, OutlierSpec)
-_DEEP_HEALTH: Final = MessageCopier(pool_pb2.DeepHealth, HealthSpec, computed={"repository"})
+_DEEP_HEALTH: Final = MessageCopier(pool_pb2.DeepHealth, HealthSpec)
 _CUSTOM_METRIC: Final = MessageCopier(pool_pb2.CustomMetric, CustomMetricSpec)
 _MODEL_NEEDS: Final = MessageCopier(pool_pb2.ModelNeeds, ModelNeedsSpec)
+_UPSTREAM_TLS: Final = MessageCopier(pool_pb2.UpstreamTls, UpstreamTls)
 _VARIANT: Final = MessageCopier(pool_pb2.Variant, VariantSpec, computed={"headers", "probe_path"})
 _KV_EVENTS: Final = MessageCopier(pool_pb2.KvEvents, KvEventsSpec, computed={"model"})
 
@@ -41,6 +52,7 @@ def pool_resource(view: View, pool: PoolSpec) -> bytes:
         models=pool.match.models,
         paths=pool.match.paths,
         default_for=[pool_pb2.FORM_GRPC] if default_for_grpc(fleet) == pool.name else [],
+        default_for_http=default_for_http(fleet) == pool.name,
         default_for_paths=[
             path for path in pool.match.paths if default_for_path(fleet, path) == pool.name
         ],
@@ -49,8 +61,7 @@ def pool_resource(view: View, pool: PoolSpec) -> bytes:
                 variant,
                 # Pickers get no cookies, so they cannot apply a match that needs one.
                 headers={} if variant.match.cookies else variant.match.headers,
-                # Pickers probe over plain HTTP only.
-                probe_path="" if pool.upstream_tls else probe_path(pool, variant),
+                probe_path=probe_path(pool, variant),
             )
             for variant in pool.variants
         ],
@@ -66,40 +77,63 @@ def pool_resource(view: View, pool: PoolSpec) -> bytes:
         first_answer_seconds=pool.timeouts.first_answer,
         first_answer_least_seconds=pool.timeouts.first_answer_least,
         custom_metrics=[_CUSTOM_METRIC(custom) for custom in pool.telemetry.custom],
-        deep_health=_DEEP_HEALTH(
-            pool.health,
-            # Pickers query the repository index over plain HTTP only.
-            repository=pool.health.repository and not pool.upstream_tls,
-        ),
+        deep_health=_DEEP_HEALTH(pool.health),
+        upstream_tls=None if pool.upstream_tls is None else _UPSTREAM_TLS(pool.upstream_tls),
         orca=pool.telemetry.orca,
         usage=pool.telemetry.usage,
         model_needs=[_MODEL_NEEDS(needs) for needs in pool.model_needs],
         seed=view.seed,
         log_slots=log_slots(fleet.pickers.addresses),
+        describe_picks=fleet.listener.access_log is not None,
     )
     sick = view.sick.get(pool.name, {})
+    parts = [message.SerializeToString(deterministic=True)]
     for endpoint in pool.endpoints:
         incarnation = view.incarnation(endpoint.id)
-        message.endpoints.add(
-            id=endpoint.id,
-            incarnation=incarnation.number,
-            variant=pool.variant_of(endpoint),
-            http_address=endpoint.http or "",
-            grpc_address=endpoint.grpc or "",
-            metrics_url=endpoint.metrics or "",
-            gpu_metrics_url=endpoint.telemetry.gpu_metrics or "",
-            gpus=endpoint.telemetry.gpus,
-            capacity=endpoint.capacity,
-            zone=endpoint.zone,
-            labels=endpoint.labels,
-            device=endpoint.device,
-            adapters=endpoint.adapters,
-            kv_events=_kv_events(pool, endpoint),
-            draining=endpoint.draining,
-            joined_unix_ms=incarnation.joined_unix_ms,
-            told=sick.get(endpoint.id, ()),
-        )
-    return message.SerializeToString(deterministic=True)
+        told, variant = tuple(sick.get(endpoint.id, ())), pool.variant_of(endpoint)
+        key = (incarnation, variant, told, model_of(pool, endpoint))
+        known = _endpoints(endpoint)
+        part = known.get(key)
+        if part is None:
+            if len(known) >= _FORMS:
+                known.clear()
+            part = known[key] = delimited(_ENDPOINTS, _endpoint(endpoint, *key))
+        parts.append(part)
+    return b"".join(parts)
+
+
+@ByIdentity
+def _endpoints(_: EndpointSpec) -> dict[tuple[object, ...], bytes]:
+    """Return the serialized forms of an endpoint, by what they depend on beside it."""
+    return {}
+
+
+def _endpoint(
+    endpoint: EndpointSpec,
+    incarnation: Incarnation,
+    variant: str,
+    told: tuple[str, ...],
+    model: str,
+) -> bytes:
+    return pool_pb2.Endpoint(
+        id=endpoint.id,
+        incarnation=incarnation.number,
+        variant=variant,
+        http_address=endpoint.http or "",
+        grpc_address=endpoint.grpc or "",
+        metrics_url=endpoint.metrics or "",
+        gpu_metrics_url=endpoint.telemetry.gpu_metrics or "",
+        gpus=endpoint.telemetry.gpus,
+        capacity=endpoint.capacity,
+        zone=endpoint.zone,
+        labels=endpoint.labels,
+        device=endpoint.device,
+        adapters=endpoint.adapters,
+        kv_events=_kv_events(endpoint, model),
+        draining=endpoint.draining,
+        joined_unix_ms=incarnation.joined_unix_ms,
+        told=told,
+    ).SerializeToString(deterministic=True)
 
 
 def _largest_body(fleet: Fleet, routing: Routing) -> int:
@@ -113,8 +147,6 @@ def _largest_body(fleet: Fleet, routing: Routing) -> int:
     return max(routing.max_body, OVERRUN * buffered)
 
 
-def _kv_events(pool: PoolSpec, endpoint: EndpointSpec) -> pool_pb2.KvEvents | None:
+def _kv_events(endpoint: EndpointSpec, model: str) -> pool_pb2.KvEvents | None:
     events = endpoint.telemetry.kv_events
-    if events is None:
-        return None
-    return _KV_EVENTS(events, model=model_of(pool, endpoint))
+    return None if events is None else _KV_EVENTS(events, model=model)

@@ -7,8 +7,10 @@ after the first:
    died, froze or refused the stream. A refused connection is no read, nor is an answer such as 503.
 2. Once as many further replicas have read the request as it may have (``retry_read`` of its pool,
    none for a sequence), the filter answers 503 itself, and no further replica is sent anything.
-3. Envoy does not retry that answer: it carries ``x-envoy-overloaded``.
+3. Envoy does not retry that answer: it carries ``OVERLOADED_HEADER``.
 4. First attempts, which nearly all requests end with, do not pass through the filter.
+5. An answer 404 or NOT_FOUND is repeated only if it is that of the first attempt: the filter marks
+   a later one with ``LIMITED_HEADER``.
 
 The byte counts of an upstream filter's stream include the earlier attempts, and its dynamic
 metadata persists over them (checked on Envoy 1.40).
@@ -67,6 +69,12 @@ if TYPE_CHECKING:
 SPENT_REASON: Final = "reads-spent"
 """Reason of the filter's own answer."""
 
+OVERLOADED_HEADER: Final = "x-envoy-overloaded"
+"""Envoy never retries an answer with this header."""
+
+LIMITED_HEADER: Final = "x-envoy-ratelimited"
+"""Envoy does not retry an answer with this header either, whatever its status."""
+
 _LUA: Final = "envoy.filters.http.lua"
 """Name of the filter, and of a route's metadata that it reads."""
 
@@ -90,8 +98,15 @@ function envoy_on_request(handle)
   if reads > further then
     handle:respond(
       {{[":status"] = "503", ["content-type"] = "application/json",
-        ["x-envoy-overloaded"] = "true", ["{REASON_HEADER}"] = "{SPENT_REASON}"}},
+        ["{OVERLOADED_HEADER}"] = "true", ["{REASON_HEADER}"] = "{SPENT_REASON}"}},
       '{{"error":"the replicas that read this request broke off before they answered"}}')
+  end
+end
+
+function envoy_on_response(handle)
+  local headers = handle:headers()
+  if headers:get(":status") == "404" or headers:get("grpc-status") == "5" then
+    headers:replace("{LIMITED_HEADER}", "true")
   end
 end
 """

@@ -18,19 +18,22 @@ manager documentation for the keys of circuit breakers.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import xxhash
 from envoy.service.runtime.v3 import rtds_pb2
 
 from tidegate_api.names import RUNTIME_NAME, WEIGHT_LAYERS
+from xds_server.fleet.parts.successive import Successive
 from xds_server.fleet.view import clusters_of
+from xds_server.resources.edge.request_log import shares
 from xds_server.resources.routes.weights import weight_values
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from xds_server.fleet.model.fleet import Fleet, PoolSpec
+    from xds_server.fleet.parts.successive import Changes
 
     Weights = Mapping[str, Mapping[str, int]]
     """Name of a layer -> runtime key -> weight; all layers are present."""
@@ -48,15 +51,36 @@ def layer_of(pool: str) -> str:
 
 def weights_of(fleet: Fleet) -> Weights:
     """Return the weights of all draws of the fleet's routes."""
+    return _weights_of(fleet)
+
+
+def _all_weights(fleet: Fleet) -> Weights:
     layers: dict[str, dict[str, int]] = {name: {} for name in WEIGHT_LAYERS}
     for pool in fleet.pools:
         layers[layer_of(pool.name)].update(weight_values(pool))
     return layers
 
 
+def _changed_weights(before: Weights, changes: Changes, _: Fleet) -> Weights:
+    layers = dict(before)
+    for each in changes:
+        was, now = weight_values(each.was), weight_values(each.now)
+        if was != now:
+            name = layer_of(each.now.name)
+            kept = {key: value for key, value in layers[name].items() if key not in was}
+            layers[name] = {**kept, **now}
+    return layers
+
+
+_weights_of: Final = Successive(_all_weights, _changed_weights)
+
+
 def merged(first: Weights, then: Weights) -> Weights:
     """Return the weights of both; for common keys ``then`` takes precedence."""
-    return {name: {**first[name], **then[name]} for name in WEIGHT_LAYERS}
+    return {
+        name: layer if (layer := then[name]) is first[name] else {**first[name], **layer}
+        for name in WEIGHT_LAYERS
+    }
 
 
 def weight_layer(name: str, values: Mapping[str, int]) -> bytes:
@@ -85,7 +109,10 @@ def runtime(fleet: Fleet, also: Fleet | None = None) -> bytes:
         also: A fleet whose pools and clusters exist too; for common keys ``fleet`` takes
             precedence.
     """
-    values = {"re2.max_program_size.error_level": _MAX_PATTERN}
+    values: dict[str, Any] = {
+        "re2.max_program_size.error_level": _MAX_PATTERN,
+        **shares(fleet.listener),
+    }
     for pool in also.pools if also is not None else ():
         values.update(_values(pool))
     for pool in fleet.pools:

@@ -13,6 +13,7 @@ import posixpath
 from typing import TYPE_CHECKING
 
 from envoy_data_plane.envoy.config.core.v3 import DataSource, TransportSocket, WatchedDirectory
+from envoy_data_plane.envoy.extensions.transport_sockets.quic.v3 import QuicDownstreamTransport
 from envoy_data_plane.envoy.extensions.transport_sockets.tls.v3 import (
     CertificateValidationContext,
     CommonTlsContext,
@@ -34,11 +35,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tidegate_api.names import Protocol
-    from xds_server.fleet.model.fleet import Fleet, ListenerTls, UpstreamTls
+    from xds_server.fleet.model.fleet import Fleet
+    from xds_server.fleet.model.listener import ListenerTls
+    from xds_server.fleet.model.tls import UpstreamTls
 
 _SOCKET = "envoy.transport_sockets.tls"
-_LISTENER = "listener/certificate"
-_CLIENT_CA = "listener/client-ca"
+_QUIC = "envoy.transport_sockets.quic"
+_PICKERS = "pickers"
+_GATEWAYS = "gateways"
 
 
 def secrets(fleet: Fleet, also: Fleet | None = None) -> dict[str, bytes]:
@@ -53,13 +57,19 @@ def secrets(fleet: Fleet, also: Fleet | None = None) -> dict[str, bytes]:
     return {name: bytes(secret) for name, secret in found.items()}
 
 
-def downstream(tls: ListenerTls) -> TransportSocket:
-    """Return the transport socket of a listener that accepts only TLS."""
+def downstream(tls: ListenerTls, of: str = "") -> TransportSocket:
+    """Return the transport socket of a listener that accepts only TLS.
+
+    Args:
+        tls: Its settings.
+        of: Name of a further listener.
+    """
     common = CommonTlsContext(
-        tls_certificate_sds_secret_configs=[_by_name(_LISTENER)], alpn_protocols=["h2", "http/1.1"]
+        tls_certificate_sds_secret_configs=[_by_name(_listener(of))],
+        alpn_protocols=["h2", "http/1.1"],
     )
     if tls.client_ca is not None:
-        common.validation_context_sds_secret_config = _by_name(_CLIENT_CA)
+        common.validation_context_sds_secret_config = _by_name(_client_ca(of))
     context = DownstreamTlsContext(
         common_tls_context=common,
         require_client_certificate=tls.client_ca is not None,
@@ -67,11 +77,36 @@ def downstream(tls: ListenerTls) -> TransportSocket:
     return TransportSocket(name=_SOCKET, typed_config=PackedAny.pack(context))
 
 
+def quic() -> TransportSocket:
+    """Return the transport socket of the listener for HTTP/3."""
+    common = CommonTlsContext(
+        tls_certificate_sds_secret_configs=[_by_name(_listener(""))], alpn_protocols=["h3"]
+    )
+    context = QuicDownstreamTransport(
+        downstream_tls_context=DownstreamTlsContext(common_tls_context=common)
+    )
+    return TransportSocket(name=_QUIC, typed_config=PackedAny.pack(context))
+
+
 def upstream(pool: str, tls: UpstreamTls, protocol: Protocol) -> TransportSocket:
     """Return the transport socket of a cluster that uses TLS to its replicas."""
+    return _socket(f"pool/{pool}", tls, protocol)
+
+
+def to_pickers(tls: UpstreamTls) -> TransportSocket:
+    """Return the transport socket of a cluster that uses TLS to pickers."""
+    return _socket(_PICKERS, tls, "grpc")
+
+
+def to_gateways(tls: UpstreamTls, protocol: Protocol) -> TransportSocket:
+    """Return the transport socket of a cluster that uses TLS to gateways."""
+    return _socket(_GATEWAYS, tls, protocol)
+
+
+def _socket(of: str, tls: UpstreamTls, protocol: Protocol) -> TransportSocket:
     common = CommonTlsContext(alpn_protocols=["h2"] if protocol == "grpc" else ["http/1.1"])
     if tls.certificate is not None:
-        common.tls_certificate_sds_secret_configs = [_by_name(_client(pool))]
+        common.tls_certificate_sds_secret_configs = [_by_name(_client(of))]
     if tls.ca is not None:
         named = CertificateValidationContext()
         if tls.server_name is not None:
@@ -83,34 +118,45 @@ def upstream(pool: str, tls: UpstreamTls, protocol: Protocol) -> TransportSocket
             ]
         common.combined_validation_context = CommonTlsContextCombinedCertificateValidationContext(
             default_validation_context=named,
-            validation_context_sds_secret_config=_by_name(_ca(pool)),
+            validation_context_sds_secret_config=_by_name(_ca(of)),
         )
     context = UpstreamTlsContext(common_tls_context=common, sni=tls.server_name or "")
     return TransportSocket(name=_SOCKET, typed_config=PackedAny.pack(context))
 
 
 def _secrets(fleet: Fleet) -> Iterator[tuple[str, Secret]]:
-    tls = fleet.listener.tls
-    if tls is not None:
-        yield _LISTENER, _certificate(_LISTENER, tls.certificate, tls.key)
-        if tls.client_ca is not None:
-            yield _CLIENT_CA, _trusted(_CLIENT_CA, tls.client_ca)
-    for pool in fleet.pools:
-        to = pool.upstream_tls
+    listener = fleet.listener
+    named = (("", listener.tls), *((each.name, each.tls) for each in listener.further))
+    for of, tls in named:
+        if tls is not None:
+            yield _listener(of), _certificate(_listener(of), tls.certificate, tls.key)
+            if tls.client_ca is not None:
+                yield _client_ca(of), _trusted(_client_ca(of), tls.client_ca)
+    upstreams = ((f"pool/{pool.name}", pool.upstream_tls) for pool in fleet.pools)
+    gateways = None if fleet.gateway is None else fleet.gateway.tls
+    for of, to in (*upstreams, (_PICKERS, fleet.pickers.tls), (_GATEWAYS, gateways)):
         if to is None:
             continue
         if to.certificate is not None and to.key is not None:
-            yield _client(pool.name), _certificate(_client(pool.name), to.certificate, to.key)
+            yield _client(of), _certificate(_client(of), to.certificate, to.key)
         if to.ca is not None:
-            yield _ca(pool.name), _trusted(_ca(pool.name), to.ca)
+            yield _ca(of), _trusted(_ca(of), to.ca)
 
 
-def _client(pool: str) -> str:
-    return f"pool/{pool}/certificate"
+def _listener(of: str) -> str:
+    return f"listener/{of}/certificate" if of else "listener/certificate"
 
 
-def _ca(pool: str) -> str:
-    return f"pool/{pool}/ca"
+def _client_ca(of: str) -> str:
+    return f"listener/{of}/client-ca" if of else "listener/client-ca"
+
+
+def _client(of: str) -> str:
+    return f"{of}/certificate"
+
+
+def _ca(of: str) -> str:
+    return f"{of}/ca"
 
 
 def _by_name(name: str) -> SdsSecretConfig:

@@ -7,10 +7,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from xds_server.protocol.messages import ClientView
+from tidegate_api.names import POOL_TYPE
+from xds_server.protocol.messages import ClientView, ProtocolError
 
 if TYPE_CHECKING:
-    from xds_server.protocol.messages import ResourceResponse, XdsVariant
+    from tidegate_common.tls.pem import Validity
+    from tidegate_common.tls.roles import Roles
+    from xds_server.protocol.messages import ClientKind, ResourceResponse, XdsVariant
     from xds_server.protocol.publication import Audience
     from xds_server.protocol.stream import DeltaStream, SotwStream
     from xds_server.protocol.wire import XdsNode
@@ -26,10 +29,15 @@ class AdsConnection:
     since: float
     """When the stream was opened, monotonic seconds."""
     stream: SotwStream | DeltaStream
+    roles: Roles | None = None
+    """The roles of its certificate; ``None`` = the port has no TLS."""
+    certificate: Validity | None = None
+    """When its certificate holds; ``None`` = it has none, or not known."""
     node: str = ""
     group: str = ""
     """The client's node group; empty = none."""
     audience: Audience = "envoy"
+    kind: ClientKind = "envoy"
     build: str = ""
     """Version of an Envoy, ``major.minor.patch``; empty if not stated."""
     lost: tuple[str, ...] = ()
@@ -45,8 +53,19 @@ class AdsConnection:
     """Set when a message of ``outbox`` has been written."""
 
     def introduce(self, node: XdsNode, lost: tuple[str, ...]) -> None:
-        """Note what the client has said of itself, and what is left out for it."""
-        self.node, self.group, self.audience = node.id, node.group, node.audience
+        """Note what the client has said of itself, and what is left out for it.
+
+        Raises:
+            ProtocolError: Its certificate does not have the role that it takes.
+        """
+        roles = {"picker", "gateway"} if node.kind == "gateway" else {node.kind}
+        if self.roles is not None and not roles & self.roles:
+            raise ProtocolError(
+                f"the node says that it is of the {node.kind}s, but its certificate has only"
+                f" the role {' and '.join(sorted(self.roles))}"
+            )
+        self.node, self.group = node.id, node.group
+        self.audience, self.kind = node.audience, node.kind
         self.build, self.lost = ".".join(map(str, node.build or ())), lost
 
     def view(self, now: float, quarantine: str, twins: int) -> ClientView:
@@ -59,7 +78,7 @@ class AdsConnection:
         """
         return ClientView(
             self.node,
-            self.audience,
+            self.kind,
             self.variant,
             self.peer,
             now - self.since,
@@ -69,4 +88,7 @@ class AdsConnection:
             self.group,
             quarantine,
             twins,
+            self.number,
+            self.certificate,
+            self.stream.acknowledged(POOL_TYPE),
         )

@@ -1,4 +1,4 @@
-"""Options of the ADS port's gRPC server."""
+"""Options and bounds of the ADS port's gRPC server."""
 
 from __future__ import annotations
 
@@ -26,3 +26,12 @@ SERVER_OPTIONS: Final = (
 
 ENDING_S: Final = 1.0
 """Seconds for which a stop waits for handlers that gRPC has cancelled."""
+
+MAX_STREAMS: Final = 4096
+"""Most ADS streams at a time; further ones get RESOURCE_EXHAUSTED."""
+
+MAX_OUTBOX: Final = 64
+"""Most messages queued for a client before its requests are no longer read."""
+
+FIRST_REQUEST_S: Final = 30.0
+"""A stream that sends no request within this time, in seconds, is closed."""

@@ -21,9 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 import structlog
-from grpc_health.v1 import health_pb2_grpc
 
-from tidegate_api.fleet.v1 import report_pb2_grpc
 from tidegate_common.health import HealthService
 from xds_server.builds.adapted import Builds
 from xds_server.builds.features import lacking
@@ -33,18 +31,21 @@ from xds_server.protocol.publication import QUORUM
 from xds_server.protocol.stream import DeltaStream, SotwStream
 from xds_server.protocol.transaction import Publisher
 from xds_server.server.connection import AdsConnection
-from xds_server.server.options import ENDING_S, SERVER_OPTIONS
+from xds_server.server.options import ENDING_S, FIRST_REQUEST_S, MAX_OUTBOX, MAX_STREAMS
+from xds_server.server.port import AdsPort
 from xds_server.server.publication import Publication
 from xds_server.server.refusals import RefusedPeers
 from xds_server.server.reports import PickerReports
-from xds_server.server.unsupported import Unsupported, check_type
+from xds_server.server.served import ServedTypes
+from xds_server.server.unsupported import Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+    from tidegate_common.tls.settings import Secured
     from xds_server.fleet.findings import Findings
     from xds_server.observability import XdsMetrics
-    from xds_server.protocol.messages import ClientView, XdsVariant
+    from xds_server.protocol.messages import ClientView, ResourceView, XdsVariant
     from xds_server.protocol.publication import (
         Audience,
         OnReject,
@@ -54,15 +55,7 @@ if TYPE_CHECKING:
     )
     from xds_server.protocol.snapshot import Snapshot
     from xds_server.protocol.transaction import Sent
-
-MAX_STREAMS: Final = 4096
-"""Most ADS streams at a time; further ones get RESOURCE_EXHAUSTED."""
-
-MAX_OUTBOX: Final = 64
-"""Most messages queued for a client before its requests are no longer read."""
-
-FIRST_REQUEST_S: Final = 30.0
-"""A stream that sends no request within this time, in seconds, is closed."""
+    from xds_server.settings import Serve
 
 _STOPPING: Final = "the control server is stopping"
 _log = structlog.get_logger(__name__)
@@ -73,20 +66,28 @@ class AdsServer:
 
     Args:
         metrics: Metrics to update.
+        serve: What Envoys are served.
+        secured: Identity and roles; ``None`` = no TLS.
         clock: Monotonic seconds.
     """
 
-    def __init__(self, metrics: XdsMetrics, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        metrics: XdsMetrics,
+        serve: Serve = "all",
+        secured: Secured | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._metrics = metrics
         self._clock = clock
         publisher = self._publisher = Publisher()
         metrics.show_clients(publisher.quarantined, publisher.shared_nodes)
         self._connections: dict[int, AdsConnection] = {}
         self._numbers = itertools.count(1)
-        # Makes the nonces of this server process different from those of an earlier one.
-        self._epoch = f"{time.time_ns():x}"
+        self._epoch = f"{time.time_ns():x}"  # makes nonces differ from those of an earlier process
         found = lambda: self.on_findings()  # noqa: E731, PLW0108 - it is set after this
-        self._reports = PickerReports(self._loads_changed, found)
+        self.reports = PickerReports(self._loads_changed, found, clock)
         self.on_findings: Callable[[], None] = lambda: None
         """Called when the pickers' findings have changed."""
         self._running: list[Publication] = []
@@ -97,6 +98,8 @@ class AdsServer:
         self._health = HealthService()
         self.refusals = RefusedPeers(clock)
         """Peers that are not served, or not all they ask for."""
+        self._port = AdsPort(secured, self.refusals)
+        self._served = ServedTypes(serve, self.refusals)
         self._address = ""
         self._closing = asyncio.Event()
         self._serving: set[asyncio.Task[Any]] = set()
@@ -112,20 +115,12 @@ class AdsServer:
         Raises:
             OSError: The address cannot be bound.
         """
-        server = grpc.aio.server(options=SERVER_OPTIONS)
-        server.add_generic_rpc_handlers((self._handlers(),))
-        report_pb2_grpc.add_PickerReportsServicer_to_server(self._reports, server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         unsupported = Unsupported(lambda: self._address, self.refusals)
-        server.add_generic_rpc_handlers((unsupported,))  # the last: it takes every method
-        try:
-            port = server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise OSError(f"cannot listen on {address}: {error}") from error
-        self._address = f"{address.rpartition(':')[0]}:{port}"
+        self._server, self._address = self._port.open(
+            address, self._handlers(), self.reports, self._health, unsupported
+        )
         self._set_health(serving=True)
-        await server.start()
-        self._server = server
+        await self._server.start()
         _log.info("ads_listening", address=self._address)
         return self._address
 
@@ -168,7 +163,7 @@ class AdsServer:
             ValueError: There are too many stages; nothing has changed.
         """
         run, sent = self._publisher.publish(
-            plan, self._clock(), on_reject=on_reject, quorum=quorum, waves=waves
+            self._served.plan(plan), self._clock(), on_reject=on_reject, quorum=quorum, waves=waves
         )
         publication = Publication(run, self._outcome)
         self._running.append(publication)
@@ -187,19 +182,24 @@ class AdsServer:
     def clients(self) -> tuple[ClientView, ...]:
         """Return all connected clients, sorted by node id and age."""
         now, publisher = self._clock(), self._publisher
-        known = [(c.node, n, c) for n, c in self._connections.items() if c.known]
+        known = ((c.node, n, c) for n, c in self._connections.items() if c.known)
         return tuple(
             client.view(now, publisher.quarantine(number), publisher.twins(number))
             for _, number, client in sorted(known, key=lambda each: each[:2])
         )
 
+    def resources(self, number: int) -> Iterator[ResourceView]:
+        """Yield the resources of a client, by the ``number`` of its view; none if it is gone."""
+        connection = self._connections.get(number)
+        return iter(()) if connection is None else connection.stream.resources()
+
     def in_flight(self) -> dict[str, int]:
         """Return endpoint id -> requests in flight, summed over the pickers that report."""
-        return self._reports.in_flight()
+        return self.reports.in_flight()
 
     def findings(self) -> list[Findings]:
         """Return the findings of each group of pickers."""
-        return self._reports.findings()
+        return self.reports.findings()
 
     def _outcome(self, run: PublicationRun) -> PublicationOutcome:
         return self._publisher.outcome(run, self._clock())
@@ -220,11 +220,13 @@ class AdsServer:
             self._running.remove(publication)
             publication.end()
             outcome = publication.outcome
-            self._metrics.published(outcome.state, outcome.elapsed_s or 0.0)
+            elapsed_s = outcome.elapsed_s or 0.0
+            self._metrics.published(outcome.state, elapsed_s)
             _log.info(
                 "publication_ended",
                 state=outcome.state,
                 stage=outcome.stage,
+                elapsed_ms=round(elapsed_s * 1000, 1),
                 clients=outcome.clients,
                 acked=outcome.acked,
                 problems=len(outcome.problems),
@@ -253,17 +255,14 @@ class AdsServer:
     # --- ADS ------------------------------------------------------------------------------------
 
     def _handlers(self) -> grpc.GenericRpcHandler:
-        def passed(encoded: bytes) -> bytes:
-            return encoded
-
         return grpc.method_handlers_generic_handler(
             wire.ADS_SERVICE,
             {
                 "StreamAggregatedResources": grpc.stream_stream_rpc_method_handler(
-                    self._serve_sotw, wire.parse_sotw, passed
+                    self._serve_sotw, wire.parse_sotw, bytes
                 ),
                 "DeltaAggregatedResources": grpc.stream_stream_rpc_method_handler(
-                    self._serve_delta, wire.parse_delta, passed
+                    self._serve_delta, wire.parse_delta, bytes
                 ),
             },
         )
@@ -288,7 +287,9 @@ class AdsServer:
             text = f"{MAX_STREAMS} streams are open already"
             self.refusals.note(context.peer(), "", text)
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
-        connection = AdsConnection(number, variant, context.peer(), self._clock(), stream)
+        port = self._port
+        whom = port.roles(context), port.certificate(context)
+        connection = AdsConnection(number, variant, context.peer(), self._clock(), stream, *whom)
         self._connections[number] = connection
         reader = asyncio.create_task(self._read(context, connection))
         tasks = (
@@ -355,6 +356,7 @@ class AdsServer:
             self._clock(),
             build=node.release,
             group=node.group,
+            reports=node.kind == "picker",
         )
         if (twins := self._publisher.twins(connection.number)) > 1:
             _log.warning("xds_node_shared", node=node.id, clients=twins, peer=connection.peer)
@@ -371,9 +373,7 @@ class AdsServer:
 
     def _take(self, connection: AdsConnection, request: Any) -> None:
         if request.type_url not in connection.types:
-            unserved = check_type(request.type_url)
-            if unserved:
-                self.refusals.note(connection.peer, connection.node, unserved)
+            self._served.check(connection, request.type_url)
             connection.types.add(request.type_url)
         sent, verdict = self._publisher.request(connection.number, request, self._clock())
         if verdict is not None and verdict.accepted:
@@ -396,4 +396,4 @@ class AdsServer:
             self._dispatch(self._publisher.disconnect(connection.number, self._clock()))
 
     def _loads_changed(self) -> None:
-        self._dispatch(self._publisher.loads(self._reports.loads(), self._clock()))
+        self._dispatch(self._publisher.loads(self.reports.loads(), self._clock()))

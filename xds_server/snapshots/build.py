@@ -10,32 +10,33 @@ from tidegate_api.names import (
     CLUSTER_TYPE,
     ENDPOINT_TYPE,
     EXTENSION_TYPE,
-    LISTENER_NAME,
+    GATEWAY_CLUSTERS,
     LISTENER_TYPE,
     PICKER_CLUSTER,
     POOL_TYPE,
-    ROUTE_CONFIG_NAME,
     ROUTE_TYPE,
-    RUNTIME_NAME,
     RUNTIME_TYPE,
     SECRET_TYPE,
 )
+from xds_server.fleet.view import PROTOCOLS
 from xds_server.protocol.snapshot import Resource, TypeSet
 from xds_server.resources.access_log import log_clusters
 from xds_server.resources.clusters import picker_cluster
+from xds_server.resources.edge.request_log import collector_clusters
+from xds_server.resources.edge.tokens import keys_clusters
 from xds_server.resources.endpoints import picker_assignment
+from xds_server.resources.gateway import gateway_assignment, gateway_cluster
 from xds_server.resources.routes.weights import neutral
 from xds_server.resources.runtime import weights_of
 from xds_server.snapshots.memo import Memo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping
 
     from xds_server.fleet.findings import PublishedSick
     from xds_server.fleet.model.fleet import Fleet
     from xds_server.fleet.view import View
     from xds_server.resources.runtime import Weights
-    from xds_server.snapshots.memo import Upstream
 
     Resources = Mapping[str, Mapping[str, bytes]]
     Contents = Mapping[str, Mapping[str, bytes | Resource] | TypeSet]
@@ -53,34 +54,38 @@ def upstream_resources(
         memo: Cache of built resources.
         sick: Replicas published as sick.
     """
-    return {
-        type_url: {name: each.message for name, each in sent.resources.items()}
-        for type_url, sent in upstream_contents(fleet, memo, sick).items()
-    }
+    contents = upstream_contents(fleet, memo, sick)
+    return {url: _messages(found) for url, found in contents.items()}
 
 
 def upstream_contents(
     fleet: Fleet, memo: Memo | None = None, sick: PublishedSick = _NONE_SICK
 ) -> Mapping[str, TypeSet]:
     """Return ``upstream_resources`` in the form in which snapshots share them."""
-    memo = memo or Memo()
-    upstream = [memo.upstream(pool, frozenset(sick.get(pool.name, ()))) for pool in fleet.pools]
-    # Equal parts are the same objects, which are compared in no time.
-    subject = (fleet.pickers.addresses, upstream)
-    return memo.recall("upstream", subject, lambda: _upstream_sets(*subject, memo))
+    made_by = memo or Memo()
+    return made_by.upstream_sets(fleet, sick, lambda each: _upstream_sets(each, sick, made_by))
 
 
-def _upstream_sets(
-    pickers: Sequence[str], upstream: Iterable[Upstream], memo: Memo
-) -> Mapping[str, TypeSet]:
+def _upstream_sets(fleet: Fleet, sick: PublishedSick, memo: Memo) -> Mapping[str, TypeSet]:
+    pickers = fleet.pickers.addresses
     clusters: dict[str, bytes | Resource] = {}
     assignments: dict[str, bytes | Resource] = {}
-    clusters[PICKER_CLUSTER] = memo.recall(PICKER_CLUSTER, None, picker_cluster)
+    tls = fleet.pickers.tls
+    made = partial(picker_cluster, tls=tls)
+    clusters[PICKER_CLUSTER] = memo.recall(PICKER_CLUSTER, tls, made)
     assignments[PICKER_CLUSTER] = picker_assignment(pickers)
     for name, addresses in log_clusters(pickers).items():
-        clusters[name] = memo.recall(name, None, partial(picker_cluster, name))
+        clusters[name] = memo.recall(name, tls, partial(made, name))
         assignments[name] = picker_assignment(addresses, name)
-    for each in upstream:
+    if fleet.gateway is not None:
+        for protocol in PROTOCOLS:
+            name, to = GATEWAY_CLUSTERS[protocol], fleet.gateway.tls
+            clusters[name] = memo.recall(name, to, partial(gateway_cluster, protocol, to))
+            assignments[name] = gateway_assignment(protocol, fleet.gateway)
+    clusters.update(keys_clusters(fleet.listener.jwt))
+    clusters.update(collector_clusters(fleet.listener))
+    for pool in fleet.pools:
+        each = memo.upstream(pool, frozenset(sick.get(pool.name, ())))
         clusters.update(each.clusters)
         assignments.update(each.assignments)
     before = memo.target
@@ -107,32 +112,46 @@ def front_resources(
         memo: Cache of built resources.
         weights: The weights in force; those of ``fleet`` by default.
     """
+    contents = front_contents(fleet, retiring, coming, memo, weights)
+    return {url: _messages(found) for url, found in contents.items()}
+
+
+def front_contents(
+    fleet: Fleet,
+    retiring: Fleet | None = None,
+    coming: Fleet | None = None,
+    memo: Memo | None = None,
+    weights: Weights | None = None,
+) -> Mapping[str, TypeSet]:
+    """Return ``front_resources`` in the form in which snapshots share them."""
     memo = memo or Memo()
     layers = weights_of(fleet) if weights is None else weights
     # Nothing else depends on weights, so a change of them builds nothing else.
     bare, other = neutral(fleet), coming or retiring
     beside = None if other is None else neutral(other)
     was = None if retiring is None else neutral(retiring)
-    return {
-        RUNTIME_TYPE: {
-            RUNTIME_NAME: memo.runtime(bare, beside),
-            **{name: memo.weight_layer(name, values) for name, values in layers.items()},
-        },
+    found = {
         SECRET_TYPE: memo.secrets(bare, beside),
-        EXTENSION_TYPE: memo.extensions(bare),
-        LISTENER_TYPE: {LISTENER_NAME: memo.listener(fleet)},
-        ROUTE_TYPE: {ROUTE_CONFIG_NAME: memo.routes(bare, was)},
+        EXTENSION_TYPE: memo.extensions(bare, was),
+        LISTENER_TYPE: memo.listeners(fleet),
+        ROUTE_TYPE: memo.all_routes(bare, was),
+    }
+    return {
+        RUNTIME_TYPE: memo.runtime_set(bare, beside, layers),
+        **{url: memo.type_set(url, each, partial(dict, each)) for url, each in found.items()},
     }
 
 
 def picker_resources(view: View) -> Resources:
     """Return the pools, for pickers."""
-    return {
-        POOL_TYPE: {name: each.message for name, each in picker_contents(view)[POOL_TYPE].items()}
-    }
+    return {POOL_TYPE: _messages(picker_contents(view)[POOL_TYPE])}
 
 
-def picker_contents(view: View, memo: Memo | None = None) -> Mapping[str, Mapping[str, Resource]]:
+def picker_contents(view: View, memo: Memo | None = None) -> Mapping[str, TypeSet]:
     """Return ``picker_resources`` in the form in which snapshots share them."""
     memo = memo or Memo()
-    return {POOL_TYPE: memo.pools_of(view)}
+    return {POOL_TYPE: memo.pool_set(view)}
+
+
+def _messages(found: TypeSet) -> Mapping[str, bytes]:
+    return {name: each.message for name, each in found.resources.items()}

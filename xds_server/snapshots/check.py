@@ -27,10 +27,14 @@ from envoy.config.core.v3 import extension_pb2
 from envoy.config.endpoint.v3 import endpoint_pb2
 from envoy.config.listener.v3 import listener_pb2
 from envoy.config.route.v3 import route_pb2
+from envoy.config.trace.v3 import opentelemetry_pb2
+from envoy.extensions.access_loggers.open_telemetry.v3 import logs_service_pb2
 from envoy.extensions.filters.http.ext_proc.v3 import ext_proc_pb2
+from envoy.extensions.filters.http.jwt_authn.v3 import config_pb2 as jwt_pb2
 from envoy.extensions.filters.network.http_connection_manager.v3 import (
     http_connection_manager_pb2,
 )
+from envoy.extensions.transport_sockets.quic.v3 import quic_transport_pb2
 from envoy.extensions.transport_sockets.tls.v3 import secret_pb2, tls_pb2
 from envoy.service.runtime.v3 import rtds_pb2
 from google.protobuf import any_pb2
@@ -39,7 +43,9 @@ from tidegate_api.names import (
     CLUSTER_TYPE,
     ENDPOINT_TYPE,
     EXTENSION_TYPE,
+    JWT_FILTER,
     LISTENER_TYPE,
+    PICKER_FILTER,
     ROUTE_TYPE,
     RUNTIME_TYPE,
     SECRET_TYPE,
@@ -47,6 +53,7 @@ from tidegate_api.names import (
 )
 from tidegate_api.pools import MAX_WEIGHT_SUM
 from xds_server.fleet.parts.identity import ByIdentity
+from xds_server.protocol.snapshot import changed_names
 from xds_server.resources.runtime import weights_in
 
 if TYPE_CHECKING:
@@ -79,13 +86,18 @@ class _Facts:
     """Runtime keys and values of a layer of weights."""
 
 
-def hold(snapshot: Snapshot) -> Snapshot:
+def hold(snapshot: Snapshot, before: Snapshot | None = None) -> Snapshot:
     """Return the snapshot, for Envoys, if it is consistent.
+
+    Args:
+        snapshot: The snapshot.
+        before: A consistent one: only what differs from it is read.
 
     Raises:
         Inconsistent: It is not; the message names the faults.
     """
-    found = [] if _consistent(snapshot) else list(_faults(snapshot))
+    sure = (before is not None and _still_consistent(snapshot, before)) or _consistent(snapshot)
+    found = [] if sure else list(_faults(snapshot))
     if found:
         more = f"; and {len(found) - _MAX_REPORTED} more" if len(found) > _MAX_REPORTED else ""
         raise Inconsistent(
@@ -159,6 +171,52 @@ def _faults(snapshot: Snapshot) -> Iterator[str]:
         snapshot.resources(ENDPOINT_TYPE).keys() - snapshot.resources(CLUSTER_TYPE).keys()
     ):
         yield f"assignment '{orphan}' has no cluster"
+
+
+def _still_consistent(snapshot: Snapshot, before: Snapshot) -> bool:
+    """Return whether there are no faults, as ``before`` has none; false if this is not sure."""
+    for type_url, read in _READERS.items():
+        was, sent = before.type_set(type_url), snapshot.type_set(type_url)
+        if sent is was:
+            continue
+        if sent is None or was is None or type_url == ROUTE_TYPE:
+            return False
+        for name in changed_names(was, sent):
+            resource = sent.resources.get(name)
+            facts = None if resource is None else _facts_of(read, resource)
+            if facts is None or facts.name != name or facts.faults:
+                return False
+            if type_url == ENDPOINT_TYPE and name not in snapshot.resources(CLUSTER_TYPE):
+                return False
+            if any(needed not in snapshot.resources(url) for url, needed in facts.needs):
+                return False
+            old = was.resources.get(name)
+            known = {} if old is None else _facts_of(read, old).weights
+            if known != facts.weights and not _still_adds_up(snapshot, known, facts.weights):
+                return False
+    return True
+
+
+def _still_adds_up(snapshot: Snapshot, was: Mapping[str, int], now: Mapping[str, int]) -> bool:
+    """Return whether the draws add up of which a changed layer has weights."""
+    routes = snapshot.type_set(ROUTE_TYPE)
+    if routes is None:
+        return True
+    draws = _draws_of(routes)
+    keys = {key for key, value in now.items() if was.get(key) != value} | (was.keys() - now.keys())
+    splits = {split for key in keys for split in draws.get(key, ())}
+    # A pool's weights are in one layer; whatever else has to be judged by the whole snapshot.
+    return _add_up(splits, now)
+
+
+@ByIdentity
+def _draws_of(routes: TypeSet) -> dict[str, list[tuple[str, ...]]]:
+    """Return the draws that read a runtime key, by key."""
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for split in _SET_READERS[ROUTE_TYPE](routes).splits:
+        for key in split:
+            found.setdefault(key, []).append(split)
+    return found
 
 
 def _add_up(splits: Iterable[tuple[str, ...]], weights: Mapping[str, int]) -> bool:
@@ -242,6 +300,7 @@ def _listener(data: bytes) -> _Facts:
             if one.typed_config.Unpack(manager):
                 needs.add((ROUTE_TYPE, manager.rds.route_config_name))
                 needs.update(_filters_of(manager))
+                needs.update(_collectors_of(manager))
     return _Facts(message.name, needs=frozenset(needs))
 
 
@@ -251,16 +310,35 @@ def _filters_of(manager: Any) -> Iterator[tuple[str, str]]:
             yield EXTENSION_TYPE, one.name
 
 
+def _collectors_of(manager: Any) -> Iterator[tuple[str, str]]:
+    """Yield the clusters of the log's and the tracing's collectors."""
+    log = logs_service_pb2.OpenTelemetryAccessLogConfig()
+    for one in manager.access_log:
+        if one.typed_config.Unpack(log):
+            yield CLUSTER_TYPE, log.common_config.grpc_service.envoy_grpc.cluster_name
+    spans = opentelemetry_pb2.OpenTelemetryConfig()
+    if manager.tracing.provider.typed_config.Unpack(spans):
+        yield CLUSTER_TYPE, spans.grpc_service.envoy_grpc.cluster_name
+
+
 def _extension(data: bytes) -> _Facts:
     message = extension_pb2.TypedExtensionConfig.FromString(data)
-    processor = ext_proc_pb2.ExternalProcessor()
-    if not message.typed_config.Unpack(processor):
-        return _Facts(message.name)
-    cluster = processor.grpc_service.envoy_grpc.cluster_name
-    return _Facts(message.name, needs=frozenset({(CLUSTER_TYPE, cluster)}))
+    processor, tokens = ext_proc_pb2.ExternalProcessor(), jwt_pb2.JwtAuthentication()
+    clusters: list[str] = []
+    if message.name == PICKER_FILTER and message.typed_config.Unpack(processor):
+        clusters = [processor.grpc_service.envoy_grpc.cluster_name]
+    elif message.name == JWT_FILTER and message.typed_config.Unpack(tokens):
+        clusters = [one.remote_jwks.http_uri.cluster for one in tokens.providers.values()]
+    return _Facts(message.name, needs=frozenset((CLUSTER_TYPE, name) for name in clusters if name))
 
 
 def _secrets_of(socket: Any) -> Iterator[tuple[str, str]]:
+    over_udp = quic_transport_pb2.QuicDownstreamTransport()
+    if socket.typed_config.Unpack(over_udp):
+        common = over_udp.downstream_tls_context.common_tls_context
+        for config in common.tls_certificate_sds_secret_configs:
+            yield SECRET_TYPE, config.name
+        return
     for context in (tls_pb2.UpstreamTlsContext(), tls_pb2.DownstreamTlsContext()):
         if socket.typed_config.Unpack(context):
             common = context.common_tls_context

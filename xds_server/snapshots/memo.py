@@ -15,23 +15,37 @@ Rules:
 
 from __future__ import annotations
 
+import weakref
+from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
-from tidegate_api.names import CLUSTER_TYPE, ENDPOINT_TYPE, POOL_TYPE
+from tidegate_api.names import (
+    CLUSTER_TYPE,
+    ENDPOINT_TYPE,
+    HTTP3_LISTENER_NAME,
+    LISTENER_NAME,
+    POOL_TYPE,
+    ROUTE_CONFIG_NAME,
+    RUNTIME_NAME,
+    RUNTIME_TYPE,
+)
+from xds_server.fleet.guards.fronts import exposed, fronts
 from xds_server.fleet.model.fleet import EndpointSpec, VariantMatch
 from xds_server.fleet.model.resilience import CircuitBreaker
+from xds_server.fleet.parts.defaults import defaults_of
 from xds_server.fleet.parts.identity import ByIdentity
+from xds_server.fleet.parts.successive import Successive, changed, each_pool
 from xds_server.fleet.rules.bodies import body_reads
-from xds_server.fleet.rules.fleet import default_for_grpc, default_for_path
 from xds_server.fleet.view import clusters_of, log_slots, spoken
-from xds_server.protocol.snapshot import Resource
+from xds_server.protocol.snapshot import Resource, TypeSet
 from xds_server.resources.clusters import probes_http, variant_cluster
+from xds_server.resources.edge.limits import has_pool_limits
 from xds_server.resources.endpoints import assignment
 from xds_server.resources.filters.discovered import extensions
-from xds_server.resources.listener import listener
+from xds_server.resources.listener import further, http3_listener, listener
 from xds_server.resources.pools import pool_resource
-from xds_server.resources.routes import route_configuration
+from xds_server.resources.routes.table import route_configuration
 from xds_server.resources.runtime import runtime, weight_layer
 from xds_server.resources.secrets import secrets
 
@@ -39,9 +53,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping
 
     from tidegate_api.names import ClusterRef
+    from xds_server.fleet.findings import PublishedSick
+    from xds_server.fleet.guards.fronts import Front
     from xds_server.fleet.model.fleet import Fleet, PoolSpec, VariantSpec
+    from xds_server.fleet.parts.defaults import Defaults
+    from xds_server.fleet.parts.successive import Changes
     from xds_server.fleet.view import View
     from xds_server.protocol.snapshot import Snapshot
+    from xds_server.resources.runtime import Weights
+
+    UpstreamSets: TypeAlias = Mapping[str, TypeSet]
+    """Type URL -> set, of clusters and assignments."""
+    _KnownPools: TypeAlias = tuple[
+        weakref.ref[Fleet],
+        Mapping[str, tuple[int, int]],
+        tuple[Defaults, PublishedSick, int],
+        TypeSet,
+    ]
+    """Fleet, incarnations, what else they depend on, and the pickers' resources of all pools."""
 
 KEPT: Final = 3
 MAX_KEYS: Final = 65_536
@@ -70,6 +99,10 @@ class Memo:
             lambda pool: self._built_upstream(pool, frozenset())
         )
         self._pools: ByIdentity[PoolSpec, list[tuple[Any, Resource]]] = ByIdentity(lambda _: [])
+        self._sick: PublishedSick = {}
+        self._sets: Successive[UpstreamSets] | None = None
+        """With the replicas of ``_sick`` published as sick."""
+        self._pool_sets: tuple[_KnownPools, ...] = ()
 
     def recall(self, key: Hashable, subject: Any, build: Callable[[], _Built]) -> _Built:
         """Return what was built for an equal subject under this key, or build it."""
@@ -95,45 +128,83 @@ class Memo:
         clusters, assignments = {}, {}
         for ref in clusters_of(pool):
             name = str(ref)
-            clusters[name] = self._resource(
+            clusters[name] = self.resource(
                 CLUSTER_TYPE, name, self.cluster(pool, variants[ref.variant], ref)
             )
-            assignments[name] = self._resource(
-                ENDPOINT_TYPE, name, self.assignment(pool, ref, sick)
-            )
+            assignments[name] = self.resource(ENDPOINT_TYPE, name, self.assignment(pool, ref, sick))
         return Upstream(clusters, assignments)
 
-    def _resource(self, type_url: str, name: str, message: bytes) -> Resource:
+    def resource(self, type_url: str, name: str, message: bytes) -> Resource:
+        """Return the resource of a message."""
         return self.recall((type_url, name), message, lambda: Resource.of(type_url, name, message))
 
-    def pools_of(self, view: View) -> Mapping[str, Resource]:
-        """Return the pickers' resource of each pool (``pool_resource``), by name.
+    def upstream_sets(
+        self, fleet: Fleet, sick: PublishedSick, whole: Callable[[Fleet], UpstreamSets]
+    ) -> UpstreamSets:
+        """Return the sets of all clusters and all assignments, which ``whole`` makes of a fleet.
 
-        Of the other pools it depends on whether this one is the default among them.
+        Those of a fleet that differs in few pools take over the others.
         """
-        fleet, resources = view.fleet, {}
-        default = default_for_grpc(fleet)
-        common = (fleet.listener.buffer_bytes, fleet.pickers.addresses, view.seed)
-        for pool in fleet.pools:
-            name, paths = pool.name, pool.match.paths
-            subject = (
-                default == name,
-                [path for path in paths if default_for_path(fleet, path) == name],
-                common,
-                view.sick.get(name),
-                _incarnations(view, pool),
-            )
-            resources[name] = self._pool(view, pool, subject)
-        return resources
+        if self._sets is None or (sick is not self._sick and sick != self._sick):
+            self._sick = sick
+            self._sets = Successive(whole, self._changed_upstream)
+        return self._sets(fleet)
 
-    def _pool(self, view: View, pool: PoolSpec, subject: tuple[Any, ...]) -> Resource:
+    def _changed_upstream(self, before: UpstreamSets, changes: Changes, _: Fleet) -> UpstreamSets:
+        clusters: dict[str, Resource | None] = {}
+        assignments: dict[str, Resource | None] = {}
+        for each in changes:
+            sick = frozenset(self._sick.get(each.now.name, ()))
+            was, now = self.upstream(each.was, sick), self.upstream(each.now, sick)
+            clusters.update(dict.fromkeys(was.clusters) | dict(now.clusters))
+            assignments.update(dict.fromkeys(was.assignments) | dict(now.assignments))
+        return {
+            CLUSTER_TYPE: before[CLUSTER_TYPE].patched(clusters),
+            ENDPOINT_TYPE: before[ENDPOINT_TYPE].patched(assignments),
+        }
+
+    def pool_set(self, view: View) -> TypeSet:
+        """Return the set of the pickers' resources (``pool_resource``) of all pools.
+
+        Of the other pools each depends on whether it is the default among them. Those of a view
+        that differs in few pools take over the others.
+        """
+        fleet = view.fleet
+        context = (defaults_of(fleet), view.sick, view.seed)
+        for subject, incarnations, before, base in self._pool_sets:
+            other = subject()
+            changes = None if other is None or before != context else changed(other, fleet)
+            if changes is not None:
+                pools = {each.now.name: each.now for each in changes}
+                pools.update(_moved(view, incarnations))
+                made = base.patched({name: self._pool(view, pool) for name, pool in pools.items()})
+                break
+        else:
+            made = TypeSet.of(
+                POOL_TYPE, {pool.name: self._pool(view, pool) for pool in fleet.pools}
+            )
+        known = (weakref.ref(fleet), view.incarnations, context, made)
+        self._pool_sets = (known, *self._pool_sets[: KEPT - 1])
+        return made
+
+    def _pool(self, view: View, pool: PoolSpec) -> Resource:
+        fleet, name = view.fleet, pool.name
+        default = defaults_of(fleet)
+        subject = (
+            (default.grpc == name, default.http == name),
+            [path for path in pool.match.paths if default.paths.get(path) == name],
+            (fleet.listener.buffer_bytes, fleet.pickers.addresses, view.seed),
+            fleet.listener.access_log is not None,
+            view.sick.get(name),
+            _incarnations(view, pool),
+        )
         return _recalled(
             self._pools(pool),
             subject,
             lambda: self.recall(
-                ("pool", pool.name),
+                ("pool", name),
                 (pool, subject),
-                lambda: Resource.of(POOL_TYPE, pool.name, pool_resource(view, pool)),
+                lambda: Resource.of(POOL_TYPE, name, pool_resource(view, pool)),
             ),
         )
 
@@ -144,9 +215,8 @@ class Memo:
         start's aggression, shadows, zones and ``drop_overload``.
         """
         per_host = pool.circuit_breaker.max_connections_per_endpoint
-        bare = pool.model_copy(
+        bare = pool.plain(() if probes_http(pool) else _stripped_pool(pool).endpoints).model_copy(
             update={
-                "endpoints": () if probes_http(pool) else pool.endpoints,
                 "variants": (),
                 "circuit_breaker": CircuitBreaker(max_connections_per_endpoint=per_host),
                 "slow_start": pool.slow_start.model_copy(update={"aggression": 1.0}),
@@ -171,15 +241,24 @@ class Memo:
 
     # --- the whole fleet ------------------------------------------------------------------------
 
-    def listener(self, fleet: Fleet) -> bytes:
-        """Return ``listener``, which does not depend on pools."""
-        subject = (fleet.listener, len(log_slots(fleet.pickers.addresses)))
-        return self.recall("listener", subject, lambda: listener(*subject))
+    def listeners(self, fleet: Fleet) -> Mapping[str, bytes]:
+        """Return each ``listener``, which depends on pools only by whether one has a limit."""
+        slots, limits = len(log_slots(fleet.pickers.addresses)), has_pool_limits(fleet)
+        found = {}
+        for front in fronts(fleet.listener):
+            name, spec = further(LISTENER_NAME, front.name), front.spec
+            subject = (spec, slots, limits)
+            over_tcp = partial(listener, spec, slots, pool_limits=limits, of=front.name)
+            found[name] = self.recall(name, subject, over_tcp)
+            if spec.http3:
+                name, over_udp = HTTP3_LISTENER_NAME, partial(http3_listener, spec, slots)
+                found[name] = self.recall(name, subject, partial(over_udp, pool_limits=limits))
+        return found
 
-    def extensions(self, fleet: Fleet) -> Mapping[str, bytes]:
+    def extensions(self, fleet: Fleet, retiring: Fleet | None = None) -> Mapping[str, bytes]:
         """Return ``extensions``, which does not depend on endpoints."""
-        bare = _stripped(fleet)
-        return self.recall("extensions", bare, lambda: extensions(bare))
+        bare, was = _stripped(fleet), _other(fleet, retiring)
+        return self.recall("extensions", (bare, was), lambda: extensions(bare, was))
 
     def runtime(self, fleet: Fleet, also: Fleet | None) -> bytes:
         """Return ``runtime``, which depends on the protocols of the endpoints only."""
@@ -191,28 +270,59 @@ class Memo:
         bare, more = _stripped(fleet), _other(fleet, also)
         return self.recall("secrets", (bare, more), lambda: secrets(bare, more))
 
-    def weight_layer(self, name: str, values: Mapping[str, int]) -> bytes:
-        """Return ``weight_layer``."""
-        return self.recall(name, values, lambda: weight_layer(name, values))
+    def runtime_set(self, fleet: Fleet, also: Fleet | None, weights: Weights) -> TypeSet:
+        """Return the set of all layers, those of the weights included."""
+        limits = self.runtime(fleet, also)
 
-    def routes(self, fleet: Fleet, retiring: Fleet | None) -> bytes:
-        """Return ``route_configuration``.
+        def messages() -> Mapping[str, bytes]:
+            layers = {
+                name: self.recall(name, values, partial(weight_layer, name, values))
+                for name, values in weights.items()
+            }
+            return {RUNTIME_NAME: limits, **layers}
+
+        return self.type_set(RUNTIME_TYPE, (limits, weights), messages)
+
+    def type_set(
+        self, type_url: str, subject: Any, messages: Callable[[], Mapping[str, bytes]]
+    ) -> TypeSet:
+        """Return the set of the messages, which depend on nothing but ``subject``."""
+        before = None if self.target is None else self.target.type_set(type_url)
+
+        def build() -> TypeSet:
+            made = {n: self.resource(type_url, n, data) for n, data in messages().items()}
+            return TypeSet.of(type_url, made, before)
+
+        return self.recall(("set", type_url), subject, build)
+
+    def routes(self, fleet: Fleet, retiring: Fleet | None, front: Front | None = None) -> bytes:
+        """Return ``route_configuration`` of a listener, by default the fleet's own.
 
         Of the endpoints it depends on their protocols, and on which pools have the same ones. Of a
         retiring fleet it depends on what it has and the new one has not.
         """
+        front = fronts(fleet.listener)[0] if front is None else front
         bare, named = _stripped(fleet), _other(fleet, retiring)
         if named is not None and set(_reachable(named)) <= set(_reachable(bare)):
             named = None
-        reads = body_reads(fleet)
+        reads = [body_reads(exposed(fleet, host)) for host in front.hosts]
         return self.recall(
-            "routes", (bare, named, reads), lambda: route_configuration(bare, named, reads)
+            further("routes", front.name),
+            (bare, named, reads, front),
+            lambda: route_configuration(bare, named, reads, front),
         )
+
+    def all_routes(self, fleet: Fleet, retiring: Fleet | None) -> Mapping[str, bytes]:
+        """Return the routes of each listener by name."""
+        return {
+            further(ROUTE_CONFIG_NAME, front.name): self.routes(fleet, retiring, front)
+            for front in fronts(fleet.listener)
+        }
 
 
 def _recalled(found: list[tuple[Any, Any]], subject: Any, build: Callable[[], _Built]) -> _Built:
     for number, (known, result) in enumerate(found):
-        if known == subject:
+        if known is subject or known == subject:
             found.insert(0, found.pop(number))
             return result  # type: ignore[no-any-return] # what `build` returned
     result = build()
@@ -240,15 +350,12 @@ def _reachable(fleet: Fleet) -> Iterator[tuple[str, ...]]:
 
 
 @ByIdentity
-def _stripped(fleet: Fleet) -> Fleet:
-    """Return the fleet with one placeholder endpoint per set of protocols in each pool."""
-    return fleet.model_copy(update={"pools": tuple(map(_stripped_pool, fleet.pools))})
-
-
-@ByIdentity
 def _stripped_pool(pool: PoolSpec) -> PoolSpec:
-    kinds = sorted({(bool(each.http), bool(each.grpc)) for each in pool.endpoints})
-    return pool.model_copy(update={"endpoints": tuple(_placeholder(*kind) for kind in kinds)})
+    return pool.plain(tuple(_placeholder(*kind) for kind in sorted(pool.kinds)))
+
+
+_stripped: Final = each_pool(_stripped_pool)
+"""Returns the fleet with one placeholder endpoint per set of protocols in each pool."""
 
 
 def _placeholder(http: bool, grpc: bool) -> EndpointSpec:
@@ -271,3 +378,18 @@ def _incarnations(view: View, pool: PoolSpec) -> Any:
         return take(view.incarnations)
     except KeyError:
         return [view.incarnation(endpoint.id) for endpoint in pool.endpoints]
+
+
+def _moved(view: View, before: Mapping[str, tuple[int, int]]) -> dict[str, PoolSpec]:
+    """Return the pools that have a replica whose incarnation differs, by name."""
+    now = view.incarnations
+    if now is before:
+        return {}
+    ids = {each for each, value in now.items() if before.get(each) != value}
+    ids |= before.keys() - now.keys()
+    return {p.name: p for p in view.fleet.pools if ids and not ids.isdisjoint(_id_set(p))}
+
+
+@ByIdentity
+def _id_set(pool: PoolSpec) -> frozenset[str]:
+    return frozenset(each.id for each in pool.endpoints)

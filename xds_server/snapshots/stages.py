@@ -4,7 +4,8 @@ The five stages, in order (a stage that changes nothing passes at once):
 
 1. Envoys *add*: all clusters and endpoints of both fleets, and the weights that the next routes
    will read; routes do not change, nor do weights in use.
-2. Pickers *use*: endpoints of both fleets; matches and weights do not change.
+2. Pickers *use*: endpoints of both fleets; matches and weights do not change. Replicas that begin
+   to drain get no new requests (``urgent``).
 3. Envoys *switch*: new listener, filters, routes, weights and limits; routes to retiring variants
    remain.
 4. Pickers *stop*: the new fleet only. Then the replicas that began to drain finish their requests.
@@ -24,19 +25,22 @@ from typing import TYPE_CHECKING, Final
 
 from tidegate_api.names import CLUSTER_TYPE, EXTENSION_TYPE, LISTENER_TYPE, ROUTE_TYPE
 from xds_server.fleet.model.fleet import Match, VariantMatch
+from xds_server.fleet.parts.identity import ByIdentity
+from xds_server.fleet.parts.successive import changed, edited_endpoints, with_changed
 from xds_server.fleet.view import View
 from xds_server.protocol.snapshot import Snapshot
 from xds_server.protocol.transaction import Stage
 from xds_server.resources.runtime import merged, weights_of
-from xds_server.snapshots.build import front_resources, picker_contents, upstream_contents
+from xds_server.snapshots.build import front_contents, picker_contents, upstream_contents
 from xds_server.snapshots.check import hold
 from xds_server.snapshots.memo import Memo
 from xds_server.snapshots.reached import Reached
 from xds_server.snapshots.spelled import envoy_snapshot, weights_held
+from xds_server.snapshots.urgent import marked
 
 if TYPE_CHECKING:
     from xds_server.fleet.model.fleet import EndpointSpec, Fleet, PoolSpec, VariantSpec
-
+    from xds_server.fleet.model.listener import ListenerSpec
 
 WORKERS_S: Final = 0.05
 """Longest delay between an Envoy's acknowledgement and its workers, in seconds."""
@@ -63,10 +67,11 @@ def plan(old: View | Reached | None, new: View, memo: Memo | None = None) -> tup
         envoy_snapshot(
             {
                 **upstream_contents(new.fleet, memo, new.sick),
-                **front_resources(new.fleet, memo=memo, weights=then),
+                **front_contents(new.fleet, memo=memo, weights=then),
             },
             memo.target,
-        )
+        ),
+        memo.target,
     )
     memo.target = target
     pools = Snapshot.of(picker_contents(new, memo), previous=memo.pools)
@@ -78,21 +83,24 @@ def plan(old: View | Reached | None, new: View, memo: Memo | None = None) -> tup
     reachable = upstream_contents(wide, memo, new.sick)
     # The routes before the switch and after it each find their weights, whatever arrives first.
     now = weights_of(have.front) if have.force is None else weights_held(have.force)
-    front = front_resources(have.front, coming=wide, memo=memo, weights=merged(then, now))
+    front = front_contents(have.front, coming=wide, memo=memo, weights=merged(then, now))
     added = envoy_snapshot({**reachable, **front}, target)
     if have.force is not None:
         # In an unfinished change the Envoys' listener and routes may be those of no single fleet.
         added = added.with_types(have.force, (EXTENSION_TYPE, LISTENER_TYPE, ROUTE_TYPE))
-    switched = front_resources(
+    switched = front_contents(
         new.fleet, retiring=have.named, coming=wide, memo=memo, weights=merged(now, then)
     )
     withdrawn = added.resources(CLUSTER_TYPE).keys() - target.resources(CLUSTER_TYPE).keys()
-    incarnations = {**new.incarnations, **have.view.incarnations}
+    incarnations = have.view.incarnations
+    if incarnations is not new.incarnations:
+        incarnations = {**new.incarnations, **incarnations}
     known = View(draws_of(wide, have.draws), incarnations, new.sick, new.seed)
+    used = Snapshot.of(picker_contents(known, memo), previous=pools)
     return (
-        Stage("add", "envoy", hold(added)),
-        Stage("use", "picker", Snapshot.of(picker_contents(known, memo), previous=pools)),
-        Stage("switch", "envoy", hold(envoy_snapshot({**reachable, **switched}, target))),
+        Stage("add", "envoy", hold(added, target)),
+        Stage("use", "picker", marked(used, new)),
+        Stage("switch", "envoy", hold(envoy_snapshot({**reachable, **switched}, target), target)),
         Stage("stop", "picker", pools, grace_s=WORKERS_S if withdrawn else 0.0),
         Stage(
             "remove",
@@ -111,11 +119,22 @@ def _picker_call_s(fleet: Fleet) -> float:
 
 def widened(old: Fleet, new: Fleet) -> Fleet:
     """Return the new fleet together with all pools, variants and endpoints of the old one."""
+    changes = changed(old, new)
+    if changes is not None:
+        made = {each.position: _widened_pool(each.was, each.now) for each in changes}
+        return with_changed(
+            new, {at: pool for at, pool in made.items() if pool is not new.pools[at]}
+        )
     before = {pool.name: pool for pool in old.pools}
     pools = [_widened_pool(before.pop(pool.name, None), pool) for pool in new.pools]
-    if not before and all(map(is_, pools, new.pools)):
+    listener = _widened_listener(old.listener, new.listener)
+    # Envoys ask gateways that go until their routes have switched.
+    gateway = new.gateway or old.gateway
+    kept = listener is new.listener and gateway is new.gateway
+    if not before and all(map(is_, pools, new.pools)) and kept:
         return new
-    return new.model_copy(update={"pools": (*pools, *before.values())})
+    pools = [*pools, *before.values()]
+    return new.model_copy(update={"listener": listener, "gateway": gateway, "pools": tuple(pools)})
 
 
 def draws_of(fleet: Fleet, old: Fleet) -> Fleet:
@@ -125,6 +144,10 @@ def draws_of(fleet: Fleet, old: Fleet) -> Fleet:
     pickers a replica that moves to another address keeps its old one. A replica that moves to
     another variant is in both variants, in the old one last, because its sequences are there.
     """
+    changes = changed(old, fleet)
+    if changes is not None:
+        made = {each.position: _old_draws(each.now, each.was) for each in changes}
+        return with_changed(old, {at: pool for at, pool in made.items() if pool != old.pools[at]})
     before = {pool.name: pool for pool in old.pools}
     return fleet.model_copy(
         update={"pools": tuple(_old_draws(pool, before.get(pool.name)) for pool in fleet.pools)}
@@ -133,25 +156,55 @@ def draws_of(fleet: Fleet, old: Fleet) -> Fleet:
 
 def newly_draining(old: Fleet, new: Fleet) -> frozenset[str]:
     """Return the ids of endpoints that drain in ``new`` but not in ``old``."""
-    before = {pool.name: pool for pool in old.pools}
-    changed = (pool for pool in new.pools if pool is not before.get(pool.name))
-    draining = {e.id for pool in changed for e in pool.endpoints if e.draining}
-    if not draining:
-        return frozenset()
-    active = {e.id for pool in old.pools for e in pool.endpoints if not e.draining}
-    return frozenset(draining & active)
+    changes = changed(old, new)
+    if changes is None:
+        before = {pool.name: pool for pool in old.pools}
+        pools = [pool for pool in new.pools if pool is not before.get(pool.name)]
+    else:
+        pools = [each.now for each in changes]
+    draining = {e.id for pool in pools for e in pool.endpoints if e.draining}
+    found = set[str]()
+    # Those of the changed pools first: what drains now was usually active there.
+    for pool in chain((each.was for each in changes or ()), old.pools):
+        if found == draining:
+            break
+        found |= draining & _active(pool)
+    return frozenset(found)
+
+
+@ByIdentity
+def _active(pool: PoolSpec) -> frozenset[str]:
+    return frozenset(e.id for e in pool.endpoints if not e.draining)
+
+
+def _widened_listener(old: ListenerSpec, new: ListenerSpec) -> ListenerSpec:
+    """Return the new listener with what both need of clusters: providers of tokens, collectors."""
+    update: dict[str, object] = {}
+    names = {provider.name for provider in new.jwt}
+    retired = tuple(provider for provider in old.jwt if provider.name not in names)
+    if retired:
+        update["jwt"] = (*new.jwt, *retired)
+    log, was = new.access_log, old.access_log
+    if was is not None and was.otlp is not None and (log is None or log.otlp is None):
+        update["access_log"] = (log or was).model_copy(update={"otlp": was.otlp})
+    if new.tracing is None and old.tracing is not None:
+        update["tracing"] = old.tracing
+    return new.model_copy(update=update) if update else new
 
 
 def _widened_pool(old: PoolSpec | None, new: PoolSpec) -> PoolSpec:
     if old is None or old is new or old == new:
         return new
+    kept = _with_same_hosts(old, new)
+    if kept is not None:
+        return kept
     names = {variant.name for variant in new.variants}
     retired = tuple(variant for variant in old.variants if variant.name not in names)
     # For Envoy the same replica with another address or variant is another host.
-    hosts = {_host(old, endpoint): endpoint for endpoint in old.endpoints}
+    hosts = {host_of(old, endpoint): endpoint for endpoint in old.endpoints}
     endpoints = []
     for endpoint in new.endpoints:
-        host = _host(new, endpoint)
+        host = host_of(new, endpoint)
         before = hosts.pop(host, None)
         draining = endpoint.draining and (before is None or before.draining)
         if endpoint.draining != draining or endpoint.variant != host[0]:
@@ -161,44 +214,70 @@ def _widened_pool(old: PoolSpec | None, new: PoolSpec) -> PoolSpec:
     for host, endpoint in hosts.items():
         endpoints.append(endpoint.model_copy(update={"variant": host[0]}))
     same = len(endpoints) == len(new.endpoints) and all(map(is_, endpoints, new.endpoints))
+    written = new.written
+    if written is not new or old.written is not old:
+        written = _widened_pool(old.written, new.written)
+        same = same and written is new.written
     if same and not retired:
         return new
-    return new.model_copy(
-        update={"variants": (*new.variants, *retired), "endpoints": tuple(endpoints)}
+    wide = new.model_copy(update={"variants": (*new.variants, *retired)})
+    return (
+        wide.published(written, tuple(endpoints))
+        if written is not new
+        else (wide.model_copy(update={"endpoints": tuple(endpoints)}))
     )
 
 
-def _host(pool: PoolSpec, endpoint: EndpointSpec) -> tuple[str, str, str | None, str | None]:
+def _with_same_hosts(old: PoolSpec, new: PoolSpec) -> PoolSpec | None:
+    """Return the widened pool if both have the same variants and hosts, in the same order."""
+    if [each.name for each in old.variants] != [each.name for each in new.variants]:
+        return None
+    edited = edited_endpoints(old, new)
+    if edited is None or any(host_of(old, was) != host_of(new, now) for was, now in edited):
+        return None
+    begun = {now.id for was, now in edited if now.draining and not was.draining}
+    if not begun:
+        return new
+    endpoints = (
+        each.model_copy(update={"draining": False}) if each.id in begun else each
+        for each in new.endpoints
+    )
+    return new.model_copy(update={"endpoints": tuple(endpoints)})
+
+
+def host_of(pool: PoolSpec, endpoint: EndpointSpec) -> tuple[str, str, str | None, str | None]:
+    """Return what makes an endpoint another host for Envoy: variant, id and addresses."""
     return (pool.variant_of(endpoint), endpoint.id, endpoint.http, endpoint.grpc)
 
 
 def _old_draws(pool: PoolSpec, old: PoolSpec | None) -> PoolSpec:
     if old is None:
-        undrawn = tuple(_without_draw(variant) for variant in pool.variants)
+        undrawn = tuple(without_draw(variant) for variant in pool.variants)
         return pool.model_copy(update={"match": Match(), "default": False, "variants": undrawn})
     if old is pool:
         return pool
     before = {variant.name: variant for variant in old.variants}
     # Old variants first and in their order, because a session's draw depends on the order.
-    added = (_without_draw(variant) for variant in pool.variants if variant.name not in before)
-    was = {_host(old, endpoint) for endpoint in old.endpoints}
+    added = (without_draw(variant) for variant in pool.variants if variant.name not in before)
+    draws = {
+        "match": old.match,
+        "default": old.default,
+        "variants": tuple(chain(old.variants, added)),
+    }
+    if _with_same_hosts(old, pool) is not None:
+        return pool.model_copy(update=draws)
+    was = {host_of(old, endpoint) for endpoint in old.endpoints}
     hosts: dict[tuple[str, str], EndpointSpec] = {}
-    for endpoint in sorted(pool.endpoints, key=lambda e: _host(pool, e) in was):
+    for endpoint in sorted(pool.endpoints, key=lambda e: host_of(pool, e) in was):
         # New hosts come first; an old one of the same id and variant replaces them.
         hosts[endpoint.id, pool.variant_of(endpoint)] = endpoint
     addresses = {e.id: (e.http, e.grpc) for e in old.endpoints}
     endpoints = (
         e for e in hosts.values() if addresses.get(e.id, (e.http, e.grpc)) == (e.http, e.grpc)
     )
-    return pool.model_copy(
-        update={
-            "match": old.match,
-            "default": old.default,
-            "variants": tuple(chain(old.variants, added)),
-            "endpoints": tuple(endpoints),
-        }
-    )
+    return pool.model_copy(update={**draws, "endpoints": tuple(endpoints)})
 
 
-def _without_draw(variant: VariantSpec) -> VariantSpec:
+def without_draw(variant: VariantSpec) -> VariantSpec:
+    """Return a variant that no new request is given to."""
     return variant.model_copy(update={"weight": 0, "match": VariantMatch()})

@@ -17,6 +17,7 @@ from envoy.config.route.v3 import route_pb2
 from envoy.extensions.filters.network.http_connection_manager.v3 import (
     http_connection_manager_pb2,
 )
+from envoy.extensions.transport_sockets.quic.v3 import quic_transport_pb2
 from envoy.extensions.transport_sockets.tls.v3 import tls_pb2
 from envoy.service.runtime.v3 import rtds_pb2
 
@@ -25,11 +26,11 @@ from tidegate_api.names import (
     ENDPOINT_TYPE,
     EXTENSION_TYPE,
     LISTENER_TYPE,
-    ROUTE_CONFIG_NAME,
     ROUTE_TYPE,
     RUNTIME_TYPE,
     SECRET_TYPE,
 )
+from xds_server.fleet.members.members import Members
 from xds_server.snapshots.build import front_resources, upstream_resources
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 def static_bootstrap(fleet: Fleet) -> bytes:
     """Return the serialized ``Bootstrap``; write it to a file whose name ends with ``.pb``."""
+    fleet = Members().published(fleet).fleet  # names have no address here
     upstream, front = upstream_resources(fleet), front_resources(fleet)
     message = bootstrap_pb2.Bootstrap()
     message.node.id = message.node.cluster = "tidegate-validate"
@@ -52,6 +54,8 @@ def static_bootstrap(fleet: Fleet) -> bytes:
     for name, data in upstream[CLUSTER_TYPE].items():
         cluster = static.clusters.add()
         cluster.ParseFromString(data)
+        if cluster.type != cluster_pb2.Cluster.EDS:
+            continue
         cluster.type = cluster_pb2.Cluster.STATIC
         cluster.ClearField("eds_cluster_config")
         cluster.load_assignment.ParseFromString(upstream[ENDPOINT_TYPE][name])
@@ -70,7 +74,7 @@ def _alone(config: Any, routes: Mapping[str, bytes], extensions: Mapping[str, by
     manager = http_connection_manager_pb2.HttpConnectionManager()
     if config.Unpack(manager):
         manager.route_config.CopyFrom(
-            route_pb2.RouteConfiguration.FromString(routes[ROUTE_CONFIG_NAME])
+            route_pb2.RouteConfiguration.FromString(routes[manager.rds.route_config_name])
         )
         # Only with static clusters can Envoy check that the clusters named by routes exist.
         manager.route_config.validate_clusters.value = True
@@ -83,6 +87,13 @@ def _alone(config: Any, routes: Mapping[str, bytes], extensions: Mapping[str, by
 
 def _stand_alone(socket: Any) -> None:
     """Make a TLS socket refer to static secrets."""
+    over_udp = quic_transport_pb2.QuicDownstreamTransport()
+    if socket.typed_config.Unpack(over_udp):
+        common = over_udp.downstream_tls_context.common_tls_context
+        for config in common.tls_certificate_sds_secret_configs:
+            config.ClearField("sds_config")
+        socket.typed_config.Pack(over_udp, deterministic=True)
+        return
     for context in (tls_pb2.UpstreamTlsContext(), tls_pb2.DownstreamTlsContext()):
         if not socket.typed_config.Unpack(context):
             continue

@@ -9,6 +9,7 @@ Rules:
 2. It never takes the last usable replica of a variant: those that replace it come with a later
    stage.
 3. Nothing is undone here: a replica that is used again comes back with the stages of the change.
+   Nor do these take a mark back that the stage has set: the pickers' first one has it too.
 4. Where stages come to Envoys in waves, another share of load to shed comes to all Envoys first: in
    what each of them has now, so that nothing else of a change reaches it early.
 """
@@ -16,21 +17,23 @@ Rules:
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf import any_pb2
 
 from tidegate_api.fleet.v1 import pool_pb2
 from tidegate_api.names import ENDPOINT_TYPE, POOL_TYPE
 from xds_server.fleet.parts.identity import ByIdentity
+from xds_server.fleet.parts.successive import Successive
 from xds_server.protocol.publication import Stage
-from xds_server.protocol.snapshot import Snapshot
+from xds_server.protocol.snapshot import Resource, Snapshot
 from xds_server.resources.endpoints import with_drop
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from xds_server.fleet.model.fleet import Fleet, PoolSpec
+    from xds_server.fleet.parts.successive import Changes
     from xds_server.fleet.view import View
 
 URGENT = "urgent"
@@ -44,23 +47,38 @@ def urgent_stage(have: Snapshot | None, new: View) -> Stage | None:
         have: What the pickers have now; ``None`` = nothing.
         new: The state that they should have.
     """
-    if have is None:
-        return None
-    held = have.resources(POOL_TYPE)
-    changed: dict[str, bytes] = {}
-    for pool in new.fleet.pools:
-        sick = new.sick.get(pool.name, {})
-        draining = _draining(pool)
-        if pool.name in held and (sick or draining):
-            message = pool_pb2.Pool()
-            any_pb2.Any.FromString(held[pool.name].any).Unpack(message)
-            if _leave_alone(message, draining, sick):
-                changed[pool.name] = message.SerializeToString(deterministic=True)
-    if not changed:
-        return None
-    marked = Snapshot.of({POOL_TYPE: changed}).resources(POOL_TYPE)
-    pools = Snapshot.of({POOL_TYPE: {}}).joined({POOL_TYPE: {**held, **marked}.values()})
-    return Stage(URGENT, "picker", pools, urgent=True)
+    pools = have if have is None else marked(have, new)
+    return None if pools is have or pools is None else Stage(URGENT, "picker", pools, urgent=True)
+
+
+def marked(have: Snapshot, new: View) -> Snapshot:
+    """Return the pickers' snapshot with the replicas marked that ``new`` leaves alone (rule 2).
+
+    Args:
+        have: What pickers have, or are to have in a stage before the last; returned as it is if no
+            mark is missing.
+        new: The state that they should have.
+    """
+    held = have.type_set(POOL_TYPE)
+    if held is None:
+        return have
+    drains, all_sick = _drains(new.fleet), new.sick
+    names = set(drains)
+    if all_sick:
+        names |= all_sick.keys() & {pool.name for pool in new.fleet.pools}
+    changed: dict[str, Resource | None] = {}
+    for name in names & held.resources.keys():
+        draining, sick = drains.get(name, frozenset()), all_sick.get(name, {})
+        resource = held.resources[name]
+        active, untold = _unmarked(resource)
+        if draining.isdisjoint(active) and untold.isdisjoint(sick):
+            continue
+        message = pool_pb2.Pool()
+        any_pb2.Any.FromString(resource.any).Unpack(message)
+        if _leave_alone(message, draining, sick):
+            data = message.SerializeToString(deterministic=True)
+            changed[name] = Resource.of(POOL_TYPE, name, data)
+    return Snapshot.of({POOL_TYPE: held.patched(changed)}) if changed else have
 
 
 def shed_stage(have: Snapshot | None, old: Fleet, new: Fleet) -> Stage | None:
@@ -97,6 +115,32 @@ def only_urgent(old: Fleet, new: Fleet) -> bool:
     return old is new or _without_marks(old) == _without_marks(new)
 
 
+def _all_drains(fleet: Fleet) -> dict[str, frozenset[str]]:
+    return {pool.name: ids for pool in fleet.pools if (ids := _draining(pool))}
+
+
+def _changed_drains(
+    before: dict[str, frozenset[str]], changes: Changes, _: Fleet
+) -> dict[str, frozenset[str]]:
+    kept = before | {each.now.name: _draining(each.now) for each in changes}
+    return {name: ids for name, ids in kept.items() if ids}
+
+
+_drains: Final = Successive(_all_drains, _changed_drains)
+"""Returns the ids of the draining replicas of each pool that has any."""
+
+
+@ByIdentity
+def _unmarked(resource: Resource) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the replicas of a pickers' pool that do not drain, and those not found sick."""
+    message = pool_pb2.Pool()
+    any_pb2.Any.FromString(resource.any).Unpack(message)
+    return (
+        frozenset(each.id for each in message.endpoints if not each.draining),
+        frozenset(each.id for each in message.endpoints if not each.told),
+    )
+
+
 @ByIdentity
 def _draining(pool: PoolSpec) -> frozenset[str]:
     return frozenset(endpoint.id for endpoint in pool.endpoints if endpoint.draining)
@@ -105,8 +149,11 @@ def _draining(pool: PoolSpec) -> frozenset[str]:
 def _without_marks(fleet: Fleet) -> Fleet:
     pools = []
     for pool in fleet.pools:
-        endpoints = tuple(each.model_copy(update={"draining": False}) for each in pool.endpoints)
-        pools.append(pool.model_copy(update={"drop_overload": 0.0, "endpoints": endpoints}))
+        off = {"draining": False, "standby": False}
+        endpoints = tuple(each.model_copy(update=off) for each in pool.endpoints)
+        pools.append(
+            pool.model_copy(update={"drop_overload": 0.0, "endpoints": endpoints, "drained": ()})
+        )
     return fleet.model_copy(update={"pools": tuple(pools)})
 
 

@@ -50,6 +50,11 @@ class World:
 class SimulatedScheduler(Protocol):
     """Selects replicas for jobs. Times are simulated seconds and never decrease."""
 
+    @property
+    def poll_s(self) -> float | None:
+        """Return how often it reads telemetry, seconds; ``None``: as often as the scenario says."""
+        ...
+
     def choose(self, job: Job, now: float) -> SimulatedChoice | None:
         """Select replicas and count the job on the first one; ``None`` sheds the job."""
         ...

@@ -19,8 +19,8 @@ scores at random. Scores are within 0..1:
 * ``no-hit-lru``: for a prompt that no endpoint holds, the rank of the endpoints by their last such
   prompt, 1 for the least recent and 0 for the latest; otherwise 0.5.
 
-The optimised baseline of later versions is the affinity filter. Differences: telemetry has the
-scenario's interval, 1 s by default, where the router polls every 50 ms.
+The optimised baseline of later versions is the affinity filter. As in the router, the scorers read
+telemetry every 50 ms (``refresh-metrics-interval``); its age shrinks in proportion.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ QUEUE: Final = 2.0
 KV: Final = 2.0
 PREFIX: Final = 3.0
 NO_HIT: Final = 2.0
+POLL_S: Final = 0.05
 
 
 class AffinityFilter(LocalScheduler):
@@ -106,6 +107,8 @@ class WeightedScorers(LocalScheduler):
         world: The simulation.
         no_hit: Weight of the ``no-hit-lru`` score; 0 = the chart's default.
     """
+
+    poll_s = POLL_S
 
     def __init__(self, world: World, no_hit: float = 0.0) -> None:
         scenario = world.scenario

@@ -70,6 +70,8 @@ class LocalScheduler:
         rng: Random generator for ties and draws.
     """
 
+    poll_s: float | None = None
+
     def __init__(self, replicas: int, absent: int | None, rng: Random) -> None:
         self.own = LocalLoad(replicas, absent)
         self.rng = rng

@@ -17,16 +17,29 @@ class Oracle(LocalScheduler):
 
     It is greedy and ignores the cost to other jobs, so it is not a bound. It learns of failed
     replicas with the same delay as the others.
+
+    Args:
+        world: The simulation.
+        exact: Whether what is computed of an unfinished prompt is not waited for again. Without it
+            the prompt in work counts as whole: then fewer jobs wait for a long prompt, which makes
+            copies of what is shared earlier, and costs time where little is.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, *, exact: bool = False) -> None:
         super().__init__(world.scenario.replicas, world.scenario.joiner, world.rng)
         self._world = world
+        self._exact = exact
 
-    def choose(self, job: Job, now: float) -> SimulatedChoice | None:  # noqa: ARG002 - interface
+    def choose(self, job: Job, now: float) -> SimulatedChoice | None:
         """Choose the replica with the lowest TTFT."""
         fleet = self._world.fleet
-        costs = [(fleet[index].wait_s(job), index) for index in self.own.candidates()]
+        costs = [
+            (
+                fleet[index].first_token_s(job, now) if self._exact else fleet[index].wait_s(job),
+                index,
+            )
+            for index in self.own.candidates()
+        ]
         if not costs:
             return None
         order = self.ordered(costs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from bench.simulate.schedulers.base import SimulatedChoice
 from ext_proc.routing.cache.prefix_index import MAX_BLOCKS
@@ -38,6 +38,8 @@ class ProductionScheduler:
         policy: Policy of the pool.
         world: The simulation.
     """
+
+    poll_s: float | None = None
 
     def __init__(self, policy: str, world: World) -> None:
         self._world = world
@@ -80,6 +82,19 @@ class ProductionScheduler:
     def choose(self, job: Job, now: float) -> SimulatedChoice | None:
         """Let the router decide on the request of a client."""
         self._read_log(now)
+        return self._decide(job, self._request(job), now)
+
+    def explained(self, job: Job, now: float) -> dict[str, Any]:
+        """Return how the router would decide now, as on its debug page; changes no load."""
+        self._read_log(now)
+        return self._router.explain(self._request(job), now, now)
+
+    def follow(self, job: Job, replica: int, now: float) -> SimulatedChoice | None:
+        """Send a job to a replica that was chosen elsewhere, as if the router had chosen it."""
+        self._read_log(now)
+        return self._decide(job, self._request(job, frozenset({_address(replica)})), now)
+
+    def _request(self, job: Job, subset: frozenset[str] | None = None) -> Request:
         features = Features(
             form=Form.GENERATE_STREAM,
             model="llm",
@@ -88,7 +103,9 @@ class ProductionScheduler:
             max_tokens=job.output_tokens,
             prompt=_prompt(job, self._world.block_tokens),
         )
-        request = Request(POOL, None, "http", features, job.blocks)
+        return Request(POOL, None, "http", features, job.blocks, subset=subset)
+
+    def _decide(self, job: Job, request: Request, now: float) -> SimulatedChoice | None:
         decision = self._router.decide(request, now, now)
         if isinstance(decision, Refusal):
             return None
@@ -106,7 +123,7 @@ class ProductionScheduler:
     def answering(self, job: Job, now: float) -> None:
         """Append an access log entry, which the router receives ``LOG_DELAY_S`` later."""
         ticket = self._tickets.get(job.index)
-        if ticket is not None:
+        if ticket is not None and self._world.scenario.first_tokens:
             entry = (now + LOG_DELAY_S, ticket.id, ticket.endpoint, now - ticket.at)
             self._log.append(entry)
 
@@ -114,6 +131,7 @@ class ProductionScheduler:
         log = self._log
         while log and log[0][0] <= now:
             _, ticket_id, endpoint, seconds = log.popleft()
+            self._router.confirmed(ticket_id, endpoint)
             self._router.learner.began(ticket_id, endpoint, seconds)
 
     def settled(self, job: Job, now: float) -> None:
@@ -134,6 +152,10 @@ class ProductionScheduler:
             kv_block_tokens=engine.block_tokens,
         )
         self._router.registry.observe(f"r{replica}", (reading,))
+
+    def tokens_per_s(self) -> float:
+        """Return the prefill speed that the picker has learned."""
+        return 1.0 / self._router.learner.models[POOL].seconds_per_token
 
     def membership(self, replica: int, change: str, now: float) -> None:
         """Report that a replica joined, went silent or restarted."""

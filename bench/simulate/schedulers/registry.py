@@ -33,6 +33,7 @@ OTHERS: Final[dict[str, Callable[[World], SimulatedScheduler]]] = {
     "chwbl-depth2": lambda world: BoundedHash(world, depth=2),
     "probe": Probe,
     "oracle": Oracle,
+    "oracle-exact": partial(Oracle, exact=True),
 }
 """Published rules of other routers, and reference schedulers."""
 

@@ -39,6 +39,11 @@ class SeveralPickers:
         self._of: dict[int, SimulatedScheduler] = {}
         """Scheduler of each job in flight."""
 
+    @property
+    def poll_s(self) -> float | None:
+        """Return the interval of the schedulers."""
+        return self._schedulers[0].poll_s
+
     def choose(self, job: Job, now: float) -> SimulatedChoice | None:
         """Let a random scheduler choose."""
         scheduler = self._rng.choice(self._schedulers)

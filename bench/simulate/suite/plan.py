@@ -12,7 +12,7 @@ replicas than on eight.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from bench.simulate.scenario import Scenario
@@ -321,6 +321,16 @@ def _blind() -> Sequence[Chapter]:
             ),
         ),
     ]
+
+
+def narrowed(chapters: Sequence[Chapter], policies: Sequence[str]) -> tuple[Chapter, ...]:
+    """Return chapters with some of their policies; ``auto``, their baseline, is always one."""
+    kept = {AUTO, *policies}
+
+    def arm(each: Arm) -> Arm:
+        return replace(each, policies=tuple(name for name in each.policies if name in kept))
+
+    return tuple(replace(each, arms=tuple(map(arm, each.arms))) for each in chapters)
 
 
 def picker_policies() -> frozenset[str]:

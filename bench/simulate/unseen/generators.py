@@ -12,6 +12,10 @@ within seconds.
 ``documents``: questions about documents. Documents have heavy-tailed lengths and become popular and
 forgotten: each question is about one of the latest ``DOCUMENTS_OPEN`` documents, the newer the
 likelier. A question may have follow-ups, which repeat document, question and answer.
+
+``retrieval``: chats with retrieved passages. A chat begins with one of ``RETRIEVAL_SYSTEMS`` system
+prompts and the passages of a topic (popular by a power law) and has a geometric number of turns; a
+turn may add the passages of another topic.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SEED: Final = 20_261_122
-"""Seed of both generators; seeds of runs change arrival times and random choices only."""
+"""Seed of all generators; seeds of runs change arrival times and random choices only."""
 LEAD_S: Final = 300.0
 """Time before the first job in which agents and follow-ups start, seconds."""
 
@@ -51,6 +55,23 @@ DOCUMENT_FOLLOW_UP: Final = 0.45
 """Probability that a question has a follow-up."""
 DOCUMENT_ANSWER: Final = 300.0
 DOCUMENT_PAUSE_S: Final = 45.0
+
+RETRIEVAL_SYSTEMS: Final = 5
+RETRIEVAL_SYSTEM_BLOCKS: Final = (1, 6)
+"""Length of a system prompt, blocks."""
+RETRIEVAL_TOPICS: Final = 400
+RETRIEVAL_TOPIC_BLOCKS: Final = (2, 12)
+"""Length of a topic's passages, blocks."""
+RETRIEVAL_POPULARITY: Final = 0.8
+"""Exponent of the power law of topics by rank."""
+RETRIEVAL_TURNS: Final = 3.5
+"""Mean turns of a chat."""
+RETRIEVAL_AGAIN: Final = 0.3
+"""Probability that a later turn adds the passages of another topic."""
+RETRIEVAL_QUESTION: Final = 60.0
+RETRIEVAL_ANSWER: Final = 260.0
+"""Mean tokens of a question and of an answer."""
+RETRIEVAL_PAUSE_S: Final = 30.0
 
 
 class _Blocks:
@@ -117,9 +138,42 @@ def documents(count: int, pace: float) -> Workload:
     return _first("documents", jobs, count)
 
 
+def retrieval(count: int, pace: float) -> Workload:
+    """Generate turns of chats with retrieved passages, about ``pace`` a second."""
+    rng, fresh = Random(f"retrieval {SEED}"), _Blocks()  # noqa: S311 - repeatable
+    systems = [fresh.take(rng.randint(*RETRIEVAL_SYSTEM_BLOCKS)) for _ in range(RETRIEVAL_SYSTEMS)]
+    sizes = [rng.randint(*RETRIEVAL_TOPIC_BLOCKS) for _ in range(RETRIEVAL_TOPICS)]
+    weights = [(rank + 1) ** -RETRIEVAL_POPULARITY for rank in range(RETRIEVAL_TOPICS)]
+    opened: dict[tuple[int, int], tuple[int, ...]] = {}
+    jobs: list[Job] = []
+    begin, number, horizon = -LEAD_S, 0, 1.3 * count / pace
+    while begin < horizon:
+        begin += rng.expovariate(pace / RETRIEVAL_TURNS)
+        number += 1
+        system = rng.randrange(RETRIEVAL_SYSTEMS)
+        topic = rng.choices(range(RETRIEVAL_TOPICS), weights)[0]
+        if (system, topic) not in opened:
+            opened[system, topic] = systems[system] + fresh.take(sizes[topic])
+        history = opened[system, topic]
+        at, tokens = begin, len(history) * BLOCK_TOKENS
+        while True:
+            tokens += 10 + int(rng.expovariate(1.0 / RETRIEVAL_QUESTION))
+            history += fresh.take(tokens // BLOCK_TOKENS - len(history))
+            output = _answer(rng, RETRIEVAL_ANSWER)
+            jobs.append(Job(0, at, tokens, output, history, f"q{number}"))
+            if rng.random() < 1.0 / RETRIEVAL_TURNS:
+                break
+            tokens += output
+            if rng.random() < RETRIEVAL_AGAIN:
+                tokens += BLOCK_TOKENS * sizes[rng.choices(range(RETRIEVAL_TOPICS), weights)[0]]
+            at += output * 0.012 + rng.expovariate(1.0 / RETRIEVAL_PAUSE_S)
+    return _first("retrieval", jobs, count)
+
+
 UNSEEN: Final[dict[str, Callable[[int, float], Workload]]] = {
     "agents": agents,
     "documents": documents,
+    "retrieval": retrieval,
 }
 
 

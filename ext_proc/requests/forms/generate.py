@@ -56,7 +56,8 @@ def read_generate(features: Features, body: bytes | memoryview, *, complete: boo
     if sampling:
         places.append(sampling)
     request_id = members.get("id")
-    features.request_id = values.label(request_id) or features.request_id
+    if request_id is not None:
+        features.request_id = values.label(request_id) or features.request_id
     features.prompt = prompt
     features.prompt_is_partial = partial
     tokens: Any = members.get("max_tokens")
@@ -121,18 +122,17 @@ def _sampling(value: object) -> dict[str, Any]:
 def _adapter(places: list[dict[str, Any]]) -> str | None:
     """Return the first adapter given by name or by number (TensorRT-LLM's ``lora_task_id``)."""
     for place in places:
-        found = values.label(place.get("lora_name"))
-        if found is not None:
+        name, number = place.get("lora_name"), place.get(ADAPTER_INPUT)
+        if name is not None and (found := values.label(name)) is not None:
             return found
-        task = values.positive(place.get(ADAPTER_INPUT))
-        if task is not None:
+        if number is not None and (task := values.positive(number)) is not None:
             return str(task)
     return None
 
 
 def _first_positive(places: list[dict[str, Any]]) -> int | None:
     for place in places:
-        found = values.positive(place.get("max_tokens"))
-        if found is not None:
+        tokens = place.get("max_tokens")
+        if tokens is not None and (found := values.positive(tokens)) is not None:
             return found
     return None

@@ -105,6 +105,10 @@ class ExactIndex(ProvisionalIndex):
         vain = sum(each.complete and not each.believed for each in reported)
         return len(self._reporting), sum(self._reporting.values()), vain
 
+    def reports(self, endpoint: EndpointKey) -> bool:
+        """Whether the endpoint's engines report their caches."""
+        return endpoint in self._reporting
+
     def is_exact(self, endpoint: EndpointKey) -> bool | None:
         """Whether an endpoint's reports are complete and match; ``None`` if it does not report."""
         complete = self._reporting.get(endpoint)

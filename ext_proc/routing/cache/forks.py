@@ -2,6 +2,7 @@
 
 The last block of a conversation's turn has one continuation, the next turn. A block with two or
 more continuations belongs to several prompts: a system prompt, a document, a tool's description.
+A prompt whose match ends where a known prompt goes on is itself a further continuation.
 Only blocks in the index are counted, so the bounds of the index bound this too.
 """
 
@@ -63,6 +64,8 @@ class Forks:
 
     def shared(self, blocks: tuple[int, ...], matched: int, endpoints: int) -> int:
         """Return the number of widely shared leading blocks; see ``PrefixTable.shared_depth``."""
+        if self._most < endpoints:
+            return 0
         counts = self._counts
         deepest = min(matched, len(blocks), self._most // endpoints)
         common = 0
@@ -71,9 +74,19 @@ class Forks:
                 common = depth
         return common
 
-    def branched(self, blocks: tuple[int, ...], matched: int) -> int:
-        """Return the number of leading blocks with forks; see ``PrefixTable.branched_depth``."""
+    def branched(self, blocks: tuple[int, ...], matched: int, *, leaves: bool = False) -> int:
+        """Return the number of leading blocks with forks; see ``PrefixTable.branched_depth``.
+
+        Args:
+            blocks: The prompt.
+            matched: The deepest match of any endpoint.
+            leaves: Whether no known prompt goes on after the match as this one does.
+        """
         counts = self._counts
+        if leaves and blocks[matched - 1] in counts:
+            return matched
+        if not self._deepest:
+            return 0
         deepest = min(matched, len(blocks), self._deepest)
         for depth in compress(
             range(deepest, 0, -1), map(counts.__contains__, reversed(blocks[:deepest]))

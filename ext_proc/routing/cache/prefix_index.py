@@ -32,9 +32,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ext_proc.routing.cache.prefix_blocks import PrefixBlocks
 from ext_proc.routing.cache.prefix_uses import (
-    NOBODY,
     SHARED_TENANT,
     SPECULATIVE_S,
+    UNKNOWN_TENANT,
     Holder,
     SharedUse,
     Use,
@@ -63,7 +63,7 @@ class Inserted(NamedTuple):
     endpoint: EndpointKey
     blocks: tuple[int, ...]
     at: float
-    tenant: int = NOBODY
+    tenant: int = UNKNOWN_TENANT
     ticket: int = 0
     """The insert is provisional until this ticket's verdict; 0 = it is confirmed."""
 
@@ -122,7 +122,11 @@ class PrefixIndex(PrefixBlocks):
         self._limits.pop(endpoint, None)
 
     def insert(
-        self, endpoint: EndpointKey, blocks: tuple[int, ...], now: float, tenant: int = NOBODY
+        self,
+        endpoint: EndpointKey,
+        blocks: tuple[int, ...],
+        now: float,
+        tenant: int = UNKNOWN_TENANT,
     ) -> None:
         """Record that an endpoint holds a prompt.
 
@@ -130,7 +134,7 @@ class PrefixIndex(PrefixBlocks):
             endpoint: The endpoint.
             blocks: Chained hashes of the prompt's blocks, root first, signed 64-bit.
             now: Monotonic seconds, not less than in any earlier call.
-            tenant: Who sent it, a number of 63 bits; ``NOBODY`` = unknown.
+            tenant: Who sent it, a number of 63 bits; ``UNKNOWN_TENANT`` = unknown.
         """
         holder = self._holders.get(endpoint) or self._enrol(endpoint)
         whole = blocks = blocks[: holder.kept.max_blocks]

@@ -15,8 +15,7 @@ Rules:
 
 from __future__ import annotations
 
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from ext_proc.routing.cache.forks import Forks
 
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 
 LONG: Final = 32
 """Number of blocks above which binary search is faster than a linear walk."""
-
-_key_of: Final[Any] = attrgetter("key")
 
 Steps = list[tuple[int, int]]
 """Result of a walk from the root, by rising depth: the bits of the endpoints that hold at least
@@ -78,9 +75,13 @@ class PrefixTable:
         steps: Steps = []
         alive = self._live
         depth = 0
+        before: Use | SharedUse | None = None
         for depth, entry in enumerate(map(self._table.get, blocks)):
             if entry is None:
                 break
+            if entry is before:  # of the same insert, so of the same endpoint
+                continue
+            before = entry
             mask = alive & entry.mask
             if mask != alive:
                 if depth:
@@ -144,6 +145,18 @@ class PrefixTable:
             deeper = alive
         return found
 
+    def sole_holder(self, steps: Steps) -> EndpointKey | None:
+        """Return the endpoint that alone holds any of a prompt, as of most conversations.
+
+        Args:
+            steps: Result of ``match``; not empty.
+
+        Returns:
+            It, or ``None`` if there are several.
+        """
+        alive, _ = steps[0]
+        return None if alive & (alive - 1) else self._by_bit[alive].key
+
     def depths(self, steps: Steps, candidates: Sequence[Candidate]) -> list[int]:
         """Return the match depth of each candidate's replica.
 
@@ -152,14 +165,8 @@ class PrefixTable:
             candidates: The candidates.
         """
         find = self._bits.get
-        alive, depth = steps[-1]
         if len(steps) == 1:
-            if not alive & (alive - 1):  # mostly one endpoint holds a conversation
-                found = [0] * len(candidates)
-                keys, key = list(map(_key_of, candidates)), self._by_bit[alive].key
-                if key in keys:
-                    found[keys.index(key)] = depth
-                return found
+            alive, depth = steps[0]
             return [depth if alive & find(candidate.key, 0) else 0 for candidate in candidates]
         depths: list[int] = []
         rising = steps[::-1]
@@ -200,10 +207,12 @@ class PrefixTable:
         """Return the number of leading blocks with two or more continuations.
 
         They belong to several prompts, so a replica that computes them again has a copy that other
-        prompts will use. The blocks after them belong to one conversation.
+        prompts will use. The blocks after them belong to one conversation. The prompt itself counts
+        as a continuation where it leaves a known one.
 
         Args:
             blocks: The prompt.
             matched: The deepest match of any endpoint; deeper blocks are not considered.
         """
-        return self._forks.branched(blocks, matched)
+        known = matched < len(blocks) and blocks[matched] in self._table
+        return self._forks.branched(blocks, matched, leaves=matched > 0 and not known)

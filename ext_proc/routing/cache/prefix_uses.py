@@ -35,7 +35,7 @@ TRIAL_SHARES: Final = 10
 ``TRIAL_BLOCKS``, or the bound itself if it is lower."""
 TRIAL_BLOCKS: Final = 2048
 """The longest prompt, which must have room."""
-NOBODY: Final = 0
+UNKNOWN_TENANT: Final = 0
 """The tenant of all requests that name none."""
 SHARED_TENANT: Final = -1
 
@@ -100,6 +100,7 @@ class Trial(Use):
     """A provisional insert: ``blocks`` is the whole prompt, of which it owns what was new."""
 
     __slots__ = (
+        "_before",
         "claims",
         "confirmed",
         "fork",
@@ -130,6 +131,7 @@ class Trial(Use):
         """End of the blocks that it may still own."""
         self.leans: Trial | None = None
         """The earlier trial that owns the block before its own."""
+        self._before = 0
         self.claims: dict[int, int] | None = None
         """Numbers of its leading blocks on which later trials lean: how many trials, by depth."""
         self.pending = True
@@ -139,6 +141,20 @@ class Trial(Use):
         """The block that it noted as the beginning of a continuation of known blocks."""
         self.told = False
         """Whether its endpoint has reported blocks of it."""
+
+    def lean(self, owner: Trial) -> None:
+        """Note the earlier trial that owns the block before its own."""
+        self.leans = owner
+        self._before = owner.computed
+
+    @property
+    def computed(self) -> int:
+        """Number of its leading blocks that the endpoint is known to have computed for others.
+
+        It may be too low while a trial on which it leans indirectly has just been confirmed.
+        """
+        leans = self.leans
+        return self.start if leans is None or leans.confirmed else self._before
 
 
 class RepeatedInsert:
@@ -289,7 +305,7 @@ class TrialLane:
         self.max_blocks = 0
         self.trials: dict[Trial, None] = {}
         self.repeats = 0
-        self.everyone = Tenant(NOBODY)
+        self.everyone = Tenant(UNKNOWN_TENANT)
         """Stands for all tenants: their blocks are not counted one by one."""
 
 

@@ -13,7 +13,9 @@ Rules:
    a trial and removed since is not inserted by a later ``confirm``.
 4. A trial of blocks that are all confirmed there owns nothing and is only counted
    (``RepeatedInsert``).
-5. A purge of the endpoint ends its trials; a verdict on them has no effect any more.
+5. A prompt that matches provisional blocks may find them, or may come before they are computed
+   (``coming``): its answer's time does not tell how many it computed.
+6. A purge of the endpoint ends its trials; a verdict on them has no effect any more.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from ext_proc.routing.cache.prefix_blocks import released
 from ext_proc.routing.cache.prefix_index import PrefixIndex
-from ext_proc.routing.cache.prefix_uses import NOBODY, RepeatedInsert, SharedUse, Trial
+from ext_proc.routing.cache.prefix_uses import UNKNOWN_TENANT, RepeatedInsert, SharedUse, Trial
 
 if TYPE_CHECKING:
     from ext_proc.routing.cache.prefix_uses import Holder, Use
@@ -38,12 +40,30 @@ class ProvisionalIndex(PrefixIndex):
         holder = self._holders.get(endpoint)
         return 0 if holder is None else holder.trials.count
 
+    def coming(self, endpoint: EndpointKey, blocks: tuple[int, ...], held: int) -> int:
+        """Return how many of the blocks that an endpoint holds it may still have to compute.
+
+        These are the provisional ones. Of an endpoint that reports its cache there are none.
+
+        Args:
+            endpoint: The endpoint.
+            blocks: The prompt.
+            held: How many of its leading blocks the endpoint holds.
+        """
+        holder = self._holders.get(endpoint) if held else None
+        if holder is None or not holder.trials.count or holder.reported is not None:
+            return 0
+        owner = self._owner(blocks[held - 1], holder.bit)
+        if isinstance(owner, Trial) and owner.lane is holder.trials:
+            return held - owner.computed
+        return 0
+
     def propose(
         self,
         endpoint: EndpointKey,
         blocks: tuple[int, ...],
         now: float,
-        tenant: int = NOBODY,
+        tenant: int = UNKNOWN_TENANT,
         held: int = 0,
     ) -> Trial | RepeatedInsert:
         """Insert a prompt provisionally.
@@ -176,7 +196,7 @@ class ProvisionalIndex(PrefixIndex):
 
     def _lean(self, trial: Trial, owner: Use | None) -> None:
         if isinstance(owner, Trial) and owner.lane is trial.lane:
-            trial.leans = owner
+            trial.lean(owner)
             claims = owner.claims
             if claims is None:
                 owner.claims = {trial.start: 1}

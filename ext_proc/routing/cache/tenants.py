@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from ext_proc.routing.cache.prefix_uses import NOBODY
+from ext_proc.routing.cache.prefix_uses import UNKNOWN_TENANT
 
 if TYPE_CHECKING:
     from ext_proc.routing.values.request import Features
 
 
 def tenant_of(features: Features, seed: int) -> int:
-    """Return the tenant of a request: 1 to ``2 ** 63 - 1``, or ``NOBODY``.
+    """Return the tenant of a request: 1 to ``2 ** 63 - 1``, or ``UNKNOWN_TENANT``.
 
     Args:
         features: Features of the request.
@@ -26,7 +26,7 @@ def tenant_of(features: Features, seed: int) -> int:
     if name is None:
         name = features.session
         if name is None:
-            return NOBODY
+            return UNKNOWN_TENANT
     else:
         name = f"\0{name}"
     return xxhash.xxh3_64_intdigest(name.encode("utf-8", "surrogatepass"), seed) >> 1 | 1

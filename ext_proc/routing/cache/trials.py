@@ -143,8 +143,10 @@ class Trials:
             return
         if trial.holder.key != endpoint:
             self.move(ticket, endpoint, self._now)
-            trial = self.open[ticket]
-        self._decide(ticket, done=trial.holder.key == endpoint)
+            if self.open[ticket].holder.key != endpoint:
+                self._withdraw(ticket)
+                return
+        self._confirm(ticket)
 
     def reject(self, ticket: int) -> None:
         """Note that the log says that a request was not answered so."""

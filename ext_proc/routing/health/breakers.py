@@ -20,8 +20,7 @@ from math import log
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from ext_proc.routing.health.ejection_record import Cause, EjectionRecord, Phase
-from ext_proc.routing.health.silence import NEVER
+from ext_proc.routing.health.ejection_record import NEVER, Cause, EjectionRecord, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -59,7 +58,7 @@ class Breakers:
         for endpoint in pool.endpoints:
             record = known.get(endpoint.key)
             if record is None or record.variant != endpoint.variant:
-                record = EjectionRecord(endpoint.variant, len(pool.endpoints))
+                record = EjectionRecord(endpoint.variant)
             self._records[endpoint.key] = record
         self._out = {k: r for k, r in self._records.items() if r.phase is not Phase.CLOSED}
 
@@ -67,7 +66,7 @@ class Breakers:
         """Reset the record of a replica whose process was restarted."""
         record = self._records.get(key)
         if record is not None:
-            self._records[key] = EjectionRecord(record.variant, len(self._records))
+            self._records[key] = EjectionRecord(record.variant)
             self._out.pop(key, None)
 
     def _usual_log_s(self, key: EndpointKey, record: EjectionRecord, least: int) -> float | None:
@@ -103,13 +102,17 @@ class Breakers:
             if other != key and one.variant == record.variant and one.phase is Phase.CLOSED
         ]
 
+    def _size(self, record: EjectionRecord) -> int:
+        """Return the number of replicas of a replica's variant."""
+        return sum(1 for one in self._records.values() if one.variant == record.variant)
+
     def _try_eject(
         self, key: EndpointKey, record: EjectionRecord, cause: Cause, now: float
     ) -> None:
         rules = self._rules
         if rules is None:
             return
-        size = sum(1 for one in self._records.values() if one.variant == record.variant)
+        size = self._size(record)
         out = sum(1 for one in self._out.values() if one.variant == record.variant)
         most = size * rules.max_ejection_percent // 100
         if size > 1 and rules.max_ejection_percent > 0:
@@ -149,7 +152,7 @@ class Breakers:
         record.first_s.clear()
         record.failed_s.clear()
         record.sinkhole = False
-        record.good = record.bad = 0.0
+        record.good = record.bad = record.experiment.failures = 0.0
         record.busy_since = None
         del self._out[key]
 

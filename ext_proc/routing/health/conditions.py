@@ -4,13 +4,13 @@ Rules:
 
 1. A condition bars a replica in one pool only: a server with one broken model continues to serve
    the other models. ``silent`` is set by the router and bars no replica.
-2. ``ejected`` (with its cause) has the hysteresis of ``ejection``. ``not-ready`` and
-   ``unavailable`` are set by ``BAD_TO_SET`` bad results in a row and ended by one good result; a
-   missing answer of the repository index is neither. ``low-gpu-memory`` is set when all readings
-   over at least ``LOW_S`` are below the floor. It is ended by a reading ``MARGIN`` above the floor,
-   and when there was no reading for ``UNKNOWN_AFTER_S``. ``asleep`` is set by a reading that says
-   so, in all pools of the replica, and ended by one that says the opposite, or says nothing of it.
-   A replica without results has no condition.
+2. ``ejected`` (with its cause) has the hysteresis of ``ejection``. ``not-ready`` is set by
+   ``BAD_TO_SET`` bad results in a row and ended by one good result. A model that a replica lacks is
+   no condition of the replica (``placement``). ``low-gpu-memory`` is set when all readings over
+   at least ``LOW_S`` are below the floor. It is ended by a reading ``MARGIN`` above the floor, and
+   when there was no reading for ``UNKNOWN_AFTER_S``. ``asleep`` is set by a reading that says so,
+   in all pools of the replica, and ended by one that says the opposite, or says nothing of it. A
+   replica without results has no condition.
 3. ``told`` stands for the findings of other pickers, as published by the control server. It bars a
    replica unless this picker has ejected it itself: then its own half-open requests decide when it
    is used again.
@@ -50,7 +50,6 @@ UNKNOWN_AFTER_S: Final = 10.0
 EJECTED: Final = "ejected"
 SINKHOLE: Final = "sinkhole"
 NOT_READY: Final = "not-ready"
-UNAVAILABLE: Final = "unavailable"
 LOW_GPU_MEMORY: Final = "low-gpu-memory"
 ASLEEP: Final = "asleep"
 TOLD: Final = "told"
@@ -99,15 +98,15 @@ class Conditions:
     """The conditions of all replicas, by pool."""
 
     def __init__(self) -> None:
-        self._ejections: dict[str, Ejection] = {}
+        self.ejections: dict[str, Ejection] = {}
+        """By pool."""
         self._keys: dict[str, tuple[EndpointKey, ...]] = {}
         self._of: dict[EndpointKey, list[Ejection]] = {}
         """The ejections of each replica's pools."""
         self._not_ready = Latch(NOT_READY, BAD_TO_SET)
-        self._unavailable = Latch(UNAVAILABLE, BAD_TO_SET)
         self._low_memory = Latch(LOW_GPU_MEMORY, 1)
         self._asleep = Latch(ASLEEP, 1)
-        self._latches = (self._not_ready, self._unavailable, self._low_memory, self._asleep)
+        self._latches = (self._not_ready, self._low_memory, self._asleep)
         self._sleeping: set[EndpointKey] = set()
         self._floors: dict[EndpointKey, list[tuple[str, float]]] = {}
         """Pools that check the GPU memory of a replica, and their floors."""
@@ -131,18 +130,18 @@ class Conditions:
     def set_pools(self, pools: Mapping[str, Pool]) -> None:
         """Replace the pools; conditions of replicas that stay are kept."""
         for name, pool in pools.items():
-            ejection = self._ejections.get(name)
+            ejection = self.ejections.get(name)
             if ejection is None:
-                ejection = self._ejections[name] = Ejection(partial(self._count, name))
+                ejection = self.ejections[name] = Ejection(partial(self._count, name))
             ejection.set_pool(pool)
             self._keys[name] = tuple([endpoint.key for endpoint in pool.endpoints])
-        for name in [known for known in self._ejections if known not in pools]:
-            del self._ejections[name], self._keys[name]
-        self.failing &= self._ejections.keys()
+        for name in [known for known in self.ejections if known not in pools]:
+            del self.ejections[name], self._keys[name]
+        self.failing &= self.ejections.keys()
         self._of, self._floors, self._published = {}, {}, {}
         for name, pool in pools.items():
             for endpoint in pool.endpoints:
-                self._of.setdefault(endpoint.key, []).append(self._ejections[name])
+                self._of.setdefault(endpoint.key, []).append(self.ejections[name])
                 if pool.gpu_memory_free > 0.0:
                     self._floors.setdefault(endpoint.key, []).append((name, pool.gpu_memory_free))
                 if endpoint.told:
@@ -150,11 +149,9 @@ class Conditions:
         self._sharing = frozenset(name for name, pool in pools.items() if pool.share)
         checked = {(name, key) for key, floors in self._floors.items() for name, _ in floors}
         present = {(name, key) for name, keys in self._keys.items() for key in keys}
-        indexed = {one for one in present if pools[one[0]].repository}
         self._not_ready.keep(present)
         self._asleep.keep(present)
         self._sleeping.intersection_update(self._of)
-        self._unavailable.keep(indexed)
         self._low_memory.keep(checked)
         self._low_since = {one: at for one, at in self._low_since.items() if one in checked}
         self._memory_at = {key: at for key, at in self._memory_at.items() if key in self._floors}
@@ -177,7 +174,7 @@ class Conditions:
         self, pool: str, key: EndpointKey, first_byte_s: float | None, now: float, times: int = 1
     ) -> None:
         """Note an answer that is not the replica's failure; see ``Ejection.good``."""
-        ejection = self._ejections.get(pool)
+        ejection = self.ejections.get(pool)
         if ejection is not None:
             ejection.good(key, first_byte_s, now, times)
             for other in self._of.get(key, ()):
@@ -195,7 +192,7 @@ class Conditions:
         origin: int | None = None,
     ) -> None:
         """Note a failure of the replica; see ``Ejection.bad``."""
-        ejection = self._ejections.get(pool)
+        ejection = self.ejections.get(pool)
         if ejection is not None:
             ejection.bad(key, now, answered=answered, after_s=after_s, origin=origin)
             if ejection.failing:
@@ -203,7 +200,7 @@ class Conditions:
 
     def well(self, pool: str, key: EndpointKey, origin: int, now: float) -> None:
         """Note that a replica answered an origin well; see ``Ejection.well``."""
-        ejection = self._ejections.get(pool)
+        ejection = self.ejections.get(pool)
         if ejection is not None:
             ejection.well(key, origin, now)
 
@@ -214,7 +211,7 @@ class Conditions:
 
     def answered_since(self, pool: str, key: EndpointKey, since: float) -> bool | None:
         """Return whether a replica gave a good answer since then; see ``Breakers``."""
-        ejection = self._ejections.get(pool)
+        ejection = self.ejections.get(pool)
         return None if ejection is None else ejection.answered_since(key, since)
 
     def alive(self, key: EndpointKey, now: float) -> None:
@@ -267,16 +264,6 @@ class Conditions:
         """Take the result of a readiness probe; an unknown replica is ignored."""
         self._latch(self._not_ready, pool, key, None if ready else "")
 
-    def indexed(self, pool: str, key: EndpointKey, why: str | None) -> None:
-        """Take the state of a replica's repository index; an unknown replica is ignored.
-
-        Args:
-            pool: The pool.
-            key: The replica.
-            why: The model that is not READY and the reason; ``None`` = all are READY.
-        """
-        self._latch(self._unavailable, pool, key, why)
-
     def _latch(self, latch: Latch, pool: str, key: EndpointKey, why: str | None) -> None:
         if key not in self._keys.get(pool, ()):
             return
@@ -290,9 +277,9 @@ class Conditions:
 
     def sweep(self, in_flight: Mapping[EndpointKey, int], now: float) -> None:
         """Look for busy replicas that make no progress; call about once a second."""
-        for ejection in self._ejections.values():
+        for ejection in self.ejections.values():
             ejection.sweep(in_flight, now)
-        self.failing = {pool for pool in self.failing if self._ejections[pool].failing}
+        self.failing = {pool for pool in self.failing if self.ejections[pool].failing}
         for key in [k for k, at in self._memory_at.items() if now - at > UNKNOWN_AFTER_S]:
             del self._memory_at[key]
             for pool, _ in self._floors.get(key, ()):
@@ -306,7 +293,7 @@ class Conditions:
         self, pool: str, candidates: Sequence[Candidate], now: float, request: Request
     ) -> Sequence[Candidate]:
         """Return the candidates that may get a request, or all candidates if none may."""
-        ejection = self._ejections.get(pool)
+        ejection = self.ejections.get(pool)
         latched, published = self._latched.get(pool), self._published.get(pool)
         if not ejection and not latched and not published:
             return candidates
@@ -326,7 +313,7 @@ class Conditions:
         self, pool: str, candidates: Sequence[Candidate], request: Request, now: float
     ) -> Sequence[Candidate]:
         """Return the candidates without the one on which the request's origin fails, if any."""
-        ejection = self._ejections.get(pool)
+        ejection = self.ejections.get(pool)
         if ejection is None or not ejection.failing or len(candidates) < _SEVERAL:
             return candidates
         key = ejection.avoided(number_of(identity(request)), now)
@@ -334,7 +321,7 @@ class Conditions:
 
     def picked(self, pool: str, key: EndpointKey, now: float) -> None:
         """Note that a request is sent to a replica."""
-        ejection = self._ejections.get(pool)
+        ejection = self.ejections.get(pool)
         if ejection:
             ejection.picked(key, now)
 
@@ -349,11 +336,11 @@ class Conditions:
         )
 
     def _unhealthy(self, pool: str) -> set[EndpointKey]:
-        ejection = self._ejections.get(pool)
+        ejection = self.ejections.get(pool)
         return {*(ejection.out() if ejection else ()), *self._latched.get(pool, ())}
 
     def _own(self, pool: str, key: EndpointKey) -> Iterator[str]:
-        ejection = self._ejections.get(pool)
+        ejection = self.ejections.get(pool)
         if ejection is not None and ejection.phase(key) is not Phase.CLOSED:
             cause = ejection.cause(key)
             yield EJECTED
@@ -365,6 +352,12 @@ class Conditions:
             if key in latch.of(pool):
                 yield latch.name
 
+    def unwell(self) -> Iterable[tuple[str, EndpointKey]]:
+        """Return each pool and replica that has a condition."""
+        for pool in self._keys:
+            for key in {*self._unhealthy(pool), *self._published.get(pool, ())}:
+                yield pool, key
+
     def of(self, pool: str, key: EndpointKey) -> list[str]:
         """Return the names of a replica's conditions; empty if it is healthy."""
         published = key in self._published.get(pool, ())
@@ -374,7 +367,7 @@ class Conditions:
         self, pool: str, key: EndpointKey, now: float, *, silent: bool
     ) -> dict[str, object]:
         """Return a replica's conditions with their reasons, ready for JSON."""
-        ejection = self._ejections.get(pool)
+        ejection = self.ejections.get(pool)
         why = {latch.name: text for latch in self._latches if (text := latch.why(pool, key))}
         published = self._published.get(pool, {}).get(key)
         if published:
@@ -388,8 +381,6 @@ class Conditions:
     def counts(self) -> Iterable[tuple[str, str, int]]:
         """Return each pool and condition with the number of its replicas, if above 0."""
         found: Counter[tuple[str, str]] = Counter()
-        for pool in self._keys:
-            for key in {*self._unhealthy(pool), *self._published.get(pool, ())}:
-                for name in self.of(pool, key):
-                    found[pool, name] += 1
+        for pool, key in self.unwell():
+            found.update([(pool, name) for name in self.of(pool, key)])
         return [(pool, name, count) for (pool, name), count in sorted(found.items())]

@@ -9,19 +9,15 @@ Rules:
    variant) is affected as well. Peers without results count as healthy, except in rule 4.
 3. Results of an ejected replica are ignored, except that a frozen replica which answers is half
    open at once.
-4. A failure that its request may have caused is counted once per origin (``failing_origins``).
-   Anonymous failures count each. Such failures eject only with those of at least ``MIN_ORIGINS``
-   origins, or where another replica answered one of these origins well; only if peers that had
-   results since then are not affected; only if they are improbable for a replica that is well, as
-   failures are at its peers; and only if no good answer is found for longer than the log may hold
-   one back. Failures in a row must go on without a good answer besides, while peers give good ones:
-   ``silence`` measures it by the pool's answers, ``EjectionRecord.suffices`` by the time in which
-   the replica used to give ``QUIET_ANSWERS``. So one caller ejects nothing, and failures of several
-   among the good answers to others eject nothing.
-5. After false alarms (``pool_results``) failures must go on for longer, in the whole pool. So an
-   adversary that meets a gap between good answers by chance has few attempts.
-6. Rows of enough failures wait for a verdict. Decisions give it, at the latest ``WAIT_S`` after the
-   last result.
+4. A failure that its request may have caused counts once per origin (``failing_origins``).
+   Anonymous failures count each. Such failures eject only where an experiment shows that they go
+   with the replica, not with the requests (``experiment``); only if peers that had results since
+   then are not affected; and only if they are improbable for a replica that is well, as failures
+   are at its peers. So it does not matter how many callers a client pretends to be, nor how it
+   finds out where its requests go.
+5. A replica is a subject while its last result, or ``failure_percent`` of its results, are such
+   failures, at most ``WAIT_S`` after the last of them.
+6. After false alarms (``pool_results``) experiments must show more, in the whole pool.
 7. An attempt that our bound on the time to a first answer ended is no failure. It is work without
    progress since it began, for a frozen replica.
 
@@ -34,23 +30,25 @@ from math import log
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from ext_proc.blame.origins import ANONYMOUS
+from ext_proc.blame.origins import ANONYMOUS, number_of
 from ext_proc.routing.health.breakers import Breakers
-from ext_proc.routing.health.ejection_record import (
-    CLOSED,
-    MIN_ORIGINS,
-    Cause,
-    EjectionRecord,
-    Phase,
+from ext_proc.routing.health.ejection_record import CLOSED, NEVER, Cause, EjectionRecord, Phase
+from ext_proc.routing.health.experiment import (
+    DRAWN,
+    MAX_SUSPECTS,
+    SUSPICIOUS,
+    Part,
+    fair_share,
+    identity,
 )
 from ext_proc.routing.health.failing_origins import FailingOrigins, Recurrence
 from ext_proc.routing.health.pool_results import PoolResults, is_improbable
-from ext_proc.routing.health.silence import LOG_DELAY_S, NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ext_proc.routing.values.pool import EndpointKey
+    from ext_proc.routing.values.pool import EndpointKey, Pool
+    from ext_proc.routing.values.rng import Rng
 
 GOOD_TO_CLOSE: Final = 2
 MIN_SAMPLES: Final = 10.0
@@ -77,17 +75,19 @@ class Ejection(Breakers):
         self._compared_at = NEVER
         self._failing = FailingOrigins()
         self._pool = PoolResults()
-        self._waiting: dict[EndpointKey, EjectionRecord] = {}
-        """Replicas with rows of enough failures that requests may have caused."""
-
-    def __bool__(self) -> bool:
-        """Whether any replica is ejected or half open, or waits for a verdict."""
-        return bool(self._out or self._waiting)
+        self._suspects: dict[EndpointKey, EjectionRecord] = {}
+        self._parts: dict[int, Part] = {}
+        """By the number of their identity: four for each replica that was a suspect."""
 
     @property
     def failing(self) -> bool:
         """Whether any origin fails, so that picks and good answers should name theirs."""
-        return bool(self._failing)
+        return bool(self._failing or self._suspects)
+
+    def set_pool(self, pool: Pool) -> None:
+        """Set the pool's replicas and outlier settings; see ``Breakers``."""
+        super().set_pool(pool)
+        self._parts = {n: part for n, part in self._parts.items() if part.subject in self._records}
 
     # --- Results --------------------------------------------------------------------------------
 
@@ -116,13 +116,12 @@ class Ejection(Breakers):
                     if record.cause is Cause.DEAD_BACKEND and record.times == 1:
                         self._pool.alarm(now)
                     self._close(key, record, now)
-                    record.silence.resume(self._pool)
             return
         if record.row:
             if record.in_doubt >= rules.consecutive_failures:
                 self._pool.alarm(now)
             record.end_row()
-        record.silence.answered(self._pool, times)
+        self._pool.answers += times
         record.count(now, rules.interval_s, good=times)
         if first_byte_s is not None:
             self._time(key, record, first_byte_s, now)
@@ -152,10 +151,7 @@ class Ejection(Breakers):
             record.alive_at = now
         if after_s is not None:
             record.failed_s.put(after_s)
-        if origin is None or origin == ANONYMOUS:
-            recurrence = Recurrence.FIRST
-        else:
-            recurrence = self._failing.failed(origin, key, now, rules.interval_s)
+        recurrence, origin = self._recurrence(key, origin, now, rules.interval_s)
         if recurrence is Recurrence.FIRST:
             record.fail(now, origin, self._pool)
             record.refused += not answered
@@ -166,11 +162,30 @@ class Ejection(Breakers):
             self._failed_half_open(key, record, now)
         elif recurrence is not Recurrence.ALIKE:
             self._judge(key, record, now, certain=origin is None)
-            if record.in_doubt >= rules.consecutive_failures and record.phase is CLOSED:
-                self._waiting[key] = record
+            if origin is not None and record.phase is CLOSED:
+                self._suspect(key, record)
+
+    def _recurrence(
+        self, key: EndpointKey, origin: int | None, now: float, window_s: float
+    ) -> tuple[Recurrence, int | None]:
+        """Note a failure where it is part of an experiment, or for its origin.
+
+        Returns:
+            What it is next to others, and the origin by which it counts.
+        """
+        if origin is None or origin == ANONYMOUS:
+            return Recurrence.FIRST, origin
+        part = self._parts.get(origin)
+        if part is None:
+            return self._failing.failed(origin, key, now, window_s), origin
+        subject, share, gets_it = part
+        if gets_it is (subject == key):
+            self._records[subject].experiment.failed(share, here=gets_it)
+        closed = self._records[key].phase is CLOSED
+        return Recurrence.FIRST if closed else Recurrence.AGAIN, ANONYMOUS
 
     def _failed_half_open(self, key: EndpointKey, record: EjectionRecord, now: float) -> None:
-        if record.row > record.in_doubt or record.proven or record.of_several():
+        if record.row > record.in_doubt or record.of_several():
             cause = Cause.FAILURES if record.refused else Cause.DEAD_BACKEND
             self._eject(key, record, cause, now)
         else:  # another origin's request decides
@@ -191,24 +206,19 @@ class Ejection(Breakers):
         if rules is None or now - self._compared_at < COMPARE_S:
             return
         share, least = record.share() or 0.0, rules.consecutive_failures
-        in_row = certain_row = record.row - record.in_doubt >= least
+        certain_row = in_row = record.row - record.in_doubt >= least
         if not in_row and record.in_doubt:
-            in_row = record.is_sudden(now, least, self._pool)
-            in_row = in_row or record.suffices(now, least, rules.interval_s, self._pool)
-        many = 0.0 < rules.failure_percent <= share * 100.0
-        many = many and record.good + record.bad >= MIN_SAMPLES
-        if many and not in_row and not certain:
-            # Good answers of that time must be in by now.
-            since = now - LOG_DELAY_S
-            several = record.of_several() and record.row_at <= since
-            many = several or self._failing.count(key, since) >= MIN_ORIGINS
+            in_row = self._is_row(record, least, now)
+        many = self._fails_often(record) and (
+            certain or record.experiment.shows_share(self._pool.alarms(now))
+        )
         if not in_row and not many:
             return
         peers = self._peers(key, record)
         if not certain and not certain_row:
             since = record.row_at if in_row else now - rules.interval_s
             peers = [one for one in peers if one.at >= since]
-            if not peers and not record.proven:
+            if not peers:
                 return
         affected = median([one.share() or 0.0 for one in peers]) if peers else 0.0
         if peers and affected >= _RELATIVE * (1.0 if in_row else share):
@@ -219,49 +229,98 @@ class Ejection(Breakers):
         cause = Cause.FAILURES if record.refused else Cause.DEAD_BACKEND
         self._try_eject(key, record, cause if in_row else Cause.RATIO, now)
 
-    def _judge_waiting(self, now: float) -> None:
-        least = self._rules.consecutive_failures if self._rules else 0
-        for key, record in list(self._waiting.items()):
-            stale = now - record.at > WAIT_S or record is not self._records.get(key)
-            if stale or not record.in_doubt or record.phase is not CLOSED:
-                del self._waiting[key]
-            elif record.is_sudden(now, least, self._pool):
-                self._judge(key, record, now, certain=False)
+    def _is_row(self, record: EjectionRecord, least: int, now: float) -> bool:
+        """Return whether failures in a row that requests may have caused are the replica's."""
+        return (
+            record.row + record.again >= least
+            and record.experiment.shows_row(self._pool.alarms(now))
+            and self._pool.answers - record.row_answers >= self._size(record)
+            and record.is_improbable(self._pool)
+        )
 
-    def barred(self, now: float) -> set[EndpointKey]:
-        """Return the replicas that must not get a new request now."""
-        if self._waiting:
-            self._judge_waiting(now)
-        return super().barred(now)
+    def _fails_often(self, record: EjectionRecord) -> bool:
+        percent, share = self._rules.failure_percent if self._rules else 0.0, record.share() or 0.0
+        return 0.0 < percent <= share * 100.0 and record.good + record.bad >= MIN_SAMPLES
+
+    # --- Experiments ----------------------------------------------------------------------------
+
+    def _is_suspect(self, key: EndpointKey, record: EjectionRecord) -> bool:
+        if record.phase is not CLOSED or record is not self._records.get(key):
+            return False
+        return record.in_doubt > 0 or self._fails_often(record)
+
+    def _suspect(self, key: EndpointKey, record: EjectionRecord) -> None:
+        known = key in self._suspects or len(self._suspects) >= MAX_SUSPECTS
+        if known or not self._is_suspect(key, record):
+            return
+        self._suspects[key] = record
+        peers = [one.good for one in self._records.values() if one.variant == record.variant]
+        if len(peers) > 1:
+            usual = fair_share(record.good, sum(peers), len(peers))
+            for drawn, share in ((True, DRAWN), (False, usual)):
+                for gets_it in (True, False):
+                    number = number_of(identity(key, drawn=drawn, gets_it=gets_it))
+                    self._parts[number] = Part(key, share, gets_it)
+
+    def _expire(self, now: float) -> None:
+        for key, record in list(self._suspects.items()):
+            if now - record.failed_at > WAIT_S or not self._is_suspect(key, record):
+                del self._suspects[key]
+
+    def assign(
+        self, picked: EndpointKey, now: float, rng: Rng, *, drawn: bool
+    ) -> tuple[EndpointKey, bool] | None:
+        """Let chance decide whether the subject of an experiment gets a request.
+
+        Args:
+            picked: The replica that would get the request.
+            now: Monotonic seconds.
+            rng: Source of randomness.
+            drawn: The request is drawn to that replica; else nothing draws it anywhere.
+
+        Returns:
+            The subject, and whether the request is for it; ``None`` if there is none.
+        """
+        self._expire(now)
+        if not self._suspects:
+            return None
+        keys = list(self._suspects)
+        key = picked if drawn else keys[int(rng.random() * len(keys))]
+        part = self._parts.get(number_of(identity(key, drawn=drawn, gets_it=True)))
+        record = self._suspects.get(key)
+        if part is None or record is None:
+            return None
+        if drawn and record.row + record.again < SUSPICIOUS and not self._fails_often(record):
+            return None
+        return key, rng.random() < part.share
 
     def well(self, key: EndpointKey, origin: int, now: float) -> None:
-        """Note that a replica answered an origin well; it may convict another one.
+        """Note that a replica answered a request well that may be part of an experiment.
 
         Args:
             key: The replica.
-            origin: The origin.
+            origin: The request's origin, or its experiment.
             now: Monotonic seconds.
         """
-        rules = self._rules
-        if rules is None or not self._failing:
+        part = self._parts.get(origin)
+        if part is None or part.gets_it or part.subject == key:
             return
-        least = rules.consecutive_failures
-        convicted = self._failing.well(origin, key, now, rules.interval_s, least)
-        record = None if convicted is None else self._records.get(convicted)
-        if convicted is None or record is None or record.phase is Phase.EJECTED or not record.row:
-            return
-        record.proven = True
-        if record.phase is Phase.HALF_OPEN:
-            self._failed_half_open(convicted, record, now)
-        else:
-            self._judge(convicted, record, now, certain=False)
+        record = self._records[part.subject]
+        record.experiment.answered_elsewhere(part.share)
+        if record.in_doubt and record.phase is CLOSED:
+            self._judge(part.subject, record, now, certain=False)
 
     def avoided(self, origin: int, now: float) -> EndpointKey | None:
-        """Return the replica to which the next request of an origin should not be sent."""
+        """Return the replica to which the next request of an origin should not be sent.
+
+        Of a suspect, chance decides instead (``assign``).
+        """
         rules = self._rules
         if rules is None:
             return None
-        return self._failing.avoided(origin, now, rules.interval_s, rules.consecutive_failures)
+        self._expire(now)
+        key = self._failing.avoided(origin, now, rules.interval_s, rules.consecutive_failures)
+        return None if key in self._suspects else key
 
     def kept_waiting(self, key: EndpointKey, waited_s: float, now: float) -> None:
         """Note that an attempt was ended by our bound on the time to a first answer.
@@ -318,6 +377,7 @@ class Ejection(Breakers):
         if rules is None:
             return
         self._failing.expire(now, rules.interval_s)
+        self._expire(now)
         for key, record in self._records.items():
             silent = record.silent_at > record.alive_at
             if not silent and not in_flight.get(key):

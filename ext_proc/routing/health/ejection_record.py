@@ -7,27 +7,23 @@ from math import exp
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.blame.origins import ANONYMOUS
-from ext_proc.routing.health.silence import LOG_DELAY_S, NEVER, Silence
+from ext_proc.routing.health.experiment import Experiment
+from ext_proc.routing.health.pool_results import is_improbable
 from ext_proc.routing.latency.estimates import Estimate
 
 if TYPE_CHECKING:
     from ext_proc.routing.health.pool_results import PoolResults
 
+NEVER: Final = float("-inf")
 ORIGINS: Final = 8
 """Maximum origins kept of a row; more are not needed."""
 MIN_ORIGINS: Final = 2
-MAX_QUIET_S: Final = 2.0
-"""Seconds without a good answer that always suffice, where there were no false alarms."""
-QUIET_ANSWERS: Final = 5.0
-"""Good answers whose absence shows that a replica gives none; by chance it lasts so long once in
-e**5 = 148 gaps between answers. Twice as many where fewer origins failed than failures are needed.
-"""
 ENOUGH: Final = 3
 """Failures that are improbable where failures are as rare as is ever assumed."""
-MORE_ANSWERS: Final = 2.0
-"""Further ones for each false alarm."""
-LEAST_SILENCE: Final = 1.0
-"""Least silence since the row began, however long failures go on."""
+MAX_SHARE: Final = 0.8
+"""Most that is assumed of the peers' failure share; with it 31 failures in a row are improbable."""
+MAX_OWN_SHARE: Final = 0.5
+"""Most that is assumed of the replica's own failure share; with it 10 in a row are improbable."""
 
 
 class Cause(StrEnum):
@@ -64,7 +60,6 @@ class EjectionRecord:
 
     Args:
         variant: The replica's variant.
-        replicas: Number of the pool's replicas.
     """
 
     __slots__ = (
@@ -75,20 +70,22 @@ class EjectionRecord:
         "busy_since",
         "cause",
         "closed_at",
+        "experiment",
+        "failed_at",
         "failed_s",
         "first_s",
-        "full_at",
         "good",
         "good_at",
         "good_row",
         "in_doubt",
         "origins",
         "phase",
-        "proven",
         "refused",
         "row",
+        "row_answers",
         "row_at",
-        "silence",
+        "row_failures",
+        "row_share",
         "silent_at",
         "sinkhole",
         "span_s",
@@ -97,7 +94,7 @@ class EjectionRecord:
         "variant",
     )
 
-    def __init__(self, variant: str, replicas: int = 1) -> None:
+    def __init__(self, variant: str) -> None:
         self.variant = variant
         self.phase = Phase.CLOSED
         self.cause: Cause | None = None
@@ -117,17 +114,19 @@ class EjectionRecord:
         """Bad results of these that count by origin."""
         self.again = 0
         """Further bad results from the same origins, which are not counted."""
-        self.full_at = NEVER
-        """When there were enough of them to eject."""
         self.row_at = NEVER
         """When the first of these was noted, monotonic seconds."""
+        self.failed_at = NEVER
+        """When the last one was noted."""
+        self.row_answers = self.row_failures = 0
+        """The pool's good answers and failures before the row."""
+        self.row_share = 0.0
+        """Its failure share before the row."""
         self.good_at = NEVER
         """When the last good result before these was noted."""
         self.origins: set[int] = set()
         """Origins of these, at most ``ORIGINS``."""
-        self.proven = False
-        """A replica answered a request of one of these origins well."""
-        self.silence = Silence(replicas)
+        self.experiment = Experiment()
         self.good = 0.0
         self.bad = 0.0
         """Decayed counts of results."""
@@ -156,9 +155,11 @@ class EjectionRecord:
         """
         if not self.row:
             self.row_at, self.good_at = now, self.at
-            self.silence.begin(pool, self.share() or 0.0)
-        self.silence.failed(pool)
+            self.row_answers, self.row_failures = pool.answers, pool.failures
+            self.row_share = min(self.share() or 0.0, MAX_OWN_SHARE)
+            self.experiment.row = 0.0
         self.row += 1
+        self.failed_at = now
         if origin is not None:
             pool.failures += 1
             self.in_doubt += 1
@@ -170,53 +171,23 @@ class EjectionRecord:
         self.row = self.refused = 0
         if self.in_doubt:
             self.in_doubt = self.again = 0
-            self.full_at = NEVER
             self.origins.clear()
-            self.proven = False
 
     def of_several(self) -> bool:
         """Return whether no single origin can be the cause of the failures in a row."""
         several = len(self.origins) + self.row - self.in_doubt >= MIN_ORIGINS
         return several or ANONYMOUS in self.origins
 
-    def is_sudden(self, now: float, least: int, pool: PoolResults) -> bool:
-        """Return whether failures in a row show without delay that a replica is sick.
+    def is_improbable(self, pool: PoolResults) -> bool:
+        """Return whether a replica that is well gives so many failures in a row seldom enough.
 
-        Args:
-            now: Monotonic seconds.
-            least: Failures needed, each of another origin.
-            pool: The pool's counts.
+        Each is taken to be as probable as failures were at the peers since the row began, at most
+        ``MAX_SHARE``, or at this replica before, at most ``MAX_OWN_SHARE``.
         """
-        if self.in_doubt < least or not (self.proven or self.of_several()):
-            return False
-        return self.silence.shows(self.in_doubt, self.row_at, now, pool)
-
-    def suffices(self, now: float, least: int, window_s: float, pool: PoolResults) -> bool:
-        """Return whether failures in a row that requests may have caused went on for long enough.
-
-        Args:
-            now: Monotonic seconds.
-            least: Failures needed.
-            window_s: Length of the window of the counts, seconds.
-            pool: The pool's counts.
-        """
-        failed = self.row + self.again
-        if failed < least or not self.silence.improbable(max(failed, ENOUGH), self.in_doubt, pool):
-            return False
-        if self.full_at == NEVER:
-            self.full_at = now
-        if not (self.proven or self.of_several()) or now - self.full_at < LOG_DELAY_S:
-            return False
-        quiet_s = 0.0
-        if self.good_at > NEVER and self.good > 0.0:
-            if not self.proven and self.silence.of_row(pool) < LEAST_SILENCE:
-                return False
-            usual = self.good * exp(min((self.at - self.good_at) / window_s, 100.0))
-            alarms = pool.alarms(now)
-            absent = QUIET_ANSWERS if self.row >= least else 2.0 * QUIET_ANSWERS
-            absent += MORE_ANSWERS * alarms
-            quiet_s = min(absent * window_s / max(usual, 1.0), MAX_QUIET_S * (1.0 + alarms))
-        return now - self.row_at >= quiet_s
+        elsewhere = max(pool.failures - self.row_failures - self.in_doubt, 0)
+        share = elsewhere / max(elsewhere + pool.answers - self.row_answers, 1)
+        share = max(min(share, MAX_SHARE), self.row_share)
+        return is_improbable(max(self.row + self.again, ENOUGH), 0.0, share)
 
     def share(self) -> float | None:
         """Return the failure share, ``None`` without results."""

@@ -5,8 +5,8 @@ Rules:
 1. Within the window an origin's failures count once on one replica. An origin that fails on two
    replicas fails alike: from then on its failures count on none.
 2. Where an origin has failed ``threshold`` times on one replica and nowhere else, its next requests
-   are sent elsewhere, if they can be (``avoided``). That affects no other origin. Their answers
-   tell whether the replica or the request is at fault: a good one convicts the replica (``well``).
+   are sent elsewhere, if they can be (``avoided``). That affects no other origin. Clients can
+   foresee it, so it is no evidence.
 3. An origin is forgotten at the end of the window that its first failure opened. At most
    ``MAX_ORIGINS`` are kept, the oldest dropped first.
 """
@@ -66,29 +66,12 @@ class FailingOrigins:
         known.alike = known.alike or known.key != key
         return Recurrence.ALIKE if known.alike else Recurrence.AGAIN
 
-    def count(self, key: EndpointKey, since: float) -> int:
-        """Return how many origins fail on a replica and nowhere else, and did so at that time."""
-        return sum(
-            1
-            for each in self._of.values()
-            if each.key == key and not each.alike and each.since <= since
-        )
-
     def avoided(
         self, origin: int, now: float, window_s: float, threshold: int
     ) -> EndpointKey | None:
         """Return the replica that an origin's next request should not be sent to."""
         known = self._known(origin, now, window_s)
         return known.key if known and known.times >= threshold and not known.alike else None
-
-    def well(
-        self, origin: int, key: EndpointKey, now: float, window_s: float, threshold: int
-    ) -> EndpointKey | None:
-        """Note a good answer; return the replica that it convicts, if any."""
-        known = self._known(origin, now, window_s)
-        if known is None or known.alike or known.key == key or known.times < threshold:
-            return None
-        return known.key
 
     def expire(self, now: float, window_s: float) -> None:
         """Forget what is older than the window."""

@@ -2,7 +2,8 @@
 
 Rules:
 
-1. Good answers are the clock by which a replica's silence is measured (``silence``).
+1. Good answers and failures are counted, so that a row of failures of one replica can be compared
+   with what the others gave meanwhile.
 2. A false alarm is a row of enough failures that a good answer ended, or a first ejection that
    good answers ended at once. At most ``MAX_ALARMS`` count; their weight falls to 1/e in
    ``ALARM_S``.

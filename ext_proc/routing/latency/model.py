@@ -13,7 +13,9 @@ Rules:
    for an hour counts as a long one.
 5. The prefill speed is learned from the first bytes of streamed answers, if the proxy reports them.
    Durations are used instead if it does not, and if engines send their headers before they have
-   read the prompt, which shows as an impossibly high speed.
+   read the prompt, which shows as an impossibly high speed. The default stays until there are
+   ``SURE`` samples: of fewer the noise is unknown, and clocks of long prompts would keep the error.
+   Durations also wait while the first few first bytes are coming.
 6. Where durations are all that is known of prompts, a replica deviates only as far as two measures
    agree: its median duration, and by how much longer prompts take longer on it. A replica that
    happens to have the long answers has the first only, and it is not slow.
@@ -153,7 +155,9 @@ class FleetLatencyModel:
             if self.uses_first_bytes:
                 return None
             self.slope.add(tokens, self.without_drain(drain_s, elapsed_s) * capacity)
-            self.seconds_per_token = self._durations.b
+            coming = 0.0 < self._answers.count < SURE and self._unreported < GREEN
+            if self._durations.count >= SURE and not coming:
+                self.seconds_per_token = self._durations.b
         else:
             seconds = elapsed_s * capacity
             expected = self.service_s * (1 + ahead)

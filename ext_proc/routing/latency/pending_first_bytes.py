@@ -15,7 +15,10 @@ Rules:
 3. A pending request counts only if first bytes of requests sent later in the same pool are known,
    so that a stalled or missing log makes no replica look slow. Time counts only up to ``HORIZON_S``
    after the latest of these was sent, so that a lagging log does not either.
-4. At most the ledger's open tickets are noted, because settling removes a ticket.
+4. Of a prompt whose blocks others were still computing when it was sent (``Ticket.coming``), it is
+   unknown what the replica computed: what it was expected to, or those blocks, too. Pending, it
+   is expected to compute all. Answered, it counts only where the answer is the same for both.
+5. At most the ledger's open tickets are noted, because settling removes a ticket.
 """
 
 from __future__ import annotations
@@ -91,9 +94,12 @@ class PendingFirstBytes:
             free_at = max(ticket.at + (ticket.drain_s or 0.0), self._last)
             cold_s = self._sent[ticket.id][3]
             took_s = max(at - free_at, 0.0)
-            self.slowdown.add(
-                took_s, expected_s, cold_s=cold_s, noise_s=latency_model.noise_s, at=at
-            )
+            if ticket.coming:
+                expected_s = _judged_by(expected_s, took_s, ticket, latency_model)
+            if expected_s is not None:
+                self.slowdown.add(
+                    took_s, expected_s, cold_s=cold_s, noise_s=latency_model.noise_s, at=at
+                )
         self.answered(ticket.id, at)
 
     def answered(self, ticket_id: int, at: float) -> None:
@@ -154,3 +160,13 @@ class PendingFirstBytes:
                 break
             return min((known - at - GRACE_S) / max(expected_s, LEAST_S), MOST)
         return 1.0
+
+
+def _judged_by(
+    least_s: float, took_s: float, ticket: Ticket, latency_model: LatencyModel
+) -> float | None:
+    """Return the time by which a prompt is judged, ``None`` if it depends (rule 4)."""
+    if took_s <= TOLERANCE * least_s:
+        return least_s
+    most_s = latency_model.expects(ticket.work + ticket.coming)
+    return most_s if most_s is not None and took_s > TOLERANCE * most_s else None

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import compress, repeat
-from math import inf
-from operator import eq
+from bisect import bisect_right
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.routing.pipeline.ramp import factor
@@ -115,25 +113,41 @@ def silent_last(context: SchedulingContext, prices: Sequence[float]) -> Sequence
     ]
 
 
-def cheapest(prices: Sequence[float], count: int, rng: Rng) -> list[int]:
-    """Return the indices of the ``count`` lowest prices, equal ones in random order."""
-    if len(set(prices)) == len(prices):
-        return sorted(range(len(prices)), key=prices.__getitem__)[:count]
-    left, random = list(prices), rng.random
-    wanted = min(count, len(left))
+def cheapest(
+    prices: Sequence[float], count: int, rng: Rng, prompted: SchedulingContext | None = None
+) -> list[int]:
+    """Return the indices of the ``count`` lowest prices, equal ones in random order.
+
+    Args:
+        prices: Prices by index.
+        count: How many.
+        rng: Source of randomness.
+        prompted: The context of a request with a prompt whose candidates report their caches. If
+            several idle ones have the lowest price, the one that was sent the fewest tokens to
+            compute then comes first: a prompt evicts others, and so the caches of an idle fleet
+            are under equal pressure. Of equal ones it is the one whose last prefill ended first.
+    """
+    price_of = prices.__getitem__
+    ranked = sorted(range(len(prices)), key=price_of)
+    wanted = min(count, len(ranked))
     order: list[int] = []
     while len(order) < wanted:
-        lowest = min(left)
-        if left.count(lowest) == 1:
-            chosen = left.index(lowest)
-            left[chosen] = inf
-            order.append(chosen)
-            continue
-        ties = list(compress(range(len(left)), map(eq, left, repeat(lowest))))
-        while ties and len(order) < wanted:
-            chosen = ties.pop(int(random() * len(ties))) if len(ties) > 1 else ties.pop()
-            left[chosen] = inf
-            order.append(chosen)
+        begin = len(order)
+        end = bisect_right(ranked, price_of(ranked[begin]), begin + 1, key=price_of)
+        ties = ranked[begin:end]
+        if prompted is not None and not begin and end > 1 and not prompted.pending[ties[0]]:
+            candidates = prompted.candidates
+            sent = [
+                (candidates[index].replica.prefilled, candidates[index].replica.busy_until)
+                for index in ties
+            ]
+            least = min(sent)
+            if sent.count(least) == 1:
+                order.append(ties.pop(sent.index(least)))
+        while len(ties) > 1 and len(order) < wanted:
+            order.append(ties.pop(int(rng.random() * len(ties))))
+        if len(order) < wanted:
+            order += ties
     return order
 
 

@@ -10,8 +10,10 @@ from ext_proc.routing.values.plain import Plain
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ext_proc.routing.health.placement import Holders, Placement
     from ext_proc.routing.pipeline.scheduler import Choice
     from ext_proc.routing.state.candidate import Candidate
+    from ext_proc.routing.state.context import SchedulingContext
     from ext_proc.routing.values.pool import Pool
     from ext_proc.routing.values.rng import Rng
     from ext_proc.routing.values.ticket import Ticket
@@ -33,6 +35,7 @@ class Decision(Plain):
         repeatable: False for sequences, and for requests that several replicas died with: a second
             replica must not read the request.
         first_answer_s: Bound on the time to the headers of the answer; ``None`` = the route's own.
+        repeat_missing: A 404 may be repeated on the first fallback, which has the model READY.
     """
 
     __slots__ = (
@@ -43,6 +46,7 @@ class Decision(Plain):
         "pool",
         "prices",
         "reason",
+        "repeat_missing",
         "repeatable",
         "retriable",
         "ticket",
@@ -62,6 +66,7 @@ class Decision(Plain):
         prices: Sequence[float] = (),
         repeatable: bool = True,
         first_answer_s: float | None = None,
+        repeat_missing: bool = False,
     ) -> None:
         self.ticket = ticket
         self.addresses = addresses
@@ -74,6 +79,7 @@ class Decision(Plain):
         self.prices = prices
         self.repeatable = repeatable
         self.first_answer_s = first_answer_s
+        self.repeat_missing = repeat_missing
 
     @property
     def scores(self) -> list[tuple[str, float]]:
@@ -84,7 +90,32 @@ class Decision(Plain):
         ]
 
 
-def unpriced(choice: Choice, pool: Pool, rng: Rng) -> Decision:
+def repeats(
+    placement: Placement,
+    holders: Holders | None,
+    context: SchedulingContext,
+    order: Sequence[int],
+    ticket: Ticket | None,
+) -> bool:
+    """Note a pick that has the model READY; return whether its 404 may be repeated.
+
+    Args:
+        placement: The table.
+        holders: Which replicas have the request's model.
+        context: The candidates.
+        order: Their indices, the pick first and its fallbacks after it.
+        ticket: The pick's ticket, ``None`` if it has none.
+    """
+    model = context.request.features.model
+    if holders is None or model is None or not holders.repeats:
+        return False
+    candidates = context.candidates
+    if ticket is not None and candidates[order[0]].key in holders.ready:
+        placement.note(ticket.id, model, context.now)
+    return len(order) > 1 and candidates[order[1]].key in holders.ready
+
+
+def unpriced(choice: Choice, pool: Pool, rng: Rng, placement: Placement) -> Decision:
     """Send a non-inference request to the least loaded replica; changes no state but ``rng``."""
     context = choice.context
     order = cheapest(choice.prices, 1 + pool.fallbacks, rng)
@@ -96,4 +127,5 @@ def unpriced(choice: Choice, pool: Pool, rng: Rng) -> Decision:
         reason="other",
         candidates=context.candidates,
         prices=choice.prices,
+        repeat_missing=repeats(placement, choice.placed, context, order, None),
     )

@@ -9,6 +9,7 @@ from ext_proc.routing.values.refusal import MUST_WAIT, Refusal, RefusalKind
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ext_proc.routing.health.placement import Holders
     from ext_proc.routing.state.candidate import Candidate
     from ext_proc.routing.values.request import Care
 
@@ -31,6 +32,14 @@ def in_subset(
         or candidate.host in subset
         or f"[{candidate.host}]" in subset
     ]
+
+
+def having(holders: Holders | None, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+    """Return the candidates that are not barred from the model; all of them if each one is."""
+    if holders is None or not holders.barred:
+        return candidates
+    kept = [each for each in candidates if each.key not in holders.barred]
+    return kept if 0 < len(kept) < len(candidates) else candidates
 
 
 def below_limit(candidates: Sequence[Candidate], limit: int) -> Sequence[Candidate]:

@@ -46,7 +46,7 @@ def first_answer_s(
     if not 0.0 < least < most:
         return None
     candidate = context.candidates[picked]
-    expected = candidate.latency_model.expects(ticket.work)
+    expected = candidate.latency_model.expects(ticket.work + ticket.coming)
     served = candidate.replica.served.get(pool.name)
     peak = None if served is None else served.peak.value(context.now)
     if expected is None or peak is None or features.form is GRPC_STREAM:

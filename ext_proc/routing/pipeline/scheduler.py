@@ -2,9 +2,9 @@
 
 Rules:
 
-1. The order is: lease, variant, subset, constraints, the replica on which the request's origin
-   fails, conditions, the care that a suspect needs, in-flight limit, sampling, prices, slow start
-   of ramping replicas, preferences, silent replicas last.
+1. The order is: lease, variant, subset, constraints, placement of the model, the replica on which
+   the request's origin fails, conditions, the care that a suspect needs, in-flight limit, sampling,
+   prices, slow start of ramping replicas, preferences, silent replicas last.
 2. Nothing is changed except the ``rng`` argument and that expired leases are dropped. An
    explanation therefore gets the same prices as a decision.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ext_proc.routing.pipeline.constraints import satisfying
 from ext_proc.routing.pipeline.context import make_context, silent_last
-from ext_proc.routing.pipeline.filters import below_limit, eligible, in_subset
+from ext_proc.routing.pipeline.filters import below_limit, eligible, having, in_subset
 from ext_proc.routing.pipeline.preferences import preferred_first
 from ext_proc.routing.pipeline.sampling import SMALL, shortlist
 from ext_proc.routing.pipeline.slow_start import with_slow_start
@@ -29,15 +29,17 @@ from tidegate_api.names import POLICY_HEADER
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ext_proc.routing.cache.exact_index import ExactIndex
     from ext_proc.routing.cache.prefix_index import PrefixIndex
     from ext_proc.routing.cache.prefix_table import Steps
     from ext_proc.routing.health.conditions import Conditions
+    from ext_proc.routing.health.placement import Holders, Placement
     from ext_proc.routing.policies import Policy
     from ext_proc.routing.state.candidate import Candidate
     from ext_proc.routing.state.context import SchedulingContext
     from ext_proc.routing.state.leases import Leases
     from ext_proc.routing.state.pool_state import PoolState
-    from ext_proc.routing.values.pool import Pool
+    from ext_proc.routing.values.pool import Pool, Protocol
     from ext_proc.routing.values.request import Request
     from ext_proc.routing.values.rng import Rng
 
@@ -52,12 +54,15 @@ class Choice:
         lease_key: The lease key of the request's sequence, ``None`` without one.
         leased: Whether a live lease determined the candidate.
         sampled: Whether the pool is large, so that the candidates are a sample.
+        placed: Which replicas have the request's model; ``None`` = unknown, or a lease decided.
     """
 
     __slots__ = (
         "context",
+        "experiment",
         "lease_key",
         "leased",
+        "placed",
         "policy",
         "prices",
         "sampled",
@@ -71,6 +76,7 @@ class Choice:
         lease_key: LeaseKey | None,
         leased: bool,
         sampled: bool,
+        placed: Holders | None = None,
     ) -> None:
         self.policy = policy
         self.context = context
@@ -78,6 +84,16 @@ class Choice:
         self.lease_key = lease_key
         self.leased = leased
         self.sampled = sampled
+        self.placed = placed
+        self.experiment: tuple[object, ...] | None = None
+        """The experiment that decides for a replica, set by the router (``experiments``)."""
+
+    def prompted(self, index: ExactIndex) -> SchedulingContext | None:
+        """Return the context of a request with a prompt whose candidates report their caches."""
+        context = self.context
+        if context.tokens is None or not self.policy.in_seconds:
+            return None
+        return context if index.reports(context.candidates[0].key) else None
 
 
 class Scheduler:
@@ -87,12 +103,19 @@ class Scheduler:
         index: Blocks that the replicas probably have cached.
         leases: Leases of sequences.
         conditions: Health conditions of the replicas.
+        placement: Which replicas have which model.
         zone: Zone of this picker; empty = unknown.
     """
 
     def __init__(
-        self, index: PrefixIndex, leases: Leases, conditions: Conditions, zone: str = ""
+        self,
+        index: PrefixIndex,
+        leases: Leases,
+        conditions: Conditions,
+        placement: Placement,
+        zone: str = "",
     ) -> None:
+        self._placement = placement
         self._zone = zone
         self._conditions = conditions
         self._index = index
@@ -132,13 +155,14 @@ class Scheduler:
         lease_key = None if sequence is None else LeaseKey(pool.name, sequence)
         leased = None if lease_key is None else self._leased(pool_state, request, lease_key, now)
         candidates: Sequence[Candidate]
+        placed: Holders | None = None
         if leased is not None:
             (variant, candidates), constrained = leased, False
         else:
             opened = self._open(pool_state, request, rng, now)
             if isinstance(opened, Refusal):
                 return opened
-            variant, candidates, constrained = opened
+            variant, candidates, constrained, placed = opened
             if self._conditions.failing:
                 rest = self._conditions.elsewhere(pool.name, candidates, request, now)
                 constrained, candidates = constrained or rest is not candidates, rest
@@ -156,11 +180,12 @@ class Scheduler:
         )
         if sampled:
             free, matched = self._sample(
-                pool_state, request, variant, candidates, steps, limit, rng, now
+                pool_state, request, variant, candidates, steps, limit, rng, now, placed
             )
         if not free:
             where = f"{pool.name}/{variant}"
             if leased is None and candidates:
+                candidates = having(placed, candidates)
                 candidates = self._conditions.keep(pool.name, candidates, now, request)
             allowed = eligible(
                 candidates, subset=request.subset, limit=limit, where=where, care=request.care
@@ -168,7 +193,7 @@ class Scheduler:
             if isinstance(allowed, Refusal):
                 return allowed
             free = allowed
-            matched = index.depths(steps, free) if steps else [0] * len(free)
+            matched = self._depths(pool_state, request.protocol, steps, free)
         shared, branched = self._in_common(policy, blocks, matched, len(candidates))
         context = make_context(
             pool_state,
@@ -184,7 +209,7 @@ class Scheduler:
             weighs=policy.weighs,
         )
         prices = self._prices(pool, policy, context, inference=inference)
-        return Choice(policy, context, prices, lease_key, leased is not None, sampled)
+        return Choice(policy, context, prices, lease_key, leased is not None, sampled, placed)
 
     def _prices(
         self, pool: Pool, policy: Policy, context: SchedulingContext, *, inference: bool
@@ -215,19 +240,26 @@ class Scheduler:
         limit: int,
         rng: Rng,
         now: float,
+        placed: Holders | None,
     ) -> tuple[Sequence[Candidate], Sequence[int]]:
-        """Return a sample with the match depths; empty if all of it is at the in-flight limit."""
+        """Return a sample with the match depths.
+
+        It is empty if all of it is at the in-flight limit, or lacks a model that others have.
+        """
         group = (variant, request.protocol)
         by_key, known = pool_state.open_by_key(*group), pool_state.remembered.get(group, ())
         few, held = shortlist(candidates, by_key, known, self._index, steps, rng)
+        allowed: Sequence[Candidate] = few
+        if placed is not None and placed.barred:
+            allowed = [each for each in few if each.key not in placed.barred]
         # Conditions come before the limit, because they never empty a choice.
-        free = below_limit(self._conditions.keep(request.pool, few, now, request), limit)
+        free = below_limit(self._conditions.keep(request.pool, allowed, now, request), limit)
         return free, held if free is few else [held[few.index(candidate)] for candidate in free]
 
     def _open(
         self, pool_state: PoolState, request: Request, rng: Rng, now: float
-    ) -> tuple[str, Sequence[Candidate], bool] | Refusal:
-        """Draw the variant; return it, its candidates, and whether constraints removed any."""
+    ) -> tuple[str, Sequence[Candidate], bool, Holders | None] | Refusal:
+        """Draw the variant; return it, its candidates, whether some were removed, and placement."""
         pool, features = pool_state.pool, request.features
         drawn: str | Refusal | None = pool_state.only if not features.version else None
         if drawn is None:
@@ -239,14 +271,36 @@ class Scheduler:
         candidates = pool_state.open_candidates(drawn, request.protocol)
         named = in_subset(candidates, request.subset)
         if not named:
-            return drawn, candidates, False
+            return drawn, candidates, False, None
         constrained = False
         if (pool.model_needs or features.adapter is not None) and features.is_inference:
             fit = satisfying(pool, features, named, now, f"{pool.name}/{drawn}")
             if isinstance(fit, Refusal):
                 return fit
             constrained, named = fit is not named, fit
-        return drawn, named, constrained
+        if features.model is None:
+            return drawn, named, constrained, None
+        placed = self._placement.holders(pool.name, features.model, features.version)
+        if len(named) > SMALL and not self._conditions.failing:
+            return drawn, named, constrained, placed  # the sample is filtered instead
+        rest = having(placed, named)
+        return drawn, rest, constrained or rest is not named, placed
+
+    def _depths(
+        self,
+        pool_state: PoolState,
+        protocol: Protocol,
+        steps: Steps,
+        candidates: Sequence[Candidate],
+    ) -> list[int]:
+        """Return the match depth of each candidate."""
+        if not steps:
+            return [0] * len(candidates)
+        key = self._index.sole_holder(steps)
+        if key is None:
+            return self._index.depths(steps, candidates)
+        holder, (_, depth) = pool_state.candidate(key, protocol), steps[-1]
+        return [depth if each is holder else 0 for each in candidates]
 
     def _in_common(
         self, policy: Policy, blocks: tuple[int, ...], matched: Sequence[int], candidates: int

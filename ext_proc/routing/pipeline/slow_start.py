@@ -7,8 +7,9 @@ random:
 
 1. For requests whose prompt no replica holds beyond its shared blocks, each ramping replica is
    *drawn* with probability ``f * c / sum(f * c)``: its ramped share of the candidates' capacity.
-2. The drawn replica comes first, unless its load per capacity is already above the mean. A ramping
-   replica that is not drawn comes last; if prices are seconds, its price is multiplied by ``1 / f``
+2. The drawn replica comes first, unless its load per capacity is already above the mean, or prompts
+   wait more than ``PATIENCE_S`` longer on it than on the freest warm candidate. A ramping replica
+   that is not drawn comes last; if prices are seconds, its price is multiplied by ``1 / f``
    instead, so that warm replicas are not overloaded while new ones are idle.
 3. A ramping replica that holds more of the prompt than its shared blocks keeps its price: an
    affinity hit is worth the same on a new replica.
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.rng import Rng
 
 PATIENCE_S: Final = 0.5
-"""Wait on warm replicas that is no reason to load a ramping one, seconds."""
+"""Difference in waiting between warm and ramping replicas that outweighs no share, seconds."""
 
 
 def with_slow_start(
@@ -44,6 +45,8 @@ def with_slow_start(
     drawn = -1 if max(context.matched) > context.shared else _drawn(context, ramp, rng)
     waits = _waits(context)
     least = min([wait for wait, factor in zip(waits, ramp, strict=True) if factor >= 1.0])
+    if drawn >= 0 and waits[drawn] > least + PATIENCE_S:
+        drawn = -1
     least -= PATIENCE_S
     return [
         price

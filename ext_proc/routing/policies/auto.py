@@ -4,7 +4,7 @@ Formula, in seconds, lower is better; for a request with a prompt::
 
     price   = drain + (uncached + spoilt * private) / R + delta * pending + others / R' + barrier
     drain   = min(max(0, busy_until - now), work in flight / R)
-    spoilt  = ALPHA + BETA * pending / mean pending of the candidates
+    spoilt  = ALPHA * share of busy candidates + BETA * pending / mean pending of the candidates
     delta   = 64 / R
     barrier = LAMBDA * f / (1 - f),  f = max(0, 2 k - 1)      k = share of the KV cache in use
 
@@ -25,9 +25,11 @@ as it is late and while it stays slow, not only after many late answers.
 
 The replica that holds the prompt wins until waiting for it costs more than computing the prompt
 again. ``ALPHA`` adds the cost to all other requests: prefill that is done twice, and the blocks
-that the copy evicts. There is no bound on requests, because prompts differ a hundredfold in tokens,
-and no minimum share of a prompt for a match: the seconds cover both. Blocks that several prompts
-share cost only their own prefill, because the copy is reused by the next of these prompts. If they
+that the copy evicts. It counts as far as the fleet is busy, i.e. for the share of the candidates
+whose clock is ahead: a second prefill where replicas are idle delays no other. There is no bound on
+requests, because prompts differ a hundredfold in tokens, and no minimum share of a prompt for a
+match: the seconds cover both. Blocks that several prompts share cost only their own prefill,
+because the copy is reused by the next of these prompts. If they
 were priced like a conversation, a popular prefix would stay on its first replica and make that the
 busiest. A prefix that is worth a copy on every replica (``PrefixIndex.shared_depth``) and is at
 most half of the prompt counts as held by all. Otherwise a nearly idle fleet would send every new
@@ -53,7 +55,10 @@ sessions, ``BETA`` among 1/8, 1/4, 1/2 and 1 on the first third of that trace, A
 the generators; other workloads of ``docs/reports/routing.md`` decided which terms stayed.
 
 The form is that of Preble (Srivatsa et al., ICLR 2025) and Mooncake (Qin et al., FAST 2025): work
-in seconds instead of scores. Idle replicas with equal prices are drawn at random.
+in seconds instead of scores. Ties are drawn at random. Only of idle replicas that report their
+caches the one that was sent the fewest tokens to compute gets a prompt: drawn at random, prompts
+that no replica holds crowded some caches, and by turns, prompts of kinds that alternate had a cache
+for each kind (``bench/compare/kv_belief.py``).
 """
 
 from __future__ import annotations
@@ -92,11 +97,11 @@ class Auto(Policy):
         prices: list[float] = []
         per_token, per_block = latency_model.seconds_per_token, context.block_tokens
         delta, other = latency_model.delta_s, latency_model.mean_tokens * per_token
-        whole, waiting = (1.0 + ALPHA) * per_token, sum(context.pending)
+        whole, waiting = (1.0 + ALPHA * _busy(context)) * per_token, sum(context.pending)
         stalled = BETA * per_token * len(context.pending) / waiting if waiting else 0.0
         stale, common = now - FRESH_S, _common(context)
         branched = max(context.branched, common)
-        private, copied, seen = 1.0, 0.0, -1
+        private, copied, idle, seen = 1.0, 0.0, 0.0, -1
         for candidate, pending, matched in zip(
             context.candidates, context.pending, context.matched, strict=True
         ):
@@ -107,9 +112,10 @@ class Auto(Policy):
                 copied = 0.0
                 if matched < branched:
                     copied = per_token * (branched - max(matched, common)) * per_block
-            price = (whole + stalled * pending) * private + copied
+                idle = whole * private + copied
+            price = idle
             if pending:
-                price += delta * pending
+                price = (whole + stalled * pending) * private + copied + delta * pending
                 in_flight = candidate.load.in_flight
                 if pending > in_flight:
                     price += other * (pending - in_flight)
@@ -127,10 +133,10 @@ class Auto(Policy):
 
     def picked(self, context: SchedulingContext, index: int) -> str:
         """Return ``prefix`` if a match decided, ``spill`` if cost overruled a longer one."""
-        gain = max(0, context.matched[index] - context.shared)
-        if max(context.matched) - context.shared > gain:
+        held, shared = context.matched[index], context.shared
+        if max(context.matched) > max(held, shared):
             return "spill"
-        return "prefix" if gain else "least"
+        return "prefix" if held > shared else "least"
 
     def parts(self, context: SchedulingContext, index: int) -> Mapping[str, float]:
         """Return the terms of the price, seconds; their sum is the price."""
@@ -158,11 +164,18 @@ class Auto(Policy):
         return {
             "drain_s": _drain_s(candidate, context, per_token),
             "own_s": (private + copied) * per_token,
-            "cost_to_others_s": (ALPHA + BETA * share) * private * per_token,
+            "cost_to_others_s": (ALPHA * _busy(context) + BETA * share) * private * per_token,
             "in_flight_s": latency_model.delta_s * pending * slowness,
             "others_s": waiting * latency_model.mean_tokens * per_token,
             "memory_s": _memory_s(candidate, context.now),
         }
+
+
+def _busy(context: SchedulingContext) -> float:
+    """Return the share of the candidates that have prefill of ours to do."""
+    now = context.now
+    busy = [candidate.replica.busy_until > now for candidate in context.candidates]
+    return busy.count(True) / len(busy)
 
 
 def _without_prompt(context: SchedulingContext) -> list[float]:

@@ -39,6 +39,9 @@ class Policy(Protocol):
     weighs: ClassVar[bool] = True
     """It reads ``SchedulingContext.work`` or ``strength``; they are empty for other policies."""
 
+    keyed: ClassVar[bool] = False
+    """What a request names (its session, its prompt) decides its replica, whatever is cached."""
+
     def configure(self, pool: Pool) -> None:
         """Take the pool's settings, before the first decision and whenever they change."""
         del pool
@@ -47,11 +50,16 @@ class Policy(Protocol):
     """It prices copies of blocks that several prompts share, by ``SchedulingContext.branched``."""
 
     def prices(self, context: SchedulingContext) -> Sequence[float]:
-        """Return a price per candidate, lower is better; ties are broken at random.
+        """Return a price per candidate, lower is better; ties are broken at random (``cheapest``).
 
         Changes nothing but ``context.rng``, so that simulators and explanations may call it freely.
         """
         ...
+
+    def stays(self, context: SchedulingContext) -> bool:
+        """Return whether a request must not be moved from the replica with the lowest price."""
+        del context
+        return False
 
     def picked(self, context: SchedulingContext, index: int) -> str:
         """Note that the candidate at ``index`` got the request; return the reason's label."""

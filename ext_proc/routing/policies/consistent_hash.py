@@ -12,7 +12,7 @@ fallbacks are the next replicas in the key's order, so retries agree too.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from ext_proc.routing.policies.base import Policy
 from ext_proc.routing.policies.hashing import key_of, ranking
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 class ConsistentHash(Policy):
     """Weighted rendezvous hashing; stateless."""
+
+    keyed: ClassVar[bool] = True
 
     def prices(self, context: SchedulingContext) -> Sequence[float]:
         """Return each candidate's price in the key's order."""

@@ -18,7 +18,7 @@ is always within it. Without a key the least loaded replica is chosen.
 from __future__ import annotations
 
 from math import ceil
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from ext_proc.routing.policies.base import Policy
 from ext_proc.routing.policies.hashing import key_of, ranking
@@ -35,6 +35,8 @@ _ROUNDING: Final = 1e-9
 
 class ConsistentHashBounded(Policy):
     """Weighted rendezvous hashing with bounded loads; stateless."""
+
+    keyed: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._least = LeastInFlight()

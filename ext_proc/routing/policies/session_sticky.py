@@ -54,6 +54,10 @@ class SessionSticky(Policy):
             for candidate, price in zip(context.candidates, prices, strict=True)
         ]
 
+    def stays(self, context: SchedulingContext) -> bool:
+        """Return whether the session has a replica."""
+        return self._home(context) is not None
+
     def _home(self, context: SchedulingContext) -> EndpointKey | None:
         session = context.request.features.session
         known = None if session is None else self._homes.get((context.variant, session))

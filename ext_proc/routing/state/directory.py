@@ -18,7 +18,8 @@ class Directory:
     """Finds the pool of a request by header, model, path or protocol; each lookup is O(1).
 
     If several pools serve a model, the path decides, else the first by name. On its paths a pool
-    without models takes every model that no other pool has there.
+    without models takes every model that no other pool has there; if it is the default pool for
+    HTTP, it does so on paths that no pool lists too.
     """
 
     def __init__(self, pools: Sequence[Pool]) -> None:
@@ -31,6 +32,10 @@ class Directory:
         """By path: the pool without models."""
         self.path_defaults: dict[str, str] = {}
         self.grpc_default: str | None = None
+        self.http_default: str | None = None
+        """Takes what comes on paths that no pool lists; only generic proxies send such requests."""
+        self.any_elsewhere: str | None = None
+        """The default pool for HTTP if it has no models."""
         for pool in sorted(pools, key=lambda each: each.name):
             self.paths |= pool.paths
             for model in sorted(pool.models):
@@ -43,6 +48,9 @@ class Directory:
                 self.path_defaults.setdefault(path, pool.name)
             if pool.default_for_grpc and self.grpc_default is None:
                 self.grpc_default = pool.name
+            if pool.default_for_http and self.http_default is None:
+                self.http_default = pool.name
+                self.any_elsewhere = None if pool.models else pool.name
 
     def find(self, features: Features, path: str, protocol: Protocol) -> str | Refusal:
         """Return the pool of a request, in the order of ``EndpointRegistry.pool_for``."""
@@ -56,7 +64,7 @@ class Directory:
             found = (
                 self.by_path_and_model.get((path, features.model)) or self.any_model.get(path)
                 if own_path
-                else self.by_model.get(features.model)
+                else self.by_model.get(features.model) or self._any_model(protocol)
             )
             if found is not None:
                 return found
@@ -65,7 +73,7 @@ class Directory:
             return Refusal(
                 RefusalKind.UNKNOWN_MODEL, f"no pool serves the model {features.model!r}{on}"
             )
-        default = self.path_defaults.get(path) if own_path else None
+        default = self.path_defaults.get(path) if own_path else self.http_default
         if protocol == "grpc":
             default = self.grpc_default
         if default is not None:
@@ -75,3 +83,6 @@ class Directory:
             "the request names no model, and no pool is the default for its form;"
             " send the header tidegate-model",
         )
+
+    def _any_model(self, protocol: Protocol) -> str | None:
+        return self.any_elsewhere if protocol == "http" else None

@@ -8,6 +8,7 @@ Rules:
    when the endpoint is removed.
 3. At most ``max_leases`` are kept; beyond that the least recently used one is evicted and counted
    in ``evicted``. Its sequence is then routed afresh, and Triton reports the missing start itself.
+4. Leases are counted by endpoint, so that one without any costs nothing to ask for.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from ext_proc.routing.values.pool import EndpointKey
     from ext_proc.routing.values.request import SequenceKey
@@ -66,6 +67,8 @@ class Leases:
     def __init__(self, max_leases: int = MAX_LEASES) -> None:
         self._max_leases = max_leases
         self._leases: OrderedDict[LeaseKey, Lease] = OrderedDict()
+        self._on: dict[EndpointKey, int] = {}
+        """Leases by endpoint, expired ones included; an endpoint without any is absent."""
         self.evicted = 0
         """Live leases dropped at the bound (rule 3)."""
 
@@ -83,22 +86,27 @@ class Leases:
         """Return the lease of a sequence, ``None`` if it has none or it has expired."""
         lease = self._leases.get(key)
         if lease is not None and lease.expires <= now:
-            del self._leases[key]
+            self._drop(key)
             return None
         return lease
 
     def keep(self, key: LeaseKey, lease: Lease, now: float) -> None:
         """Grant or prolong a lease; it becomes the most recently used one."""
         leases = self._leases
+        known = leases.get(key)
+        if known is None or known.endpoint != lease.endpoint:
+            if known is not None:
+                self._drop(key)
+            self._on[lease.endpoint] = self._on.get(lease.endpoint, 0) + 1
         leases[key] = lease
         leases.move_to_end(key)
         # At most two leases are dropped per call, so expired ones drain without a long pause.
         for _ in range(2):
             oldest, candidate = next(iter(leases.items()))
             if candidate.expires <= now:
-                del leases[oldest]
+                self._drop(oldest)
             elif len(leases) > self._max_leases:
-                del leases[oldest]
+                self._drop(oldest)
                 self.evicted += 1
             else:
                 return
@@ -107,11 +115,36 @@ class Leases:
 
     def release(self, key: LeaseKey) -> bool:
         """End a lease; return whether there was one."""
-        return self._leases.pop(key, None) is not None
+        known = key in self._leases
+        if known:
+            self._drop(key)
+        return known
 
     def drop_endpoint(self, endpoint: EndpointKey) -> int:
         """End all leases on an endpoint that lost its state; return their number."""
         gone = [key for key, lease in self._leases.items() if lease.endpoint == endpoint]
         for key in gone:
-            del self._leases[key]
+            self._drop(key)
         return len(gone)
+
+    def endpoints(self) -> Collection[EndpointKey]:
+        """Return the endpoints with leases, of which all may have expired."""
+        return self._on.keys()
+
+    def open_on(self, endpoint: EndpointKey, now: float) -> int:
+        """Return the number of live leases on an endpoint; expired ones are dropped."""
+        if endpoint not in self._on:
+            return 0
+        here = [(key, each) for key, each in self._leases.items() if each.endpoint == endpoint]
+        for key, each in here:
+            if each.expires <= now:
+                self._drop(key)
+        return self._on.get(endpoint, 0)
+
+    def _drop(self, key: LeaseKey) -> None:
+        endpoint = self._leases.pop(key).endpoint
+        left = self._on[endpoint] - 1
+        if left:
+            self._on[endpoint] = left
+        else:
+            del self._on[endpoint]

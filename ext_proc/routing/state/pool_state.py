@@ -53,6 +53,8 @@ class PoolState:
         self.remembered: dict[tuple[str, Protocol], tuple[Candidate, ...]] = {}
         """Good candidates left over from the previous decision, by variant and protocol; see
         ``sampling``."""
+        self.prefilled = 0.0
+        """The highest ``Replica.prefilled`` of its replicas that a pick has left."""
         self.keys = frozenset(each.key for each in pool.endpoints)
         self._at: dict[str, EndpointKey] = {}
         protocols: tuple[Protocol, ...] = ("http", "grpc")

@@ -20,6 +20,8 @@ FRESH_S: Final = 2.0
 """Age in seconds from which a reading is stale: Triton's queue turns over many times in it."""
 
 _NONE: Final[frozenset[str]] = frozenset()
+LAG_TOKENS: Final = 65_536.0
+"""How many tokens ``Replica.prefilled`` may be below that of another replica of a pool."""
 MAX_READINGS: Final = 256
 """Maximum readings kept per replica; a metrics page rarely has more than one per model and
 version."""
@@ -42,6 +44,7 @@ class Replica:
         "load",
         "others",
         "others_at",
+        "prefilled",
         "readings",
         "restarted_unix_s",
         "served",
@@ -59,6 +62,8 @@ class Replica:
         """Requests that are still pending their first byte."""
         self.busy_until = float("-inf")
         """The virtual clock: when the prefill that we sent will be done, monotonic seconds."""
+        self.prefilled = 0.0
+        """Tokens that we and the other workers sent it to compute, as ``prompted`` counts them."""
         self.latency_models: dict[str, LatencyModel] = {}
         """Its latency model in each pool."""
         self.served: dict[str, Served] = {}
@@ -100,6 +105,24 @@ class Replica:
             self.others_at = float("-inf")
         full = [(each.kv_used, each.at) for each in self.readings if each.kv_used is not None]
         self.kv_used, self.kv_at = max(full, default=(0.0, float("-inf")))
+
+    def prompted(self, tokens: float, until: float, most: float) -> float:
+        """Note that a prompt is sent.
+
+        A replica that is more than ``LAG_TOKENS`` behind another one, because it is new or the
+        other had more to compute for a while, does not have to make up for the rest.
+
+        Args:
+            tokens: What the replica has to compute.
+            until: When it will have done so, monotonic seconds.
+            most: The highest ``prefilled`` of the pool's replicas so far.
+
+        Returns:
+            The highest ``prefilled`` from now on.
+        """
+        self.busy_until = until
+        self.prefilled = max(self.prefilled, most - LAG_TOKENS) + tokens
+        return max(most, self.prefilled)
 
     def drain_s(self, now: float, seconds_per_token: float) -> float:
         """Return the seconds of prefill before a new request.

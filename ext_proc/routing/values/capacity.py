@@ -68,6 +68,6 @@ def cache_tokens(readings: Iterable[Reading]) -> float | None:
     told = 0
     for reading in readings:
         blocks, size = reading.kv_blocks, reading.kv_block_tokens
-        if blocks and size:
+        if blocks and size and blocks > 0 and size > 0:
             told += min(blocks, MAX_TOLD) * min(size, MAX_TOLD)
     return float(told) if told > 0 else None

@@ -24,6 +24,7 @@ from tidegate_api.names import SESSION_HEADER
 
 if TYPE_CHECKING:
     from tidegate_api.pools import AdapterMode, BodyMode, UnsoundMode
+    from tidegate_common.upstream.contexts import ReplicaTls
 
 Protocol = Literal["http", "grpc"]
 
@@ -102,6 +103,7 @@ class Pool:
     models: frozenset[str] = frozenset()
     paths: frozenset[str] = frozenset()
     default_for_grpc: bool = False
+    default_for_http: bool = False
     default_for_paths: frozenset[str] = frozenset()
     variants: tuple[Variant, ...] = ()
     endpoints: tuple[Endpoint, ...] = ()
@@ -154,8 +156,8 @@ class Pool:
     """Prefer replicas in the picker's own zone."""
     spill_factor: float = 1.5
     """Maximum load of a preferred replica, as a multiple of the mean load."""
-    repository: bool = False
-    """Read the state of the pool's models from the replicas' repository index."""
+    repository: bool = True
+    """Ask replicas which models they have, and send a model's requests where it is READY."""
     gpu_memory_free: float = 0.0
     """Minimum free share of a replica's GPU memory, 0..1; 0 = not checked."""
     share: bool = False
@@ -171,3 +173,7 @@ class Pool:
     is never shown; 0 = none."""
     log_slots: tuple[str, ...] = ()
     """Addresses of the fleet's pickers by the slot of Envoy's log sinks; empty = a free one."""
+    upstream_tls: ReplicaTls | None = None
+    """TLS that the replicas speak; ``None`` = they speak plain."""
+    describe_picks: bool = False
+    """Write what Envoy's access log shows of a pick into its metadata."""

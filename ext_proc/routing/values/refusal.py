@@ -36,6 +36,8 @@ class RefusalKind(StrEnum):
     """422: replicas died each time they had this request."""
     SUSPECT_WAITS = "suspect-waits"
     """503: the request may have killed replicas, and cannot run alone now."""
+    NO_PICK = "no-pick"
+    """503: there is no pick, and the picker's operator requires one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,9 @@ class Refusal:
     """The bytes are no message at all: for gRPC this is INTERNAL, as Triton answers it."""
 
 
+NO_PICK: Final = Refusal(
+    RefusalKind.NO_PICK, "the picker cannot choose a replica for this request now"
+)
 MUST_WAIT: Final = Refusal(
     RefusalKind.SUSPECT_WAITS,
     "several replicas died while they had this request or one sent with it; it must run alone,"

@@ -23,6 +23,9 @@ class Outcome(StrEnum):
     ABANDONED = "abandoned"
     """Not a request: work for a caller who had left, when it can have ended."""
     SHUTDOWN = "shutdown"
+    """The picker stopped during the exchange."""
+    UNSEEN = "unseen"
+    """The proxy ended the stream after the pick, so when the request ended is unknown."""
 
 
 DONE: Final = Outcome.DONE  # see `ext_proc.exchange.state`
@@ -30,6 +33,8 @@ DONE: Final = Outcome.DONE  # see `ext_proc.exchange.state`
 ABORTED: Final = Outcome.ABORTED
 
 SHUTDOWN: Final = Outcome.SHUTDOWN
+
+UNSEEN: Final = Outcome.UNSEEN
 
 
 class Ticket(NamedTuple):
@@ -49,3 +54,6 @@ class Ticket(NamedTuple):
     is not learned from."""
     ahead: int = 0
     """Requests in flight on the replica when the request was sent."""
+    coming: float = 0.0
+    """Tokens that ``work`` leaves out as cached, but that other prompts were not known to have
+    computed when the request was sent."""

@@ -37,12 +37,17 @@ from ext_proc.server.h2.limits import (
 )
 from ext_proc.server.h2.output import HEAD, Http2Output
 from ext_proc.server.h2.stream import OK, AbortError, Http2Stream
+from tidegate_common.tls.contexts import peer_of
+from tidegate_common.tls.roles import Peer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ext_proc.server.h2.host import Host
 
+_TRACEPARENT: Final = b"traceparent"
+MAX_TRACE: Final = 64
+"""Bytes of a call's ``traceparent`` that its handler gets; a valid one has 55."""
 _OK_TRAILERS: Final = status_headers(0, "")
 _NO_GRPC: Final = ((b":status", b"415"),)
 _GRPC: Final = b"application/grpc"
@@ -71,6 +76,10 @@ class Http2Connection(Http2Output):
         self.ready: list[Http2Stream] = []
         self.incomplete: object | None = None
         self._greeting: asyncio.TimerHandle | None = None
+        self._retiring = False
+        self._peer = Peer()
+        self._allowed: frozenset[str] | None = None
+        """Paths that the peer may call; ``None`` = any."""
 
     # --- The loop's side --------------------------------------------------------------------------
 
@@ -80,6 +89,10 @@ class Http2Connection(Http2Output):
         if not self._server.joined(self):
             transport.abort()
             return
+        self.since = self.loop.time()
+        if (policy := self._server.policy) is not None:
+            self._peer = peer_of(transport)
+            self._allowed = policy.allowed(self._peer)
         self._greeting = self.loop.call_later(GREETING_S, self.cut)
         self._h2.initiate_connection(SETTINGS)
         self._h2.set_local_window_size(CONNECTION_WINDOW)
@@ -161,6 +174,17 @@ class Http2Connection(Http2Output):
             self._h2.send_goaway()
             self._flush()
 
+    def retire(self) -> None:
+        """Let the peer open another connection; at the next call end what would never end."""
+        if not self._retiring:
+            self._retiring = True
+            self.announce_end()
+            return
+        self.leave()
+        for stream in list(self.streams.values()):
+            if not isinstance(stream, DirectStream):
+                stream.expire("the connection has reached its maximum age")
+
     def cut(self) -> None:
         """Send what is ready, and close."""
         if self._transport.is_closing():
@@ -234,11 +258,15 @@ class Http2Connection(Http2Output):
                 self._h2.reset_stream(number, ngh2.ErrorCode.REFUSED_STREAM)
             server.refused()
             return
-        held.bytes += STREAM_BYTES
         path = named.get(b":path", b"").decode("latin-1")
+        if self._allowed is not None and path not in self._allowed:
+            self._deny(number, path, ended=end)
+            return
+        held.bytes += STREAM_BYTES
         stream: Http2Stream
         if (make := server.direct.get(path)) is not None:
-            stream = DirectStream(self, number, server.limit, held, make())
+            trace = named.get(_TRACEPARENT, b"")[:MAX_TRACE].decode("latin-1")
+            stream = DirectStream(self, number, server.limit, held, make(trace))
             self.streams[number] = stream
             if end:
                 stream.end()
@@ -256,6 +284,17 @@ class Http2Connection(Http2Output):
         stream.task = self.loop.create_task(self._run(call, stream))
         if (timeout := named.get(b"grpc-timeout")) is not None:
             self._set_deadline(stream, timeout)
+
+    def _deny(self, number: int, path: str, *, ended: bool) -> None:
+        """Refuse a call that the peer has no role for."""
+        policy, security = self._server.policy, self._server.security
+        if policy is None or security is None:
+            return
+        reason = policy.refusal(path, self._peer) or "refused"
+        host, port = self._transport.get_extra_info("peername")[:2]
+        security.on_refused(f"{host}:{port}", self._peer, reason)
+        status = status_headers(grpc.StatusCode.PERMISSION_DENIED.value[0], reason)
+        self._answer(number, HEAD + status, ended=ended)
 
     def _set_deadline(self, stream: Http2Stream, timeout: bytes) -> None:
         after_s = timeout_s(timeout)

@@ -6,7 +6,9 @@ Rules:
    ``read``, ``write``, ``abort`` and iteration. Handlers that are generators are not supported.
 2. At most ``MAX_CONNECTIONS`` are open at one time. A further one replaces the oldest connection
    without streams; where each has streams, it is closed at once.
-3. What peers make the server hold is bounded (``Held``), and so is the time for which they may
+3. Over TLS a call needs a role of its method. A connection that has reached its maximum age is
+   left: its exchanges go on to their end, endless streams are ended.
+4. What peers make the server hold is bounded (``Held``), and so is the time for which they may
    leave a frame or message incomplete (``LateInput``).
 """
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
     from ext_proc.server.h2.direct import DirectHandler
     from ext_proc.server.h2.stream import Channel, Http2Stream
+    from ext_proc.server.port import PortSecurity
 
     Call = Callable[[Http2Stream], Awaitable[None]]
 
@@ -50,10 +53,13 @@ class Host:
 
     Args:
         limit: Maximum bytes of a message.
+        security: Identity and roles; ``None`` = no TLS.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, security: PortSecurity | None = None) -> None:
         self.limit = limit
+        self.security = security
+        self.policy = None if security is None else security.policy
         self.held = Held(limit)
         self.connections: dict[Channel, None] = {}
         """The open connections, oldest first."""
@@ -64,8 +70,9 @@ class Host:
         """Since the last look no room could be made for a refused stream."""
         self._short = False
         """Streams were refused or reset since less than the limit was held."""
-        self.direct: dict[str, Callable[[], DirectHandler]] = {}
-        """Factories of message handlers by method path; other paths use ``_handlers``."""
+        self.direct: dict[str, Callable[[str], DirectHandler]] = {}
+        """Factories of message handlers by method path, called with the call's ``traceparent``
+        (empty = none); other paths use ``_handlers``."""
         self._handlers: list[grpc.GenericRpcHandler] = []
         self._calls: dict[str, Call] = {}
 
@@ -104,6 +111,11 @@ class Host:
     def look(self, now: float) -> None:
         """End what is late; ``now`` = monotonic seconds."""
         self._late.look(self.connections, now)
+        if self.security is not None:
+            oldest = now - self.security.secured.max_age_s
+            for connection in list(self.connections):
+                if connection.since <= oldest:
+                    connection.retire()
         self._futile = False
         if self._short and self.held.bytes < self.held.refuse_at:
             self._short = False

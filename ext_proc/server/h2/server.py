@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Any, Final
 from ext_proc.server.h2.connection import Http2Connection
 from ext_proc.server.h2.host import Host
 from ext_proc.server.h2.late import LOOK_S
+from ext_proc.server.h2.limits import GREETING_S, LINGER_S
 
 if TYPE_CHECKING:
     from ext_proc.server.h2.stream import Http2Stream
+    from ext_proc.server.port import PortSecurity
 
 DEAD_S: Final = 60
 PROBES: Final = 3
@@ -37,15 +39,16 @@ class Http2Server(Host):
 
     Args:
         limit: Maximum bytes of a message.
+        security: Identity and roles; ``None`` = no TLS.
     """
 
-    def __init__(self, limit: int) -> None:
-        super().__init__(limit)
+    def __init__(self, limit: int, security: PortSecurity | None = None) -> None:
+        super().__init__(limit, security)
         self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.Server] = []
         self._timer: asyncio.TimerHandle | None = None
 
-    def add_insecure_port(self, address: str) -> int:
+    def add_port(self, address: str) -> int:
         """Bind an address and return its port.
 
         Raises:
@@ -72,9 +75,19 @@ class Http2Server(Host):
         loop = asyncio.get_running_loop()
         for bound in self._sockets:
             made: Any = partial(Http2Connection, self)  # an `asyncio.Protocol` but for its name
-            server = await loop.create_server(made, sock=bound, backlog=BACKLOG)
+            server = await loop.create_server(made, sock=bound, backlog=BACKLOG, **self._tls())
             self._servers.append(server)
         self._timer = loop.call_later(LOOK_S, self._look_around)
+
+    def _tls(self) -> dict[str, Any]:
+        """Return the arguments for a listener with TLS; none without an identity."""
+        if self.security is None:
+            return {}
+        return {
+            "ssl": self.security.secured.context(["h2"]),
+            "ssl_handshake_timeout": GREETING_S,
+            "ssl_shutdown_timeout": LINGER_S,
+        }
 
     def _look_around(self) -> None:
         loop = asyncio.get_running_loop()

@@ -58,6 +58,12 @@ class Channel(ABC):
     """Streams with new input; each is to be pumped."""
     incomplete: object | None
     """Mark of the input that has completed no frame so far; ``None`` if the last input did."""
+    since: float
+    """When it was opened, seconds of the loop's clock."""
+
+    @abstractmethod
+    def retire(self) -> None:
+        """Let the peer open another connection; at the next call end what would never end."""
 
     @abstractmethod
     def send(self, stream: Http2Stream, data: bytes) -> bool:

@@ -67,6 +67,9 @@ class EngineConfig:
     cache_at_once: bool = False
     """Whether a block, also of an answer, can be matched from the end of the step that fills it;
     otherwise only blocks of prompts can be matched, from the request's first token on."""
+    cache_planned: bool = True
+    """Whether a block of a prompt can be matched as soon as the step that fills it is planned, as
+    in vLLM: a request that is admitted to the same step finds it."""
     recompute_block: bool = False
     """Whether the last block of a completely cached prompt is recomputed, as in vLLM; otherwise
     only its last token."""
@@ -192,6 +195,16 @@ class EngineCore(Generic[TaskT]):
         """Return whether the current stride computes prompts."""
         return bool(self._chunks)
 
+    @property
+    def chunk_tokens(self) -> int:
+        """Return the number of prompt tokens that the current stride computes."""
+        return sum(tokens for _, tokens in self._chunks)
+
+    @property
+    def unfinished(self) -> tuple[TaskT, ...]:
+        """Return the requests in the batch with an unfinished prompt, oldest first."""
+        return tuple(self._prompts)
+
     def due(self) -> list[TaskT]:
         """Return the requests that get a token at the end of the current stride's first step.
 
@@ -241,12 +254,14 @@ class EngineCore(Generic[TaskT]):
         for task in self._prompts:
             tokens = min(task.left, room)
             chunks.append((task, tokens))
+            self._plan(task, tokens)
             room -= tokens
             if not room:
                 break
         while room and (admitted := self._admit()) is not None:
             tokens = min(admitted.left, room)
             chunks.append((admitted, tokens))
+            self._plan(admitted, tokens)
             room -= tokens
         if chunks:
             self.steps = 1
@@ -283,7 +298,7 @@ class EngineCore(Generic[TaskT]):
                 heappush(heap, (self.steps_total + task.answer_tokens - 1, task.index, task))
                 ended.first.append(task)
             elif at_once:
-                self._commit(task)
+                self._commit(task, task.left)
         self._chunks = []
         while heap and heap[0][0] <= self.steps_total:
             task = heappop(heap)[2]
@@ -345,12 +360,17 @@ class EngineCore(Generic[TaskT]):
         self._prompts.append(task)
         return task
 
-    def _commit(self, task: TaskT) -> None:
-        """Make the computed blocks of a request available to others."""
+    def _plan(self, task: TaskT, tokens: int) -> None:
+        """Make the blocks of a prompt that the current stride fills available to others."""
+        if self.config.cache_planned:
+            self._commit(task, task.left - tokens)
+
+    def _commit(self, task: TaskT, left: int = 0) -> None:
+        """Make the blocks of a request available to others, without ``left`` tokens of its end."""
         if task.lease is not None:
             blocks = task.blocks
-            if task.left:
-                done = task.prompt_tokens - task.left
+            if left:
+                done = task.prompt_tokens - left
                 blocks = blocks[: done // self.config.block_tokens]
             self.cache.commit(task.lease, blocks)
 

@@ -55,6 +55,10 @@ def _is(wanted: Any, value: Any) -> bool:
     return bool(wanted(value)) if callable(wanted) else bool(wanted == value)
 
 
+def _digits(value: Any) -> bool:
+    return isinstance(value, str) and value.isdigit()
+
+
 def _text(value: Any) -> bool:
     """Return whether a body has an error in Triton's form or in OpenAI's."""
     error = value.get("error") if isinstance(value, dict) else None
@@ -80,7 +84,7 @@ def _refusal(
         "body": body,
         "closed": None,
         "header content-type": "application/json",
-        "header content-length": str.isdigit,
+        "header content-length": _digits,
         "header connection": "close",
         "header x-tidegate-reason": reason,
         "code": code,
@@ -94,6 +98,35 @@ def _refusal(
 
 _NOWHERE: Final = "no pool of this gateway serves this path or model"
 _ONE: Final = "this call addresses one replica and is not balanced; send it to the replica itself"
+_ADMIN: Final = "this call changes replicas; send it to the gateway's port for operators"
+_MEMORY: Final = (
+    "shared memory is that of one host and replica; register it with the replica itself"
+)
+_INDEX: Final = (
+    "http: repository index",
+    "http: index of the ready",
+    "gRPC: repository index",
+    "tritonclient *: get_model_repository_index",
+)
+_CHANGES: Final = (
+    "http: load a model",
+    "http: unload a model",
+    "http: trace settings*",
+    "http: log settings",
+    "gRPC: load",
+    "gRPC: unload",
+    "gRPC: trace settings",
+    "gRPC: log settings",
+    "tritonclient *: get_trace_settings*",
+    "tritonclient *: get_log_settings",
+)
+_SHARED_MEMORY: Final = (
+    "http: *shared memory",
+    "http: unregister memory",
+    "gRPC: *shared memory",
+    "gRPC: unregister memory",
+    "tritonclient *: get_*_shared_memory_status*",
+)
 _UNKNOWN_PATH: Final = _refusal("unknown-path", 404, "UNIMPLEMENTED", words=_NOWHERE)
 
 ACCEPTED: Final[tuple[Difference, ...]] = (
@@ -107,9 +140,16 @@ ACCEPTED: Final[tuple[Difference, ...]] = (
             for part in ("header", "initial", "trailing")
             for name, value in (
                 ("server", "envoy"),
-                ("x-envoy-upstream-service-time", str.isdigit),
+                ("x-envoy-upstream-service-time", _digits),
             )
         },
+        ("*",),
+    ),
+    Difference(
+        "asked replicas",
+        "Answers to questions have `x-tidegate-replicas`, over gRPC as trailing metadata.",
+        "They show how many replicas an answer is made of, and what became of the others.",
+        {"header x-tidegate-replicas": ..., "trailing x-tidegate-replicas": ...},
         ("*",),
     ),
     Difference(
@@ -145,7 +185,7 @@ ACCEPTED: Final[tuple[Difference, ...]] = (
         {
             "status": 200,
             "body": lambda value: "name" in value or "outputs" in value,
-            "header content-length": str.isdigit,
+            "header content-length": _digits,
             "header content-type": "application/json",
         },
         (
@@ -216,21 +256,13 @@ ACCEPTED: Final[tuple[Difference, ...]] = (
     ),
     Difference(
         "unknown models by path",
-        "A path with a model that no pool serves is 404 with other words (Triton: 404, or 400 for"
-        " readiness and statistics).",
+        "An inference whose path has a model that no pool serves is 404 with other words.",
         "Envoy answers it without asking a replica.",
         _UNKNOWN_PATH,
         (
-            "http: * of an unknown model",
             "mistake: unknown model",
             "mistake: generate of an unknown model",
-            "spelling: escaped space",
-            "spelling: capitals of a model",
-            "spelling: parameter",
-            "spelling: other scripts",
-            "spelling: invalid escape",
-            "tritonclient http*: * of an unknown model",
-            "tritonclient http*: get_model_config of an unknown one",
+            "tritonclient http*: infer of an unknown model",
         ),
     ),
     Difference(
@@ -260,39 +292,30 @@ ACCEPTED: Final[tuple[Difference, ...]] = (
         ),
     ),
     Difference(
-        "calls to one replica",
-        "Repository, trace, log and shared-memory calls are 403 or PERMISSION_DENIED.",
-        "They read or change a single replica; the gateway would choose any.",
-        _refusal("one-replica", 403, "PERMISSION_DENIED", {"error": _ONE}, _ONE),
-        (
-            "http: repository index",
-            "http: index of the ready",
-            "http: load a model",
-            "http: unload a model",
-            "http: trace settings*",
-            "http: log settings",
-            "http: *shared memory",
-            "http: unregister memory",
-            "gRPC: repository index",
-            "gRPC: load",
-            "gRPC: unload",
-            "gRPC: trace settings",
-            "gRPC: log settings",
-            "gRPC: *shared memory",
-            "gRPC: unregister memory",
-            "tritonclient *: get_model_repository_index",
-            "tritonclient *: get_trace_settings",
-            "tritonclient *: get_log_settings",
-            "tritonclient *: get_system_shared_memory_status",
-        ),
+        "changes of replicas",
+        "Loads, unloads, trace and log settings are 403 or PERMISSION_DENIED.",
+        "They are for operators, who have [a port of their own](gateway.md#changes-of-replicas).",
+        _refusal("one-replica", 403, "PERMISSION_DENIED", {"error": _ADMIN}, _ADMIN),
+        _CHANGES,
     ),
     Difference(
-        "statistics of all models",
-        "`/v2/models/stats` is 404. `ModelStatistics` without a name shows one replica's.",
-        "The numbers of one replica are not the gateway's.",
-        _UNKNOWN_PATH,
-        ("http: statistics of all models", "tritonclient http*: statistics of all models"),
-        {"status": lambda value: value in {200, None}},
+        "shared memory",
+        "Calls about shared memory are 403 or PERMISSION_DENIED.",
+        "It is that of one host and replica.",
+        _refusal("one-replica", 403, "PERMISSION_DENIED", {"error": _MEMORY}, _MEMORY),
+        _SHARED_MEMORY,
+    ),
+    Difference(
+        "streams about the server",
+        "`Health/Watch` and gRPC reflection are answered (Triton: UNIMPLEMENTED).",
+        "The gateway has them of its own.",
+        {
+            "code": lambda value: value in {"OK", None},  # a watch does not end by itself
+            "details": lambda value: not value,
+            "replies": lambda value: len(value) == 1,
+        },
+        ("gRPC: watch of health", "gRPC: reflection", "gRPC: reflection v1"),
+        {"code": "UNIMPLEMENTED"},
     ),
     Difference(
         "upgrades",
@@ -336,7 +359,6 @@ ACCEPTED: Final[tuple[Difference, ...]] = (
             "gRPC infer: malformed message",
             "gRPC infer: no message",
             "gRPC infer: negative shape",
-            "gRPC: malformed question",
             "openai raw: malformed",
             "openai raw: array",
         ),
@@ -344,3 +366,37 @@ ACCEPTED: Final[tuple[Difference, ...]] = (
     ),
 )
 """Each entry's calls have it; the general ones any call may have."""
+
+WITHOUT_GATEWAY: Final[tuple[Difference, ...]] = (
+    Difference(
+        "calls to one replica",
+        "Repository, trace, log and shared-memory calls are 403 or PERMISSION_DENIED.",
+        "They read or change a single replica; Envoy would choose any.",
+        _refusal("one-replica", 403, "PERMISSION_DENIED", {"error": _ONE}, _ONE),
+        (*_INDEX, *_CHANGES, *_SHARED_MEMORY),
+    ),
+    Difference(
+        "statistics of all models",
+        "`/v2/models/stats` is 404. `ModelStatistics` without a name shows one replica's.",
+        "The numbers of one replica are not those of all.",
+        _UNKNOWN_PATH,
+        ("http: statistics of all models", "tritonclient http*: get_inference_statistics of all"),
+        {"status": lambda value: value in {200, None}},
+    ),
+    Difference(
+        "questions about unknown models",
+        "Their paths are 404 with other words (Triton: also 400).",
+        "Envoy answers without asking a replica.",
+        _UNKNOWN_PATH,
+        ("http: * of an unknown model", "tritonclient http*: get_* of an unknown one"),
+    ),
+    Difference(
+        "unreadable questions",
+        "A gRPC question about a model that cannot be read is refused with other words.",
+        "The picker must read the model.",
+        _refusal("bad-request", 400, "INVALID_ARGUMENT")
+        | {"code": lambda value: value in {"INTERNAL", "INVALID_ARGUMENT"}},
+        ("gRPC: malformed question",),
+    ),
+)
+"""What a fleet without `gateway` has beside the general differences."""

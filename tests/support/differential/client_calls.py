@@ -119,12 +119,14 @@ _METHODS: Final[dict[str, Callable[[Kind, Any], Any]]] = {
     "is_server_ready": lambda _, client: client.is_server_ready(),
     "is_model_ready": lambda _, client: client.is_model_ready("vision"),
     "is_model_ready of a version": lambda _, client: client.is_model_ready("vision", "1"),
-    "is_model_ready of an unknown one": lambda _, client: client.is_model_ready("nobodys"),
+    "is_model_ready of an unknown one": lambda _, client: client.is_model_ready("missing"),
     "is_model_ready of version 9": lambda _, client: client.is_model_ready("vision", "9"),
     "get_server_metadata": lambda _, client: client.get_server_metadata(),
     "get_model_metadata": lambda _, client: client.get_model_metadata("toy-llm"),
+    "get_model_metadata of a version": lambda _, client: client.get_model_metadata("vision", "1"),
     "get_model_config": lambda _, client: client.get_model_config("counter"),
-    "get_model_config of an unknown one": lambda _, client: client.get_model_config("nobodys"),
+    "get_model_config of a version": lambda _, client: client.get_model_config("vision", "1"),
+    "get_model_config of an unknown one": lambda _, client: client.get_model_config("missing"),
     "infer": _infer,
     "infer with a version": lambda kind, client: _infer(kind, client, model_version="1"),
     "infer with an id": lambda kind, client: _infer(kind, client, request_id="mine"),
@@ -138,12 +140,17 @@ _METHODS: Final[dict[str, Callable[[Kind, Any], Any]]] = {
     ),
     "infer of a sequence": lambda kind, client: _count(kind, client, 930),
     "infer of a text sequence": lambda kind, client: _count(kind, client, "c"),
-    "infer of an unknown model": lambda kind, client: _infer(kind, client, model="nobodys"),
+    "infer of an unknown model": lambda kind, client: _infer(kind, client, model="missing"),
     "infer of an unknown version": lambda kind, client: _infer(kind, client, model_version="9"),
     "get_model_repository_index": lambda _, client: client.get_model_repository_index(),
     "get_trace_settings": lambda _, client: client.get_trace_settings(),
+    "get_trace_settings of a model": lambda _, client: client.get_trace_settings("vision"),
     "get_log_settings": lambda _, client: client.get_log_settings(),
     "get_system_shared_memory_status": lambda _, client: client.get_system_shared_memory_status(),
+    "get_system_shared_memory_status of a region": lambda _, client: (
+        client.get_system_shared_memory_status("a")
+    ),
+    "get_cuda_shared_memory_status": lambda _, client: client.get_cuda_shared_memory_status(),
 }
 _OVER_HTTP: Final[dict[str, Callable[[Kind, Any], Any]]] = {
     "infer in JSON": lambda kind, client: client.infer(
@@ -201,7 +208,7 @@ async def _streamed(target: Target) -> Answer:
 
 async def _streamed_aio(target: Target) -> Answer:
     async def requests() -> AsyncIterator[dict[str, Any]]:
-        for model in ("toy-llm", "nobodys"):
+        for model in ("toy-llm", "missing"):
             yield {"model_name": model, "inputs": _prompt(), "request_id": model}
 
     got: list[Any] = []
@@ -224,15 +231,15 @@ def _prompt() -> list[Any]:
     ]
 
 
-def _statistics(model: str) -> Callable[[Kind, Any], Any]:
+def _statistics(*model: str) -> Callable[[Kind, Any], Any]:
     def ask(kind: Kind, client: Any) -> Any:
         if kind.waits:
 
             async def waited() -> Any:
-                return without_counts(await client.get_inference_statistics(model))
+                return without_counts(await client.get_inference_statistics(*model))
 
             return waited()
-        return without_counts(client.get_inference_statistics(model))
+        return without_counts(client.get_inference_statistics(*model))
 
     return ask
 
@@ -243,8 +250,10 @@ CLIENTS: Final = (
         for kind in KINDS
         for name, method in (
             *_METHODS.items(),
-            ("statistics of a model", _statistics("vision")),
-            ("statistics of all models", _statistics("")),
+            ("get_inference_statistics", _statistics("vision")),
+            ("get_inference_statistics of a version", _statistics("vision", "1")),
+            ("get_inference_statistics of an unknown one", _statistics("missing")),
+            ("get_inference_statistics of all", _statistics()),
             *(_OVER_HTTP if kind.http else _OVER_GRPC).items(),
         )
     ),

@@ -153,7 +153,7 @@ QUESTIONS: Final = (
             ("a model", "vision", ""),
             ("a version", "vision", "1"),
             ("the default pool's model", "toy-llm", ""),
-            ("an unknown model", "nobodys", ""),
+            ("an unknown model", "missing", ""),
             ("an unknown version", "vision", "9"),
         )
     ),
@@ -167,7 +167,7 @@ QUESTIONS: Final = (
     _question("metadata of no model", "ModelMetadata", b"", pb.ModelMetadataResponse),
     _question("malformed question", "ModelReady", b"\xff\xff", pb.ModelReadyResponse),
     _question("unknown method", "Nothing"),
-    Call("gRPC: unknown service", asked("/nobody.Service/Call", b"")),
+    Call("gRPC: unknown service", asked("/absent.Service/Call", b"")),
     Call(
         "gRPC: health",
         asked(_HEALTH + "Check", b"", reply=health_pb2.HealthCheckResponse.FromString),
@@ -182,7 +182,7 @@ QUESTIONS: Final = (
     ),
     Call(
         "gRPC: health of an unknown service",
-        asked(_HEALTH + "Check", health_pb2.HealthCheckRequest(service="nobody")),
+        asked(_HEALTH + "Check", health_pb2.HealthCheckRequest(service="absent")),
     ),
     Call("gRPC: watch of health", asked(_HEALTH + "Watch", b"", most=1)),
     Call("gRPC: reflection", asked(_REFLECTION, _LIST)),
@@ -191,9 +191,9 @@ QUESTIONS: Final = (
 
 ONE_REPLICA: Final = (
     _question("repository index", "RepositoryIndex"),
-    _question("load", "RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="nobodys")),
+    _question("load", "RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="missing")),
     _question(
-        "unload", "RepositoryModelUnload", pb.RepositoryModelUnloadRequest(model_name="nobodys")
+        "unload", "RepositoryModelUnload", pb.RepositoryModelUnloadRequest(model_name="missing")
     ),
     _question("trace settings", "TraceSetting"),
     _question("log settings", "LogSettings"),
@@ -221,7 +221,7 @@ INFERENCES: Final = (
     _infer("a sequence without a start", count(3, sequence_id=911)),
     _infer("no sequence id", count(3)),
     _infer("a decoupled model", prompt()),
-    _infer("unknown model", image("nobodys")),
+    _infer("unknown model", image("missing")),
     _infer("no model", image("")),
     _infer("unknown version", image(model_version="9")),
     _infer("version that is no number", image(model_version="x")),
@@ -270,10 +270,10 @@ STREAMS: Final = (
             count(4, sequence_id=920, sequence_end=True),
         ],
     ),
-    _stream("unknown model", [image("nobodys")]),
+    _stream("unknown model", [image("missing")]),
     _stream("unknown version", [prompt(model_version="9")]),
     _stream("unknown input", [_set(name="x")]),
     _stream("malformed message", [b"\xff\xff\xff\xff"]),
-    _stream("a mistake, then a good one", [image("nobodys"), prompt(tokens=1)]),
-    _stream("errors as statuses", [image("nobodys")], metadata=(("triton_grpc_error", "true"),)),
+    _stream("a mistake, then a good one", [image("missing"), prompt(tokens=1)]),
+    _stream("errors as statuses", [image("missing")], metadata=(("triton_grpc_error", "true"),)),
 )

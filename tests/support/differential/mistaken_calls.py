@@ -24,10 +24,10 @@ def _mistake(name: str, body: bytes, *lines: str, path: str = VISION) -> Call:
 _SIZE: Final = int(BINARY_LENGTH.partition(": ")[2])
 
 MISTAKES: Final = (
-    _mistake("unknown model", _input(), path="/v2/models/nobodys/infer"),
+    _mistake("unknown model", _input(), path="/v2/models/missing/infer"),
     _mistake("unknown version", _input(), path=ABOUT + "/versions/9/infer"),
     _mistake("version that is no number", _input(), path=ABOUT + "/versions/x/infer"),
-    _mistake("generate of an unknown model", b"{}", path="/v2/models/nobodys/generate"),
+    _mistake("generate of an unknown model", b"{}", path="/v2/models/missing/generate"),
     _mistake(
         "generate of an unknown version", b"{}", path="/v2/models/toy-llm/versions/9/generate"
     ),

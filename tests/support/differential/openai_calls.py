@@ -115,7 +115,7 @@ OPENAI: Final = (
     ),
     *_call(
         "unknown model",
-        lambda c: c.chat.completions.create(model="nobodys", messages=_MESSAGES, max_tokens=2),
+        lambda c: c.chat.completions.create(model="missing", messages=_MESSAGES, max_tokens=2),
     ),
     *_call("embeddings", lambda c: c.embeddings.create(model=MODEL, input="tides")),
     *_call("responses", lambda c: c.responses.create(model=MODEL, input="tides")),

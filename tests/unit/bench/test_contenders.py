@@ -43,7 +43,7 @@ def test_a_peer_gets_what_its_readme_gives_it() -> None:
     """A peer gets policy, replicas, ports and a log level, and otherwise its defaults."""
     made = {
         name: contenders.router_command(name, "python", "127.0.0.1:9", "127.0.0.1:8", PLACES)
-        for name in contenders.PACKAGE_OF
+        for name in (*contenders.VLLM, *contenders.SGLANG)
     }
     assert " ".join(made["vllm-power_of_two"]) == (
         "python -m vllm_router.launch_router --host 127.0.0.1 --port 9 --policy power_of_two"
@@ -135,6 +135,17 @@ def test_what_runs_took_refines_the_estimate() -> None:
     assert fleet_plan.estimate_s([], 10.0) == 0
 
 
+def test_tidegate_also_meets_engines_that_send_headers_at_once() -> None:
+    """The row has the requests of chats and a name of its own."""
+    made = fleet_plan.cells(context(seeds=2), ("tidegate", "vllm-cache_aware"))
+    rows = [cell for cell in made if cell.api == "early-headers"]
+    assert [cell.key for cell in rows] == [
+        (*fleet_plan.NATIVE, seed, "tidegate-early-headers", "") for seed in (0, 1)
+    ]
+    job = Job(3, 0.0, 600, 77, (1,), "s9")
+    assert workloads.requests([job], "salt", "early-headers") == workloads.requests([job], "salt")
+
+
 def test_triton_s_words_carry_the_same_prompts() -> None:
     """The generate request of a job has the text of its chat."""
     job = Job(3, 0.0, 600, 77, (1,), "s9")
@@ -154,6 +165,8 @@ def test_unknown_names_are_usage_errors() -> None:
     """Suites and contenders are checked before anything runs."""
     with pytest.raises(UsageError, match="no suite 'all'; there are throughput"):
         BenchOptions(suites=("all",))
+    with pytest.raises(UsageError, match=r"no suite 'throughputs'; did you mean throughput\?"):
+        BenchOptions(suites=("throughputs",))
     with pytest.raises(UsageError, match="no contender 'nginx'"):
         BenchOptions(contenders=("nginx",))
     assert sum(quick for quick, _ in LIMITS.values()) < 28 * 60

@@ -116,6 +116,14 @@ async def test_a_reset_loses_what_was_open_and_all_it_knew(clock: Clock) -> None
     assert replica.counters.requests == replica.running == replica.queued == 0
 
 
+async def test_a_reset_is_a_new_process(clock: Clock) -> None:
+    """The picker tells a restart by the start time that the page states."""
+    replica = EmulatedReplica(EngineConfig(), 10.0, clock, iter([5.0, 9.0]).__next__)
+    assert read_all(PAGES["vllm"](replica), 10.0).started_unix_s == 5.0
+    replica.reset()
+    assert read_all(PAGES["vllm"](replica), 10.0).started_unix_s == 9.0
+
+
 async def test_half_the_speed_takes_twice_as_long(clock: Clock) -> None:
     """A slowed replica needs 21.2 ms for what takes 10.6."""
     replica = EmulatedReplica(EngineConfig(), 10.0, clock)

@@ -14,16 +14,22 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tokenizers import Tokenizer as HuggingFace
 from tokenizers import models, pre_tokenizers
 
-from ext_proc.app import Picker, run_picker
+from ext_proc.app import Picker
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
+from ext_proc.run import run_picker
 from ext_proc.settings import EXIT_USAGE, PickerSettings
 from tidegate_common import logs
 
-NOBODY = "127.0.0.1:1"
+CLOSED_PORT = "127.0.0.1:1"
 
 
 def settings(**changes):
-    values = {"listen": "127.0.0.1:0", "metrics": "127.0.0.1:0", "xds": NOBODY, "id": "picker-1"}
+    values = {
+        "listen": "127.0.0.1:0",
+        "metrics": "127.0.0.1:0",
+        "xds": CLOSED_PORT,
+        "id": "picker-1",
+    }
     return PickerSettings.model_validate({**values, **changes})
 
 
@@ -32,7 +38,7 @@ async def started(*changes):
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "ext_proc", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"),
-        *("--xds", NOBODY, "--id", "picker-1", "--log-format", "json", *changes),
+        *("--xds", CLOSED_PORT, "--id", "picker-1", "--log-format", "json", *changes),
         stderr=asyncio.subprocess.PIPE,
     )
     while (line := await process.stderr.readline()) and not line.startswith(b"{"):

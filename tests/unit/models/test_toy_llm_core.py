@@ -95,16 +95,37 @@ def test_admission_can_run_ahead_of_the_budget(ahead: bool, queued: int) -> None
 @pytest.mark.parametrize(("at_once", "held"), [(False, 0), (True, 4)])
 def test_chunks_can_be_matched_at_once_or_when_the_prompt_is_done(at_once: bool, held: int) -> None:
     """After the first of two chunks, others find its blocks or none."""
-    subject = core(cache_at_once=at_once)
+    subject = core(cache_at_once=at_once, cache_planned=False)
     subject.arrive(task(1, 32))
     stride(subject)
     assert subject.cache.match(range(100, 108)) == held
 
 
+@pytest.mark.parametrize(("planned", "computed"), [(False, 20 + 24), (True, 20 + 4)])
+def test_a_prompt_in_the_same_step_shares_what_is_planned_or_computes_it_again(
+    planned: bool, computed: int
+) -> None:
+    """The last chunk of the first prompt leaves room for the second, which begins with it."""
+    subject = core(cache_planned=planned)
+    subject.arrive(task(1, 20, first_block=7))
+    subject.arrive(task(2, 24, first_block=7))
+    while subject.begin():
+        subject.end()
+    assert subject.computed_tokens == computed
+
+
+def test_blocks_that_are_not_planned_yet_are_not_shared() -> None:
+    """After the plan of the first of two chunks others find its blocks and no more."""
+    subject = core(cache_planned=True)
+    subject.arrive(task(1, 32))
+    subject.begin()
+    assert subject.cache.match(range(100, 108)) == 4
+
+
 @pytest.mark.parametrize(("at_once", "held"), [(False, 1), (True, 2)])
 def test_blocks_of_answers_can_be_cached(at_once: bool, held: int) -> None:
     """``cache_at_once`` decides whether blocks of answers are cached."""
-    subject = core(cache_at_once=at_once)
+    subject = core(cache_at_once=at_once, cache_planned=False)
     one = task(1, 4, 5)
     subject.arrive(one)
     stride(subject)

@@ -54,7 +54,7 @@ def test_a_bootstrap_is_printed(folder: Path) -> None:
 def test_a_reading_verb_gets_as_far_as_the_server(folder: Path) -> None:
     """GRPC and its messages are the installed ones; there is only no server."""
     ran = run(folder, "status", "--server", "127.0.0.1:1")
-    assert ran.returncode == 1
+    assert ran.returncode == 3
     assert "cannot reach the control server at 127.0.0.1:1" in ran.stderr
 
 
@@ -62,7 +62,7 @@ def test_a_reading_verb_gets_as_far_as_the_server(folder: Path) -> None:
     ("arguments", "said"),
     [
         (("xds", "--fleet", "none.yaml", "--ads", "127.0.0.1:0", "--admin", "127.0.0.1:0"), "none"),
-        (("picker", "--listen", "192.0.2.1:1", "--transport", "grpc"), "192.0.2.1"),
+        (("picker", "--listen", "192.0.2.1:1", "--insecure", "--transport", "grpc"), "192.0.2.1"),
     ],
 )
 def test_a_service_gets_as_far_as_its_own_fault(

@@ -25,3 +25,9 @@ def test_reset():
     backoff.delay_s()
     backoff.reset()
     assert backoff.delay_s() == FIRST_S
+
+
+def test_the_last_bound_is_the_callers() -> None:
+    """A server that serves a whole cluster is asked less often than one of our own."""
+    backoff = Backoff(lambda: 0.999, longest_s=7.0)
+    assert max(backoff.delay_s() for _ in range(20)) == pytest.approx(7.0, rel=0.01)

@@ -12,17 +12,54 @@ from pydantic import BaseModel
 from support.fleets import endpoint, pool
 from tidegate_api.names import SHORT_TYPE
 from xds_server.fleet.channels import CHANNELS, channels_of, drains
+from xds_server.fleet.members.standbys import standing
 from xds_server.fleet.model.fleet import Fleet
 from xds_server.fleet.view import View
 from xds_server.snapshots.build import front_resources, picker_resources, upstream_resources
 from xds_server.snapshots.memo import Memo
+from xds_server.snapshots.preview import preview
+from xds_server.snapshots.stages import plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 KV_EVENTS = {"address": "tcp://127.0.0.1:5557", "replay": "tcp://127.0.0.1:5567", "engines": 2}
+URL = "type.googleapis.com/envoy."
+RBAC = URL + "extensions.filters.http.rbac.v3.RBAC"
+CLUSTER = URL + "config.cluster.v3.Cluster"
+MANAGER = URL + "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
 FLEET: dict[str, Any] = {
-    "listener": {"tls": {"certificate": "/a.crt", "key": "/a.key", "client_ca": "/ca.crt"}},
+    "pickers": {"tls": {"ca": "/p.crt", "certificate": "/e.crt", "key": "/e.key"}},
+    "gateway": {
+        "http": ["127.0.0.1:18020"],
+        "grpc": ["127.0.0.1:18021"],
+        "tls": {"ca": "/p.crt", "certificate": "/e.crt", "key": "/e.key"},
+    },
+    "listener": {
+        "tls": {"certificate": "/a.crt", "key": "/a.key", "client_ca": "/ca.crt"},
+        "http3": True,
+        "hosts": [{"names": ["a.example"], "pools": ["llm"]}],
+        "further": [
+            {
+                "name": "inner",
+                "address": "127.0.0.1:10002",
+                "tls": {"certificate": "/a.crt", "key": "/a.key", "client_ca": "/ca.crt"},
+                "hosts": [{"names": ["a.example"], "pools": ["llm"]}],
+            }
+        ],
+        "jwt": [{"name": "corp", "issuer": "a", "jwks_url": "https://a.example/keys"}],
+        "cors": {"origins": ["https://a.example"]},
+        "compression": {},
+        "access_log": {"stdout": True, "file": "/a.log", "otlp": "127.0.0.1:4317"},
+        "tracing": {"otlp": "127.0.0.1:4317"},
+        "rate_limit": {"requests": 9, "burst": 99},
+        "connections": {"h2_keepalive": 9},
+        "http_filters": {
+            "before": [{"name": "a", "config": {"@type": RBAC}}],
+            "after": [{"name": "b", "config": {"@type": RBAC}}],
+        },
+        "patch": [{"@type": MANAGER, "server_name": "a"}],
+    },
     "pools": [
         pool(
             default=True,
@@ -46,12 +83,20 @@ FLEET: dict[str, Any] = {
                 endpoint(2, zone="b"),
                 endpoint(3, variant="canary"),
             ],
+            endpoints_from=[
+                {"dns": {"name": "t.example", "http": 1, "grpc": 2}, "metrics_port": 3}
+            ],
             model_needs=[{"model": "llm-model", "memory_mib": 1}],
             zones=["a", "b"],
             shadow={"variant": "canary", "pool": "second", "percent": 50},
             upstream_tls={"ca": "/b.crt", "certificate": "/c.crt", "key": "/c.key"},
             telemetry={"custom": [{"reading": "queued", "metric": "waiting"}]},
             routing={"tokenizer": "/t.json"},
+            jwt={"any_of": ["corp"]},
+            rate_limit={"requests": 9, "burst": 99},
+            connections={"h2_keepalive": 9},
+            http_filters={"b": {"@type": RBAC + "PerRoute"}},
+            cluster_patch=[{"@type": CLUSTER, "connect_timeout": "1s"}],
         ),
         pool("second", variants=[{"name": "canary"}], endpoints=[endpoint(5)]),
     ],
@@ -60,12 +105,62 @@ FLEET: dict[str, Any] = {
 
 VALUES: dict[str, Any] = {
     "reject_quorum": 0.25,
+    "pools.standby.below": 0.25,
+    "pools.standby.until": 0.75,
     "listener.address": "127.0.0.1:10001",
     "listener.client_headers": ["tidegate-model"],
     "listener.tls.certificate": "/other.crt",
     "listener.tls.key": "/other.key",
     "listener.tls.client_ca": "/other-ca.crt",
+    "listener.pools": ["llm"],
+    "listener.hosts.names": ["b.example"],
+    "listener.hosts.pools": ["second"],
+    "listener.further.name": "outer",
+    "listener.further.address": "127.0.0.1:10003",
+    "listener.further.tls.certificate": "/other.crt",
+    "listener.further.tls.key": "/other.key",
+    "listener.further.tls.client_ca": "/other-ca.crt",
+    "listener.further.pools": ["llm"],
+    "listener.further.hosts.names": ["b.example"],
+    "listener.further.hosts.pools": ["second"],
+    "listener.jwt.name": "other",
+    "listener.jwt.issuer": "b",
+    "listener.jwt.audiences": ["a"],
+    "listener.jwt.jwks_url": "https://b.example/keys",
+    "listener.jwt.jwks_ca": "/other-ca.crt",
+    "listener.jwt.jwks_file": "/keys.json",
+    "listener.jwt.jwks": '{"keys": []}',
+    "listener.jwt.header": "x-token",
+    "listener.cors.origins": ["*"],
+    "listener.cors.methods": ["GET"],
+    "listener.cors.headers": ["x-a"],
+    "listener.cors.expose": ["x-a"],
+    "listener.compression.algorithms": ["brotli"],
+    "listener.compression.content_types": ["text/plain"],
+    "listener.access_log.file": "/b.log",
+    "listener.access_log.otlp": "otel.example:4317",
+    "listener.tracing.otlp": "127.0.0.1:4318",
+    "listener.tracing.service": "edge",
+    "listener.http_filters.before.name": "c",
+    "listener.http_filters.before.config": {"@type": RBAC, "rules_stat_prefix": "a"},
+    "listener.http_filters.after.name": "d",
+    "listener.http_filters.after.config": {"@type": RBAC, "rules_stat_prefix": "a"},
+    "listener.patch": [{"@type": MANAGER, "server_name": "b"}],
+    "pools.http_filters": {"b": {"@type": RBAC + "PerRoute", "rbac": {}}},
+    "pools.cluster_patch": [{"@type": CLUSTER, "connect_timeout": "2s"}],
+    "pools.jwt.any_of": ["other"],
+    "pools.jwt.audiences": ["a"],
     "pickers.addresses": ["127.0.0.1:18001", "127.0.0.1:18002"],
+    "pickers.tls.ca": "/other-p.crt",
+    "pickers.tls.certificate": "/other-e.crt",
+    "pickers.tls.key": "/other-e.key",
+    "pickers.tls.server_name": "picker.tidegate",
+    "gateway.http": ["127.0.0.1:18020", "127.0.0.1:18030"],
+    "gateway.grpc": ["127.0.0.1:18021", "127.0.0.1:18031"],
+    "gateway.tls.ca": "/other-p.crt",
+    "gateway.tls.certificate": "/other-e.crt",
+    "gateway.tls.key": "/other-e.key",
+    "gateway.tls.server_name": "gateway.tidegate",
     "pools.name": "other",
     "pools.match.models": ["other-model"],
     "pools.match.paths": ["/v1/completions", "/v1/chat/completions"],
@@ -89,6 +184,11 @@ VALUES: dict[str, Any] = {
     "pools.endpoints.telemetry.kv_events.engines": 1,
     "pools.endpoints.telemetry.kv_events.topic": "kv",
     "pools.endpoints.telemetry.kv_events.model": "other-model",
+    "pools.endpoints_from.dns.name": "u.example",
+    "pools.endpoints_from.variant": "canary",
+    "pools.endpoints_from.zone": "b",
+    "pools.endpoints_from.device": "a100",
+    "pools.drained": ["r9"],
     "pools.routing.allow_override": ["least-request"],
     "pools.routing.session_header": "x-me",
     "pools.routing.retry_read": 0,
@@ -111,6 +211,20 @@ VALUES: dict[str, Any] = {
     "pools.telemetry.custom.labels": {"a": "b"},
 }
 """Other values of the fields that are no numbers, switches or choices."""
+
+INSTEAD: dict[str, dict[str, Any]] = {
+    "listener.jwt.jwks_file": {"jwks_url": None},
+    "listener.jwt.jwks": {"jwks_url": None},
+}
+"""Values of the fields beside a field that cannot stand together with it."""
+
+SOURCES: dict[str, Any] = {
+    "file": {"file": "/f"},
+    "protocols": {"file": "/f", "protocols": ["http", "grpc"]},
+    "kubernetes": {"kubernetes": {"namespace": "n", "service": "s"}},
+    "dns.srv": {"dns": {"name": "t.example", "srv": "http", "grpc": 2}},
+}
+"""Other sources for the fields that not all of them have."""
 
 
 def leaves(model: type[BaseModel] = Fleet, at: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
@@ -140,11 +254,17 @@ def changed(path: str) -> tuple[Fleet, Fleet]:
     before = Fleet.model_validate(FLEET)
     after = copy.deepcopy(before.model_dump(mode="json"))
     place: Any = after
+    kind = path.removeprefix("pools.endpoints_from.")
+    source = SOURCES.get("kubernetes" if kind.startswith("kubernetes.") else kind)
+    if source is not None:
+        after["pools"][0]["endpoints_from"][0] = source
+        return before, Fleet.model_validate(after)
     *outer, last = path.split(".")
     for name in outer:
         place = place[name]
         place = place[0] if isinstance(place, list) else place
     place[last] = VALUES[path] if path in VALUES else _other(LEAVES[path], place[last])
+    place.update(INSTEAD.get(path, {}))
     return before, Fleet.model_validate(after)
 
 
@@ -166,7 +286,7 @@ def sent(before: Fleet, after: Fleet) -> set[str]:
             **front_resources(fleet, memo=MEMO),
             **picker_resources(View(fleet)),
         }
-        for fleet in (before, after)
+        for fleet in (standing(before, {}), standing(after, {}))
     )
     return {SHORT_TYPE[url] for url in was if was[url] != now[url]}
 
@@ -177,8 +297,32 @@ def test_a_field_takes_the_channels_that_are_documented(path: str) -> None:
     before, after = changed(path)
     found = sent(before, after)
     assert found == set(channels_of(path))
-    # Nobody is told that connections drain where none do, and the reverse.
+    # Operators are not told that connections drain where none do, and the reverse.
     assert ("LDS" in found) == bool(drains(before, after))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("listener.address", "listener.http3", "listener.further.name", "listener.patch"),
+        *("listener.compression.algorithms", "listener.jwt.issuer", "listener.tls.key"),
+        *(
+            "pools.variants.weight",
+            "pools.endpoints.draining",
+            "pools.circuit_breaker.max_requests",
+        ),
+        *("pools.timeouts.request", "pools.cluster_patch", "pools.routing.policy"),
+    ],
+)
+def test_a_dry_run_names_the_channels_of_a_field(path: str) -> None:
+    """The stages on the way may need more of them, but no listener that need not drain."""
+    before, after = changed(path)
+    memo = Memo()
+    held = {stage.audience: stage.snapshot for stage in plan(None, View(before), memo)}
+    stages = plan(View(before), View(after), memo)
+    told = preview(stages, held["envoy"], held["picker"], before, after)
+    assert set(told.channels) >= set(channels_of(path))
+    assert ("LDS" in told.channels) == bool(told.drains) == bool(drains(before, after))
 
 
 def test_every_field_that_has_a_channel_exists() -> None:
@@ -200,7 +344,7 @@ def test_tls_drains_where_it_is_switched(
 ) -> None:
     """Another file is another secret, which is read without touching connections."""
     before = Fleet.model_validate(FLEET)
-    after = Fleet.model_validate({**FLEET, "listener": {"tls": tls}})
+    after = Fleet.model_validate({**FLEET, "listener": {**FLEET["listener"], "tls": tls}})
     assert drains(before, after) == names
     assert ("LDS" in sent(before, after)) == bool(names)
 

@@ -1,18 +1,25 @@
-"""Verbs that change the fleet: ``apply``, ``weight``, ``drain``, ``undrain``, ``rollback``."""
+"""Verbs that change the fleet: ``apply``, ``weight``, ``drain``, ``confirm``, ``rollback``."""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidegate.cli.options import ChangeFlags  # noqa: TC001 - typer reads annotations at runtime
-from tidegate.terminal.errors import CliError
+from tidegate.cli import previews
+from tidegate.cli.options import (  # noqa: TC001 - typer reads annotations at runtime
+    ChangeFlags,
+    ForcedFlags,
+    ReadFlags,
+)
+from tidegate.terminal.errors import REJECTED, UNFINISHED, CliError
 from tidegate_api.pools import MAX_WEIGHT_SUM
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tidegate.cli.stopping import StopAnswer
     from tidegate_api.admin.v1.admin_pb2 import ChangeResult
     from tidegate_api.admin.v1.admin_pb2_grpc import AdminStub
 
@@ -22,7 +29,7 @@ def apply(
         str, typer.Option("--file", "-f", metavar="FLEET", help="Fleet file; `-` reads stdin.")
     ],
     *,
-    change: ChangeFlags,
+    change: ForcedFlags,
 ) -> None:
     """Apply a fleet file as one new revision."""
     from tidegate.cli.verbs.files import read_text
@@ -45,7 +52,7 @@ def weight(
         ),
     ],
     *,
-    change: ChangeFlags,
+    change: ForcedFlags,
 ) -> None:
     """Set the traffic weights of a pool's variants, for example for a canary."""
     from tidegate_api.admin.v1.admin_pb2 import SetWeightsRequest
@@ -59,10 +66,15 @@ def weight(
 def drain(
     endpoint: Annotated[str, typer.Argument(help="Endpoint id in all pools, or POOL/ID in one.")],
     *,
-    change: ChangeFlags,
+    change: ForcedFlags,
 ) -> None:
-    """Send no new requests to a replica, and wait until its requests in flight have ended."""
-    _set_draining(endpoint, draining=True, change=change)
+    """Send no new requests to a replica, and wait until it is safe to stop."""
+    from tidegate.cli.stopping import until_safe
+
+    until = time.monotonic() + change.timeout
+    _set_draining(
+        endpoint, draining=True, change=change, then=lambda stub: until_safe(stub, endpoint, until)
+    )
 
 
 def undrain(
@@ -74,10 +86,45 @@ def undrain(
     _set_draining(endpoint, draining=False, change=change)
 
 
+def promote(
+    endpoint: Annotated[str, typer.Argument(help="Endpoint id in all pools, or POOL/ID in one.")],
+    *,
+    change: ChangeFlags,
+) -> None:
+    """Take a standby into use; its load ramps up."""
+    _set_standby(endpoint, standby=False, change=change)
+
+
+def demote(
+    endpoint: Annotated[str, typer.Argument(help="Endpoint id in all pools, or POOL/ID in one.")],
+    *,
+    change: ForcedFlags,
+) -> None:
+    """Make a replica a standby: it keeps its models, and takes no new requests."""
+    _set_standby(endpoint, standby=True, change=change)
+
+
+def confirm(
+    pool: Annotated[str, typer.Argument(help="Pool whose vanished replicas are held.")],
+    *,
+    flags: ReadFlags,
+) -> None:
+    """Let replicas go that vanished from their source and are held."""
+    from tidegate.cli.client import READ_TIMEOUT_S, admin
+    from tidegate.terminal.output import emit
+    from tidegate_api.admin.v1.admin_pb2 import ConfirmRequest
+
+    with admin(flags.server, flags.tls) as stub:
+        count = stub.Confirm(ConfirmRequest(pool=pool), timeout=READ_TIMEOUT_S).endpoints
+    many = "replica drains" if count == 1 else "replicas drain"
+    shown = f"{count} {many} and leave" if count else f"pool {pool} holds no replicas"
+    emit({"pool": pool, "endpoints": count}, [shown], flags.output)
+
+
 def rollback(
     revision: Annotated[int, typer.Argument(min=1, help="Revision to restore.")],
     *,
-    change: ChangeFlags,
+    change: ForcedFlags,
 ) -> None:
     """Apply the fleet of an earlier revision as a new revision."""
     from tidegate_api.admin.v1.admin_pb2 import RollbackRequest
@@ -112,7 +159,8 @@ def outcome_lines(result: ChangeResult, change: ChangeFlags) -> list[str]:
         return [f"nothing to change; revision {result.revision} is in force"]
     lines = [f"  {one}" for one in result.changes]
     if change.dry_run:
-        return ["dry run, nothing was changed; apply would change:", *lines]
+        told = previews.lines(result.preview) if result.HasField("preview") else ()
+        return ["dry run, nothing was changed; apply would change:", *lines, *told]
     lines.insert(0, f"revision {result.revision}:")
     if result.channels:
         lines.append(f"sent over {', '.join(result.channels)}")
@@ -137,19 +185,23 @@ def failure(result: ChangeResult, change: ChangeFlags) -> CliError | None:
     if result.outcome == "abandoned":
         return CliError(
             f"revision {result.revision} was rejected and is not in force; the last good fleet is "
-            "restored as a new revision, see `tidegate status` and `tidegate history`"
+            "restored as a new revision, see `tidegate status` and `tidegate history`",
+            REJECTED,
         )
     if result.problems:
         names = ", ".join(sorted({one.client for one in result.problems}))
+        rejected = any(one.state == "NACKED" for one in result.problems)
         return CliError(
             f"revision {result.revision} is not in force everywhere: {names} did not accept it; "
-            "see `tidegate status`; `tidegate rollback` restores an earlier revision"
+            "see `tidegate status`; `tidegate rollback` restores an earlier revision",
+            REJECTED if rejected else UNFINISHED,
         )
     if result.acked < result.clients:
         return CliError(
             f"{result.acked} of {result.clients} clients have acknowledged revision "
             f"{result.revision} after {change.timeout:g} s; the change continues, follow it "
-            "with `tidegate status`"
+            "with `tidegate status`",
+            UNFINISHED,
         )
     return None
 
@@ -173,28 +225,58 @@ def _validate_with_envoy(text: str, source: str) -> None:
     envoy_check.hold(fleet, source, binary)
 
 
-def _set_draining(endpoint: str, *, draining: bool, change: ChangeFlags) -> None:
+def _set_standby(endpoint: str, *, standby: bool, change: ChangeFlags) -> None:
+    from tidegate_api.admin.v1.admin_pb2 import SetStandbyRequest
+
+    request = SetStandbyRequest(endpoint=endpoint, standby=standby, options=change.to_proto())
+    perform(change, lambda stub, bound: stub.SetStandby(request, timeout=bound))
+
+
+def _set_draining(
+    endpoint: str,
+    *,
+    draining: bool,
+    change: ChangeFlags,
+    then: Callable[[AdminStub], StopAnswer | None] = lambda _: None,
+) -> None:
     from tidegate_api.admin.v1.admin_pb2 import SetDrainingRequest
 
     request = SetDrainingRequest(endpoint=endpoint, draining=draining, options=change.to_proto())
-    perform(change, lambda stub, bound: stub.SetDraining(request, timeout=bound))
+    perform(change, lambda stub, bound: stub.SetDraining(request, timeout=bound), then)
 
 
-def perform(change: ChangeFlags, call: Callable[[AdminStub, float], ChangeResult]) -> None:
+def perform(
+    change: ChangeFlags,
+    call: Callable[[AdminStub, float], ChangeResult],
+    then: Callable[[AdminStub], StopAnswer | None] = lambda _: None,
+) -> None:
     """Call the admin API and print the outcome.
 
+    Args:
+        change: The options.
+        call: Makes the change, within a number of seconds.
+        then: Waits for what follows from it, unless it failed or is not waited for.
+
     Raises:
-        CliError: The call failed, or the change is not applied everywhere (see ``failure``).
+        CliError: The call failed, or the change is not applied everywhere (see ``failure``), or
+            what follows from it did not come.
     """
     from tidegate.cli import views
-    from tidegate.cli.client import CHANGE_MARGIN_S, admin
+    from tidegate.cli.client import CHANGE_MARGIN_S, READ_TIMEOUT_S, admin
     from tidegate.terminal.output import emit, spinner
 
-    bound = CHANGE_MARGIN_S + (change.timeout if change.wait else 0.0)
-    with admin(change.server) as stub, spinner("waiting for the clients to acknowledge"):
+    waits = change.wait and not change.dry_run
+    bound = CHANGE_MARGIN_S + (change.timeout if waits else min(change.timeout, READ_TIMEOUT_S))
+    connected = admin(change.server, change.tls, change=not change.dry_run)
+    with connected as stub, spinner("waiting for the clients to acknowledge"):
         result = call(stub, bound)
-    data = views.change(result, dry_run=change.dry_run)
-    emit(data, ["\n".join(outcome_lines(result, change))], change.output)
-    error = failure(result, change)
+        error = failure(result, change)
+        stopped = then(stub) if waits and error is None else None
+    data, lines = views.change(result, dry_run=change.dry_run), outcome_lines(result, change)
+    if stopped is not None:
+        data |= stopped.data
+        lines += stopped.lines
+        error = stopped.error
+    emit(data, ["\n".join(lines)], change.output)
     if error is not None:
         raise error

@@ -39,9 +39,9 @@ def diff(
     if (old is None) == (fleet is None):
         raise typer.BadParameter("name a revision to compare from, or a file with -f")
     if fleet is not None:
-        changes = dry_run(flags.server, *read_text(fleet))
+        changes = dry_run(flags.server, *read_text(fleet), flags.tls)
     else:
-        with admin(flags.server) as stub:
+        with admin(flags.server, flags.tls) as stub:
             asked = DiffRequest(old_revision=old or 0, new_revision=new or 0)
             changes = list(stub.Diff(asked, timeout=READ_TIMEOUT_S).changes)
     emit({"changes": changes}, ["\n".join(changes) or "no difference"], flags.output)

@@ -1,14 +1,18 @@
-"""Verbs that need no server: ``validate`` and ``envoy-bootstrap``."""
+"""Verbs that need no server: ``validate``, ``envoy-bootstrap``, ``certs`` and ``tokens``."""
 
 from __future__ import annotations
 
+import datetime as dt
+import os
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidegate.cli.options import OutputOption, ProtocolOption, XdsProtocol
+from tidegate.cli.mistakes import address
+from tidegate.cli.options import ClientTlsFlags, OutputOption, ProtocolOption, XdsProtocol
 from tidegate.stack.bounds import MAX_CONNECTIONS, MAX_HEAP_MIB
 from tidegate.terminal.errors import CliError
 from tidegate.terminal.output import Output, emit
@@ -17,9 +21,19 @@ from tidegate_api.addresses import ADS_ADDRESS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from tidegate.stack.envoy import BootstrapTls
+    from tidegate_common.tls.rpc import ClientTls
     from xds_server.fleet.model.fleet import Fleet
 
 MAX_FILE_BYTES = 4 * 2**20
+
+
+class TokenRole(StrEnum):
+    """What the holder of a token may do."""
+
+    VIEWER = "viewer"
+    OPERATOR = "operator"
+    ADMIN = "admin"
 
 
 def read_text(name: str) -> tuple[str, str]:
@@ -67,6 +81,8 @@ def validate(
         ),
     ] = None,
     output: OutputOption = Output.TABLE,
+    *,
+    tls: ClientTlsFlags,
 ) -> None:
     """Validate a fleet file without a server; every error names its line."""
     if schema:
@@ -80,6 +96,7 @@ def validate(
         raise typer.BadParameter("name a fleet file, or use --schema")
     if against is not None and server is not None:
         raise typer.BadParameter("compare with --against or with --server, not with both")
+    from xds_server.fleet.members.origins import origins_of
     from xds_server.fleet.rules.picker_needs import picker_needs
     from xds_server.fleet.rules.warnings import warnings
 
@@ -87,7 +104,12 @@ def validate(
     loaded = _loaded(text, source)
     if envoy:
         hold_with_envoy(loaded, source)
-    changes = None if server is None else dry_run(server, text, source)
+    changes = None if server is None else dry_run(server, text, source, tls.tls)
+    finds = [
+        f"pool {pool.name} finds replicas: {key}"
+        for pool in loaded.pools
+        for key in origins_of(pool)
+    ]
     if against is not None:
         from xds_server.fleet.diff import diff
 
@@ -97,14 +119,19 @@ def validate(
     if output is not Output.TABLE:
         found: dict[str, object] = {"source": source, "pools": len(loaded.pools)}
         found |= {"endpoints": endpoints, "envoy": envoy or None}
-        found |= {"needs_a_picker": list(needs), "warnings": list(warned), "changes": changes}
+        found |= {
+            "finds": finds,
+            "needs_a_picker": list(needs),
+            "warnings": list(warned),
+            "changes": changes,
+        }
         drained = None if changes is None else list(draining_fields(changes))
         emit(found | {"drains": drained}, [], output)
         return
     opinion = "; Envoy accepts it" if envoy else ""
     print(f"{source} is valid: {len(loaded.pools)} pools, {endpoints} endpoints{opinion}")
     sentences = [*(needs or ["no request needs a picker"]), *(f"warning: {one}" for one in warned)]
-    print("\n".join(f"  {one}" for one in sentences))
+    print("\n".join(f"  {one}" for one in [*finds, *sentences]))
     if changes is not None:
         _print_changes(against or f"the fleet in force at {server}", changes)
 
@@ -133,7 +160,7 @@ def _print_changes(old: str, changes: Sequence[str]) -> None:
         print("  drains no connection of the listener")
 
 
-def dry_run(server: str, text: str, source: str) -> list[str]:
+def dry_run(server: str, text: str, source: str, tls: ClientTls | None) -> list[str]:
     """Return what a fleet file would change at a control server; nothing is applied.
 
     Raises:
@@ -143,7 +170,7 @@ def dry_run(server: str, text: str, source: str) -> list[str]:
     from tidegate_api.admin.v1.admin_pb2 import ApplyRequest, ChangeOptions
 
     request = ApplyRequest(fleet=text, source=source, options=ChangeOptions(dry_run=True))
-    with admin(server) as stub:
+    with admin(server, tls) as stub:
         return list(stub.Apply(request, timeout=READ_TIMEOUT_S).changes)
 
 
@@ -178,10 +205,19 @@ def envoy_bootstrap(
         ),
     ] = "",
     xds: Annotated[
-        str, typer.Option("--xds", metavar="HOST:PORT", help="ADS address of the control server.")
+        str,
+        typer.Option(
+            "--xds",
+            metavar="HOST:PORT",
+            callback=address,
+            help="ADS address of the control server.",
+        ),
     ] = ADS_ADDRESS,
     admin: Annotated[
-        str, typer.Option("--admin", metavar="HOST:PORT", help="Address of Envoy's admin page.")
+        str,
+        typer.Option(
+            "--admin", metavar="HOST:PORT", callback=address, help="Address of Envoy's admin page."
+        ),
     ] = "127.0.0.1:19000",
     protocol: ProtocolOption = XdsProtocol.DELTA,
     max_heap: Annotated[
@@ -192,10 +228,22 @@ def envoy_bootstrap(
         int,
         typer.Option("--max-connections", metavar="N", help="Bound of clients' connections."),
     ] = MAX_CONNECTIONS,
+    secrets: Annotated[
+        Path | None,
+        typer.Option(
+            "--secrets",
+            metavar="DIR",
+            help="Folder for two small files that name the certificates' files, which Envoy then"
+            " reads again when they change; needed with --tls-cert.",
+        ),
+    ] = None,
+    *,
+    tls: ClientTlsFlags,
 ) -> None:
     """Print a bootstrap file for Envoy, which receives all other configuration over ADS."""
-    from tidegate.stack.envoy import render_bootstrap
+    from tidegate.stack.envoy import render_bootstrap, secrets_of
 
+    found = _bootstrap_tls(tls, secrets)
     try:
         text = render_bootstrap(
             node_id,
@@ -206,7 +254,104 @@ def envoy_bootstrap(
             max_heap_mib=max_heap,
             max_connections=max_connections,
             node_group=node_group,
+            tls=found,
         )
+        if found is not None:
+            found.folder.mkdir(parents=True, exist_ok=True)
+            for name, content in secrets_of(found).items():
+                found.folder.joinpath(name).write_text(content, "utf-8")
     except ValueError as error:
         raise CliError(str(error)) from error
+    except OSError as error:
+        raise CliError(f"cannot write {error.filename}: {error.strerror}") from error
     sys.stdout.write(text)
+
+
+def certs(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder for the files.")],
+    hosts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--host",
+            metavar="NAME",
+            help="DNS name or IP address of a server besides this machine's, repeatable.",
+        ),
+    ] = None,
+    days: Annotated[
+        int, typer.Option("--days", min=1, max=3650, help="How long they are valid, days.")
+    ] = 30,
+) -> None:
+    """Make a development authority and a certificate for each role, with `openssl`."""
+    from tidegate.stack.certificates import CertificateError, make
+
+    try:
+        paths = make(folder, hosts or (), days)
+    except CertificateError as error:
+        raise CliError(str(error)) from error
+    print("\n".join(map(str, paths)))
+
+
+def tokens(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Token file; made with mode 0600 if missing.")
+    ],
+    name: Annotated[str, typer.Argument(help="Who the token is for; author of its changes.")],
+    role: Annotated[
+        TokenRole, typer.Option("--role", help="What its holder may do.")
+    ] = TokenRole.VIEWER,
+    days: Annotated[
+        int | None,
+        typer.Option("--days", min=1, max=3650, help="Days until it ends; default: it does not."),
+    ] = None,
+) -> None:
+    """Make a token, print it once, and add its hash to the file of `tidegate xds --admin-tokens`.
+
+    A second token of the same name is valid beside the first, until that line is deleted.
+    """
+    from xds_server.admin.access.tokens import TokensError, line_of, new_token, parse
+
+    until = None if days is None else dt.datetime.now(dt.UTC).date() + dt.timedelta(days=days)
+    made = new_token()
+    try:
+        line = line_of(name, role.value, made, until)
+        known = file.read_text("utf-8") if file.exists() else ""
+        parse(f"{known}\n{line}", str(file))
+        _append(file, line if not known or known.endswith("\n") else f"\n{line}")
+    except TokensError as error:
+        raise CliError(str(error)) from error
+    except UnicodeDecodeError as error:
+        raise CliError(f"{file} is no text (UTF-8)") from error
+    except OSError as error:
+        raise CliError(f"cannot write {file}: {error.strerror}") from error
+    print(made)
+    print(
+        f"{file} has its hash; the token itself is kept nowhere: give it to {name} now",
+        file=sys.stderr,
+    )
+
+
+def _append(file: Path, line: str) -> None:
+    opened = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with os.fdopen(opened, "a", encoding="utf-8") as out:
+        out.write(f"{line}\n")
+
+
+def _bootstrap_tls(tls: ClientTlsFlags, secrets: Path | None) -> BootstrapTls | None:
+    """Return how Envoy reaches the control server; its files may be on another machine.
+
+    Raises:
+        CliError: Only some of the options are given, or a path is relative.
+    """
+    from tidegate.stack.envoy import BootstrapTls
+
+    files = (tls.tls_cert, tls.tls_key, tls.tls_ca)
+    if not any(files):
+        return None
+    if tls.tls_cert is None or tls.tls_key is None or tls.tls_ca is None or secrets is None:
+        raise CliError(
+            "--tls-cert, --tls-key, --tls-ca and --secrets belong together; give all four"
+        )
+    for path in (tls.tls_cert, tls.tls_key, tls.tls_ca, secrets):
+        if not path.is_absolute():
+            raise CliError(f"{path} is relative; give the absolute path that Envoy finds it by")
+    return BootstrapTls(tls.tls_cert, tls.tls_key, tls.tls_ca, secrets, tls.tls_server_name)

@@ -1,18 +1,21 @@
-"""Read-only verbs: ``get``, ``status``, ``history``."""
+"""Read-only verbs: ``get``, ``history``."""
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from tidegate.cli.options import ReadFlags  # noqa: TC001 - typer reads annotations at runtime
+from tidegate.cli.options import WatchFlags  # noqa: TC001 - typer reads annotations at runtime
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from rich.table import Table
+
+    from tidegate_api.admin.v1.admin_pb2 import GetFleetResponse, ReplicaStatus
+    from tidegate_api.admin.v1.admin_pb2_grpc import AdminStub
 
 DEFAULT_LIMIT = 20
 MAX_LIMIT = 1000
@@ -24,7 +27,10 @@ class What(StrEnum):
     POOLS = "pools"
     ENDPOINTS = "endpoints"
     CLIENTS = "clients"
+    MODELS = "models"
+    TRAFFIC = "traffic"
     REVISIONS = "revisions"
+    FLEET = "fleet"
 
 
 LimitOption = Annotated[
@@ -35,15 +41,20 @@ LimitOption = Annotated[
 def get(
     what: Annotated[What, typer.Argument(help="Kind of objects to list.")],
     *,
-    flags: ReadFlags,
+    flags: WatchFlags,
 ) -> None:
-    """List the pools, endpoints, clients or revisions of the control server."""
+    """List what the control server knows, or print its fleet as a file that `apply` takes.
+
+    Models are shown by replica: which has which, in which state, as pickers found. Traffic is that
+    of the last hour, by minute and variant.
+    """
     from tidegate.cli import views
     from tidegate.cli.client import READ_TIMEOUT_S, admin
+    from tidegate.terminal import placement
     from tidegate.terminal.output import emit
     from tidegate_api.admin.v1 import admin_pb2 as api
 
-    with admin(flags.server) as stub:
+    with admin(flags.server, flags.tls) as stub:
         rows: list[dict[str, Any]]
         shown: Iterable[Table | str]
         if what is What.POOLS:
@@ -53,11 +64,24 @@ def get(
             status_ = stub.GetStatus(api.GetStatusRequest(), timeout=READ_TIMEOUT_S)
             fleet = stub.GetFleet(api.GetFleetRequest(), timeout=READ_TIMEOUT_S)
             pickers = sum(1 for client in status_.clients if client.kind == "picker")
-            rows = views.endpoints(fleet, pickers=pickers)
+            rows = views.with_states(
+                views.endpoints(fleet, pickers=pickers), replica_states(stub, READ_TIMEOUT_S)
+            )
             shown = [_endpoints_table(rows)]
+        elif what is What.FLEET:
+            _print_fleet(stub.GetFleet(api.GetFleetRequest(), timeout=READ_TIMEOUT_S), flags)
+            return
+        elif what is What.MODELS:
+            answered = stub.GetModels(api.GetModelsRequest(), timeout=READ_TIMEOUT_S)
+            rows = placement.rows_of(answered.models)
+            shown = [placement.matrix(rows)]
+        elif what is What.TRAFFIC:
+            answer = stub.GetTraffic(api.GetTrafficRequest(), timeout=READ_TIMEOUT_S)
+            rows = views.minutes(answer.minutes)
+            shown = [_traffic_table(rows)]
         elif what is What.CLIENTS:
             rows = views.clients(stub.GetStatus(api.GetStatusRequest(), timeout=READ_TIMEOUT_S))
-            shown = [_clients_table(rows)]
+            shown = [clients_table(rows), *lacking_lines(rows)]
         else:
             listed = stub.ListRevisions(
                 api.ListRevisionsRequest(limit=DEFAULT_LIMIT), timeout=READ_TIMEOUT_S
@@ -67,78 +91,53 @@ def get(
     emit(rows, shown, flags.output)
 
 
-def status(*, flags: ReadFlags) -> None:
-    """Show the revision in force and what each client has acknowledged."""
-    from tidegate.cli import views
-    from tidegate.cli.client import READ_TIMEOUT_S, admin
-    from tidegate.terminal.output import emit
+def _print_fleet(answer: GetFleetResponse, flags: WatchFlags) -> None:
+    """Print the fleet in force, as a file that `apply` takes; as YAML unless JSON is asked for."""
+    import json
+
+    from tidegate.terminal.output import Output, emit
+
+    emit(
+        json.loads(answer.fleet_json),
+        (),
+        Output.JSON if flags.output is Output.JSON else Output.YAML,
+    )
+
+
+def replica_states(stub: AdminStub, timeout_s: float) -> list[ReplicaStatus]:
+    """Return the states of replicas; none from a control server that does not know the call."""
+    import grpc
+
     from tidegate_api.admin.v1 import admin_pb2 as api
 
-    with admin(flags.server) as stub:
-        answer = stub.GetStatus(api.GetStatusRequest(), timeout=READ_TIMEOUT_S)
-    data = views.status(answer)
-    head = f"revision {data['revision']}, " + (
-        "settled" if data["settled"] else "a change is under way"
-    )
-    shown: list[Table | str] = [head]
-    if data["refusal"]:
-        shown.append(data["refusal"])
-    if data["file_error"]:
-        shown.append(f"the fleet file on disk is not in force: {data['file_error']}")
-    if data["store_error"]:
-        shown.append(f"revisions cannot be stored: {data['store_error']}")
-    if data["unwritten"]:
-        numbers = ", ".join(map(str, data["unwritten"]))
-        shown.append(f"held in memory only, lost by a restart: revision {numbers}")
-    shown.extend(f"warning: {one}" for one in data["warnings"])
-    shown.append(_clients_table(data["clients"]) if data["clients"] else "no client is connected")
-    if any(one["message"] for client in data["clients"] for one in client["types"]):
-        shown.append(_messages_table(data["clients"]))
-    shown += [
-        f"{client['client']} (Envoy {client['build']}) lacks: {lost}"
-        for client in data["clients"]
-        for lost in client["lost"]
-    ]
-    if data["refused"]:
-        shown.append(_refused_table(data["refused"]))
-    if data["sick"]:
-        shown.append(_sick_table(data["sick"]))
-    emit(data, shown, flags.output)
+    try:
+        return list(stub.GetReplicas(api.GetReplicasRequest(), timeout=timeout_s).replicas)
+    except grpc.RpcError as error:
+        # The error of a unary call is also a grpc.Call; the type stubs do not declare it.
+        if cast("grpc.Call", error).code() is grpc.StatusCode.UNIMPLEMENTED:
+            return []
+        raise
 
 
 def history(
     limit: LimitOption = DEFAULT_LIMIT,
     *,
-    flags: ReadFlags,
+    flags: WatchFlags,
 ) -> None:
-    """List revisions of the fleet, newest first, with author, reason, changes and outcome."""
-    from tidegate.cli import views
+    """List revisions of the fleet, newest first, with author, reason, changes and outcome.
+
+    Between them stand the begin and the end of loads and unloads of models; `tidegate model list
+    NUMBER` shows the steps of one.
+    """
     from tidegate.cli.client import READ_TIMEOUT_S, admin
+    from tidegate.cli.verbs.loading.operations import in_history
     from tidegate.terminal.output import emit
     from tidegate_api.admin.v1 import admin_pb2 as api
 
-    with admin(flags.server) as stub:
+    with admin(flags.server, flags.tls) as stub:
         answer = stub.ListRevisions(api.ListRevisionsRequest(limit=limit), timeout=READ_TIMEOUT_S)
-    rows = views.revisions(answer.revisions)
+    rows = in_history(answer.revisions, answer.operations)
     emit(rows, [_revisions_table(rows)], flags.output)
-
-
-def _sick_table(rows: list[dict[str, Any]]) -> Table:
-    from tidegate.terminal.output import table
-
-    return table(
-        ("pool", "sick replica", "conditions", "#pickers", "published"),
-        [
-            (
-                row["pool"],
-                row["endpoint"],
-                row["conditions"],
-                row["pickers"],
-                "yes" if row["told"] else "no",
-            )
-            for row in rows
-        ],
-    )
 
 
 def _pools_table(rows: list[dict[str, Any]]) -> Table:
@@ -172,8 +171,11 @@ def _share(weight: int, total: int) -> str | None:
 def _endpoints_table(rows: list[dict[str, Any]]) -> Table:
     from tidegate.terminal.output import table
 
+    found = any(row["from"] != "fleet" for row in rows)
+    aged = any(row["pickers"] for row in rows)
+    titles = ("endpoint", "pool", "variant", "http", "grpc", "state", "#in flight")
     return table(
-        ("endpoint", "pool", "variant", "http", "grpc", "state", "#in flight"),
+        (*titles, *(("#age",) if aged else ()), *(("from",) if found else ())),
         [
             (
                 row["endpoint"],
@@ -181,15 +183,52 @@ def _endpoints_table(rows: list[dict[str, Any]]) -> Table:
                 row["variant"],
                 row["http"],
                 row["grpc"],
-                "draining" if row["draining"] else "in use",
+                row["state"],
                 row["in_flight"],
+                *((_age(row["age_seconds"]),) if aged else ()),
+                *((row["from"],) if found else ()),
             )
             for row in rows
         ],
     )
 
 
-def _clients_table(rows: list[dict[str, Any]]) -> Table:
+def _age(seconds: float | None) -> str | None:
+    return None if seconds is None else f"{seconds:.1f} s"
+
+
+def _traffic_table(rows: list[dict[str, Any]]) -> Table:
+    from tidegate.cli.views import seconds
+    from tidegate.terminal.output import table
+
+    return table(
+        ("pool", "variant", "#minutes ago", "#requests", "#errors", "#p50", "#p99", "#cached"),
+        [
+            (
+                row["pool"],
+                row["variant"],
+                int(row["age_seconds"] // 60),
+                row["requests"],
+                row["errors"],
+                seconds(row["duration_p50"]),
+                seconds(row["duration_p99"]),
+                row["cached"],
+            )
+            for row in rows
+        ],
+    )
+
+
+def lacking_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield a paragraph per older Envoy: what does not work with it."""
+    for row in rows:
+        if row["lost"]:
+            head = f"{row['client']} is Envoy {row['build']} and is not sent what that refuses; so:"
+            yield "\n".join((head, *(f"- {lost}" for lost in row["lost"])))
+
+
+def clients_table(rows: list[dict[str, Any]]) -> Table:
+    """Return a table of clients and what they have acknowledged."""
     from tidegate.terminal.output import table
 
     return table(
@@ -210,20 +249,6 @@ def _clients_table(rows: list[dict[str, Any]]) -> Table:
                 ),
             )
             for row in rows
-        ],
-    )
-
-
-def _messages_table(rows: list[dict[str, Any]]) -> Table:
-    from tidegate.terminal.output import table
-
-    return table(
-        ("client", "type", "state", "message"),
-        [
-            (row["client"], one["type"], one["state"], one["message"])
-            for row in rows
-            for one in row["types"]
-            if one["message"]
         ],
     )
 
@@ -250,12 +275,3 @@ def _revisions_table(rows: list[dict[str, Any]]) -> Table:
 def _short(changes: list[str], most: int = 3) -> str:
     more = len(changes) - most
     return "\n".join(changes[:most] + ([f"and {more} more"] if more > 0 else []))
-
-
-def _refused_table(rows: list[dict[str, Any]]) -> Table:
-    from tidegate.terminal.output import table
-
-    return table(
-        ("refused peer", "node", "why", "#times"),
-        [(row["peer"], row["node"], row["reason"], row["count"]) for row in rows],
-    )

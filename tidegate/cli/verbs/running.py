@@ -8,7 +8,19 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli.options import LogFlags, ProtocolOption, XdsProtocol
+from tidegate.cli.mistakes import addresses, page
+from tidegate.cli.operators import (  # noqa: TC001 - typer reads annotations at runtime
+    AdminOption,
+    OperatorFlags,
+)
+from tidegate.cli.options import (
+    ClientTlsFlags,
+    IdentityFlags,
+    LogFlags,
+    ProtocolOption,
+    ServerNameOption,
+    XdsProtocol,
+)
 from tidegate_api.addresses import (
     ADMIN_ADDRESS,
     ADS_ADDRESS,
@@ -30,7 +42,29 @@ class Transport(StrEnum):
     NGHTTP2 = "nghttp2"
 
 
+class Destinations(StrEnum):
+    """What picks are for proxies that the control server does not configure."""
+
+    LIST = "list"
+    ONE = "one"
+
+
+class Serve(StrEnum):
+    """What the control server serves to Envoys."""
+
+    ALL = "all"
+    CLUSTERS = "clusters"
+
+
 FleetOption = Annotated[Path, typer.Option("--fleet", metavar="FLEET", help="Fleet file.")]
+DnsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dns",
+        metavar="IP:PORT",
+        help="Name server for replicas by name, repeatable; default: /etc/resolv.conf.",
+    ),
+]
 StateOption = Annotated[
     Path | None,
     typer.Option("--state", metavar="DIR", help="Folder of revisions; default: memory only."),
@@ -85,14 +119,23 @@ def up(
     ads: Annotated[
         str, typer.Option("--ads", metavar="HOST:PORT", help="ADS address of the control server.")
     ] = ADS_ADDRESS,
-    admin: Annotated[
-        str,
-        typer.Option("--admin", metavar="HOST:PORT", help="Admin address of the control server."),
-    ] = ADMIN_ADDRESS,
+    admin: AdminOption = ADMIN_ADDRESS,
     envoy_admin: Annotated[
         str,
         typer.Option("--envoy-admin", metavar="HOST:PORT", help="Address of Envoy's admin page."),
     ] = "127.0.0.1:19000",
+    metrics: Annotated[
+        str,
+        typer.Option("--metrics", metavar="HOST:PORT", help="Metrics of the control server."),
+    ] = CONTROL_METRICS_ADDRESS,
+    picker_metrics: Annotated[
+        str,
+        typer.Option(
+            "--picker-metrics",
+            metavar="HOST:PORT",
+            help="Metrics of the picker; its further workers have the next ports.",
+        ),
+    ] = PICKER_METRICS_ADDRESS,
     state: StateOption = None,
     protocol: ProtocolOption = XdsProtocol.DELTA,
 ) -> None:
@@ -106,6 +149,8 @@ def up(
         ads=ads,
         admin=admin,
         envoy_admin=envoy_admin,
+        metrics=metrics,
+        picker_metrics=picker_metrics,
         state=state,
         protocol=protocol.value,
     )
@@ -117,14 +162,23 @@ def xds(
     ads: Annotated[
         str, typer.Option("--ads", metavar="HOST:PORT", help="ADS address for Envoys and pickers.")
     ] = ADS_ADDRESS,
-    admin: Annotated[
-        str, typer.Option("--admin", metavar="HOST:PORT", help="Admin address for this command.")
-    ] = ADMIN_ADDRESS,
+    admin: AdminOption = ADMIN_ADDRESS,
     metrics: Annotated[
         str, typer.Option("--metrics", metavar="HOST:PORT", help="Address of Prometheus metrics.")
     ] = CONTROL_METRICS_ADDRESS,
+    serve: Annotated[
+        Serve,
+        typer.Option(
+            "--serve",
+            help="What Envoys get: all of their configuration, or clusters, endpoints and limits"
+            " only, for Envoys with listeners and routes of their own.",
+        ),
+    ] = Serve.ALL,
     state: StateOption = None,
+    dns: DnsOption = None,
     *,
+    operators: OperatorFlags,
+    identity: IdentityFlags,
     log: LogFlags,
 ) -> None:
     """Run the control server, which configures Envoys and pickers over ADS."""
@@ -135,7 +189,11 @@ def xds(
         *("--ads", ads),
         *("--admin", admin),
         *("--metrics", metrics),
+        *("--serve", serve.value),
         *(("--state", str(state)) if state else ()),
+        *(word for server in dns or () for word in ("--dns", server)),
+        *operators.arguments(),
+        *identity.arguments(),
         *("--log-format", log.log_format.value),
         *("--log-level", log.log_level.value),
     ]
@@ -167,6 +225,16 @@ def picker(
     xds_: Annotated[
         str, typer.Option("--xds", metavar="HOST:PORT", help="ADS address of the control server.")
     ] = ADS_ADDRESS,
+    fleet: Annotated[
+        Path | None,
+        typer.Option(
+            "--fleet",
+            metavar="FLEET",
+            help="Fleet file, watched: the picker then runs without a control server, for proxies"
+            " that have their own configuration.",
+        ),
+    ] = None,
+    dns: DnsOption = None,
     metrics: Annotated[
         str,
         typer.Option("--metrics", metavar="HOST:PORT", help="Address of metrics and debug pages."),
@@ -197,6 +265,21 @@ def picker(
             "--scrape-interval", min=0.05, max=60, help="Interval of scrapes of a replica, seconds."
         ),
     ] = 0.25,
+    destinations: Annotated[
+        Destinations,
+        typer.Option(
+            "--destinations",
+            help="Picks for proxies that the control server does not configure: a list in the order"
+            " of trials, or one address, for clusters of type ORIGINAL_DST.",
+        ),
+    ] = Destinations.LIST,
+    require_pick: Annotated[
+        bool,
+        typer.Option(
+            "--require-pick",
+            help="Refuse requests without a pick with 503, instead of leaving them to the proxy.",
+        ),
+    ] = False,
     otlp: Annotated[
         str | None,
         typer.Option(
@@ -212,12 +295,12 @@ def picker(
             "--drain", min=0, max=3600, help="Time for open streams at shutdown, seconds."
         ),
     ] = 10.0,
+    tls_server_name: ServerNameOption = "",
     *,
+    identity: IdentityFlags,
     log: LogFlags,
 ) -> None:
     """Run a picker, which selects the replica of each request for Envoy."""
-    from ext_proc.__main__ import main
-
     arguments = [
         *("--workers", str(workers)),
         *("--listen", listen),
@@ -228,11 +311,25 @@ def picker(
         *(("--zone", zone) if zone else ()),
         *("--transport", transport.value),
         *("--scrape-interval", str(scrape_interval)),
+        *("--destinations", destinations.value),
+        *(("--require-pick",) if require_pick else ()),
         *(("--otlp", otlp) if otlp else ()),
         *("--drain", str(drain)),
+        *identity.arguments(),
+        *(("--tls-server-name", tls_server_name) if tls_server_name else ()),
         *("--log-format", log.log_format.value),
         *("--log-level", log.log_level.value),
     ]
+    if fleet is not None:
+        from tidegate.picker.run import run
+
+        raise typer.Exit(run(fleet, arguments, dns or ()))
+    if dns:
+        from tidegate.terminal.errors import CliError
+
+        raise CliError("--dns needs --fleet: the control server finds replicas otherwise")
+    from ext_proc.__main__ import main
+
     raise typer.Exit(main(arguments))
 
 
@@ -243,16 +340,25 @@ def reporter(
     ],
     pickers: Annotated[
         list[str],
-        typer.Option("--picker", metavar="HOST:PORT", help="Address of a picker; repeatable."),
+        typer.Option(
+            "--picker",
+            metavar="HOST:PORT",
+            callback=addresses,
+            help="Address of a picker; repeatable.",
+        ),
     ],
     metrics: Annotated[
-        str, typer.Option("--metrics", metavar="URL", help="Metrics page of the replica.")
+        str,
+        typer.Option(
+            "--metrics", metavar="URL", callback=page, help="Metrics page of the replica."
+        ),
     ] = "http://127.0.0.1:8002/metrics",
     interval: Annotated[
         float,
         typer.Option("--interval", min=0.01, max=10, help="Interval of scrapes, seconds."),
     ] = 0.05,
     *,
+    tls: ClientTlsFlags,
     log: LogFlags,
 ) -> None:
     """Push a replica's metrics to pickers when they change; run it beside the replica."""
@@ -262,5 +368,5 @@ def reporter(
     from tidegate_common import logs
 
     logs.configure(log.log_format.value, log.log_level.value)
-    options = ReporterOptions(endpoint, metrics, tuple(pickers), interval)
+    options = ReporterOptions(endpoint, metrics, tuple(pickers), interval, tls.tls)
     raise typer.Exit(asyncio.run(run(options)))

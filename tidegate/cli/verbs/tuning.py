@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from tidegate.cli.mistakes import MAX_SHOWN, close
 from tidegate.cli.options import ChangeFlags  # noqa: TC001 - typer reads annotations at runtime
 from tidegate.cli.verbs.changing import perform
 from tidegate_api.pools import DURATION_UNITS_S
@@ -110,8 +111,10 @@ def parse_settings(
     for word in words:
         name, equals, text = word.partition("=")
         field = known.get(name)
-        if not equals or field is None:
+        if not equals:
             raise typer.BadParameter(f"{word!r}: write NAME=N; names are {', '.join(known)}")
+        if field is None:
+            raise typer.BadParameter(f"no '{name[:MAX_SHOWN]}' to set; {close(name, known)}")
         if field in values:
             raise typer.BadParameter(f"{name!r} is named twice")
         number = _NUMBER.fullmatch(text)

@@ -23,17 +23,27 @@ _PR_SET_PDEATHSIG = 1
 def main(arguments: list[str]) -> None:
     """Set the parent-death signal, then execute the program."""
     parent, group, program = int(arguments[0]), arguments[1] == "1", arguments[2:]
+    end_with_parent(parent)
+    if group:
+        end_group_after(os.getpid())
+    os.execvp(program[0], program)  # noqa: S606 - becoming that program is the purpose
+
+
+def end_with_parent(parent: int) -> None:
+    """Let the kernel end this process with its parent.
+
+    Raises:
+        SystemExit: The parent has ended already.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:
         raise SystemExit("the parent ended before its child started")
-    if group:
-        _end_group_after(os.getpid())
-    os.execvp(program[0], program)  # noqa: S606 - becoming that program is the purpose
 
 
-def _end_group_after(program: int) -> None:
+def end_group_after(program: int) -> None:
+    """Fork a process that kills a process's group once that process has ended."""
     end = os.pidfd_open(program)
     if os.fork() != 0:
         os.close(end)

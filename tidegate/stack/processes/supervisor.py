@@ -15,21 +15,20 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from tidegate.stack.processes import spawning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
 GRACE_S = 5.0
 """Time between SIGTERM and SIGKILL in ``stop``, seconds."""
 TAIL_LINES = 15
 TAIL_BYTES = 16_384
 """Maximum size of the log's end in a crash report."""
-
-_GUARD = Path(__file__).with_name("guard.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +59,8 @@ class CrashError(RuntimeError):
 
 @dataclass(slots=True, eq=False)
 class _Child:
-    argv: tuple[str, ...]
-    env: Mapping[str, str]
-    group: bool
-    cwd: Path | None
-    process: asyncio.subprocess.Process
+    program: spawning.Program
+    process: spawning.Process
     watch: asyncio.Task[None] = field(init=False)
     expected: bool = False
 
@@ -136,19 +132,12 @@ class Supervisor:
         """
         if self.running(name):
             raise ValueError(f"{name} is running already")
+        await self._start(name, spawning.Program(tuple(argv), dict(env), group, cwd))
+
+    async def _start(self, name: str, program: spawning.Program) -> None:
         with self.log(name).open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *("-I", "-S", str(_GUARD), str(os.getpid()), "1" if group else "0"),
-                *argv,
-                env=env,
-                cwd=cwd,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        child = _Child(tuple(argv), dict(env), group, cwd, process)
+            process = await spawning.spawn(program, log)
+        child = _Child(program, process)
         child.watch = asyncio.create_task(self._watch(name, child), name=f"watch {name}")
         self._children[name] = child
 
@@ -180,7 +169,7 @@ class Supervisor:
         child = self._children[name]
         if self.running(name):
             await self.kill(name)
-        await self.start(name, child.argv, child.env, group=child.group, cwd=child.cwd)
+        await self._start(name, child.program)
 
     async def stop(self, grace_s: float = GRACE_S) -> None:
         """End all children."""
@@ -232,7 +221,7 @@ def read_tail(path: Path) -> str:
     return "\n".join(data.decode("utf-8", "replace").splitlines()[-TAIL_LINES:])
 
 
-def _signal(process: asyncio.subprocess.Process, sig: signal.Signals) -> None:
+def _signal(process: spawning.Process, sig: signal.Signals) -> None:
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, sig)

@@ -29,6 +29,7 @@ class ChangeOptions(_message.Message):
     DRY_RUN_FIELD_NUMBER: _builtins.int
     WAIT_FIELD_NUMBER: _builtins.int
     TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
     author: _builtins.str
     reason: _builtins.str
     dry_run: _builtins.bool
@@ -37,6 +38,10 @@ class ChangeOptions(_message.Message):
     """Answer when every client has acknowledged, rejected or missed its deadline; otherwise at once."""
     timeout_seconds: _builtins.float
     """Longest wait, in seconds; 0 = the server's default (30)."""
+    force: _builtins.bool
+    """Take the last usable replica of a variant, too. Without it such a change of endpoints, drains or
+    weights is FAILED_PRECONDITION, with a message that names what remains.
+    """
     def __init__(
         self,
         *,
@@ -45,10 +50,11 @@ class ChangeOptions(_message.Message):
         dry_run: _builtins.bool = ...,
         wait: _builtins.bool = ...,
         timeout_seconds: _builtins.float = ...,
+        force: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "dry_run", b"dry_run", "reason", b"reason", "timeout_seconds", b"timeout_seconds", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "dry_run", b"dry_run", "force", b"force", "reason", b"reason", "timeout_seconds", b"timeout_seconds", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -157,6 +163,34 @@ class SetDrainingRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SetDrainingRequest: _TypeAlias = SetDrainingRequest  # noqa: Y015
+
+@_typing.final
+class SetStandbyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    STANDBY_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    endpoint: _builtins.str
+    """Endpoint id, or "pool/id" for one pool only; of a replica in the fleet file."""
+    standby: _builtins.bool
+    """It keeps its models and takes no requests until it is needed."""
+    @_builtins.property
+    def options(self) -> Global___ChangeOptions: ...
+    def __init__(
+        self,
+        *,
+        endpoint: _builtins.str = ...,
+        standby: _builtins.bool = ...,
+        options: Global___ChangeOptions | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "options", b"options", "standby", b"standby"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetStandbyRequest: _TypeAlias = SetStandbyRequest  # noqa: Y015
 
 @_typing.final
 class SetBreakerRequest(_message.Message):
@@ -311,6 +345,47 @@ class SetDropOverloadRequest(_message.Message):
 Global___SetDropOverloadRequest: _TypeAlias = SetDropOverloadRequest  # noqa: Y015
 
 @_typing.final
+class ConfirmRequest(_message.Message):
+    """ConfirmRequest lets a pool's replicas go that have vanished and are held."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConfirmRequest: _TypeAlias = ConfirmRequest  # noqa: Y015
+
+@_typing.final
+class ConfirmResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENDPOINTS_FIELD_NUMBER: _builtins.int
+    endpoints: _builtins.int
+    """Number of replicas that were let go; 0 = none were held."""
+    def __init__(
+        self,
+        *,
+        endpoints: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoints", b"endpoints"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConfirmResponse: _TypeAlias = ConfirmResponse  # noqa: Y015
+
+@_typing.final
 class DiffRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -392,6 +467,7 @@ class ChangeResult(_message.Message):
     PROBLEMS_FIELD_NUMBER: _builtins.int
     ELAPSED_MS_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
+    PREVIEW_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     """The new revision, or the current one if nothing changed."""
     clients: _builtins.int
@@ -415,6 +491,10 @@ class ChangeResult(_message.Message):
 
     @_builtins.property
     def problems(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientProblem]: ...
+    @_builtins.property
+    def preview(self) -> Global___ChangePreview:
+        """Of a dry run with differences: what the change would do."""
+
     def __init__(
         self,
         *,
@@ -426,16 +506,137 @@ class ChangeResult(_message.Message):
         problems: _abc.Iterable[Global___ClientProblem] | None = ...,
         elapsed_ms: _builtins.float | None = ...,
         outcome: _builtins.str = ...,
+        preview: Global___ChangePreview | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_elapsed_ms", b"_elapsed_ms", "elapsed_ms", b"elapsed_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_elapsed_ms", b"_elapsed_ms", "elapsed_ms", b"elapsed_ms", "preview", b"preview"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_elapsed_ms", b"_elapsed_ms", "acked", b"acked", "changes", b"changes", "channels", b"channels", "clients", b"clients", "elapsed_ms", b"elapsed_ms", "outcome", b"outcome", "problems", b"problems", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_elapsed_ms", b"_elapsed_ms", "acked", b"acked", "changes", b"changes", "channels", b"channels", "clients", b"clients", "elapsed_ms", b"elapsed_ms", "outcome", b"outcome", "preview", b"preview", "problems", b"problems", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__elapsed_ms: _TypeAlias = _typing.Literal["elapsed_ms"]  # noqa: Y015
     _WhichOneofArgType__elapsed_ms: _TypeAlias = _typing.Literal["_elapsed_ms", b"_elapsed_ms"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__elapsed_ms) -> _WhichOneofReturnType__elapsed_ms | None: ...
 
 Global___ChangeResult: _TypeAlias = ChangeResult  # noqa: Y015
+
+@_typing.final
+class ChangePreview(_message.Message):
+    """ChangePreview says what a change would send, do to connections, and leave."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANNELS_FIELD_NUMBER: _builtins.int
+    DRAINS_FIELD_NUMBER: _builtins.int
+    WARMS_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    REMAINING_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def channels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Short names of the types that would be sent."""
+
+    @_builtins.property
+    def drains(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Changed fields for which Envoy closes the listener's connections once their answers are
+        complete; empty = none is closed.
+        """
+
+    @_builtins.property
+    def warms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Clusters whose settings change: Envoy opens new connections to their replicas."""
+
+    @_builtins.property
+    def draining(self) -> _containers.RepeatedCompositeFieldContainer[Global___DrainingReplica]:
+        """Replicas that would begin to drain."""
+
+    @_builtins.property
+    def remaining(self) -> _containers.RepeatedCompositeFieldContainer[Global___RemainingCapacity]:
+        """The variants of the pools that differ."""
+
+    def __init__(
+        self,
+        *,
+        channels: _abc.Iterable[_builtins.str] | None = ...,
+        drains: _abc.Iterable[_builtins.str] | None = ...,
+        warms: _abc.Iterable[_builtins.str] | None = ...,
+        draining: _abc.Iterable[Global___DrainingReplica] | None = ...,
+        remaining: _abc.Iterable[Global___RemainingCapacity] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "draining", b"draining", "drains", b"drains", "remaining", b"remaining", "warms", b"warms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangePreview: _TypeAlias = ChangePreview  # noqa: Y015
+
+@_typing.final
+class DrainingReplica(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    endpoint: _builtins.str
+    in_flight: _builtins.int
+    """Requests in flight, which would be completed; unset = no picker is connected."""
+    def __init__(
+        self,
+        *,
+        endpoint: _builtins.str = ...,
+        in_flight: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_in_flight", b"_in_flight", "in_flight", b"in_flight"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_in_flight", b"_in_flight", "endpoint", b"endpoint", "in_flight", b"in_flight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__in_flight: _TypeAlias = _typing.Literal["in_flight"]  # noqa: Y015
+    _WhichOneofArgType__in_flight: _TypeAlias = _typing.Literal["_in_flight", b"_in_flight"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__in_flight) -> _WhichOneofReturnType__in_flight | None: ...
+
+Global___DrainingReplica: _TypeAlias = DrainingReplica  # noqa: Y015
+
+@_typing.final
+class RemainingCapacity(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    VARIANT_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    WEIGHT_BEFORE_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    USABLE_FIELD_NUMBER: _builtins.int
+    USABLE_BEFORE_FIELD_NUMBER: _builtins.int
+    CAPACITY_FIELD_NUMBER: _builtins.int
+    CAPACITY_BEFORE_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    variant: _builtins.str
+    weight: _builtins.int
+    weight_before: _builtins.int
+    replicas: _builtins.int
+    """Replicas after the change, and those of them that may get requests."""
+    usable: _builtins.int
+    usable_before: _builtins.int
+    capacity: _builtins.float
+    """Sums of the usable replicas' `capacity`."""
+    capacity_before: _builtins.float
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        variant: _builtins.str = ...,
+        weight: _builtins.int = ...,
+        weight_before: _builtins.int = ...,
+        replicas: _builtins.int = ...,
+        usable: _builtins.int = ...,
+        usable_before: _builtins.int = ...,
+        capacity: _builtins.float = ...,
+        capacity_before: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "capacity_before", b"capacity_before", "pool", b"pool", "replicas", b"replicas", "usable", b"usable", "usable_before", b"usable_before", "variant", b"variant", "weight", b"weight", "weight_before", b"weight_before"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemainingCapacity: _TypeAlias = RemainingCapacity  # noqa: Y015
 
 @_typing.final
 class ClientProblem(_message.Message):
@@ -509,6 +710,7 @@ class GetFleetResponse(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     FLEET_JSON_FIELD_NUMBER: _builtins.int
     IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    FOUND_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     fleet_json: _builtins.str
     """The fleet in force as JSON, in the fleet file's schema."""
@@ -516,20 +718,73 @@ class GetFleetResponse(_message.Message):
     def in_flight(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Endpoint id -> requests in flight, summed over the reporting pickers."""
 
+    @_builtins.property
+    def found(self) -> _containers.RepeatedCompositeFieldContainer[Global___FoundReplica]:
+        """Replicas that were found and admitted; they belong to no revision."""
+
     def __init__(
         self,
         *,
         revision: _builtins.int = ...,
         fleet_json: _builtins.str = ...,
         in_flight: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        found: _abc.Iterable[Global___FoundReplica] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fleet_json", b"fleet_json", "in_flight", b"in_flight", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fleet_json", b"fleet_json", "found", b"found", "in_flight", b"in_flight", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetFleetResponse: _TypeAlias = GetFleetResponse  # noqa: Y015
+
+@_typing.final
+class FoundReplica(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    HTTP_FIELD_NUMBER: _builtins.int
+    GRPC_FIELD_NUMBER: _builtins.int
+    VARIANT_FIELD_NUMBER: _builtins.int
+    ZONE_FIELD_NUMBER: _builtins.int
+    CAPACITY_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    id: _builtins.str
+    http: _builtins.str
+    grpc: _builtins.str
+    variant: _builtins.str
+    zone: _builtins.str
+    capacity: _builtins.float
+    draining: _builtins.bool
+    held: _builtins.bool
+    """It has vanished, and stays until this is confirmed."""
+    source: _builtins.str
+    """The source that found it."""
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        id: _builtins.str = ...,
+        http: _builtins.str = ...,
+        grpc: _builtins.str = ...,
+        variant: _builtins.str = ...,
+        zone: _builtins.str = ...,
+        capacity: _builtins.float = ...,
+        draining: _builtins.bool = ...,
+        held: _builtins.bool = ...,
+        source: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "draining", b"draining", "grpc", b"grpc", "held", b"held", "http", b"http", "id", b"id", "pool", b"pool", "source", b"source", "variant", b"variant", "zone", b"zone"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FoundReplica: _TypeAlias = FoundReplica  # noqa: Y015
 
 @_typing.final
 class GetStatusRequest(_message.Message):
@@ -550,6 +805,26 @@ Global___GetStatusRequest: _TypeAlias = GetStatusRequest  # noqa: Y015
 class GetStatusResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class ReportsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     REVISION_FIELD_NUMBER: _builtins.int
     SETTLED_FIELD_NUMBER: _builtins.int
     CLIENTS_FIELD_NUMBER: _builtins.int
@@ -559,6 +834,16 @@ class GetStatusResponse(_message.Message):
     STORE_ERROR_FIELD_NUMBER: _builtins.int
     UNWRITTEN_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    PASSES_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    REASONS_FIELD_NUMBER: _builtins.int
+    POOLS_FIELD_NUMBER: _builtins.int
+    DRIFT_FIELD_NUMBER: _builtins.int
+    REPORTS_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     settled: _builtins.bool
     """No publication is running."""
@@ -568,6 +853,10 @@ class GetStatusResponse(_message.Message):
     """Which revision clients rejected last, and why; empty once a later one is in force."""
     store_error: _builtins.str
     """Why revisions cannot be stored; empty when they can."""
+    verdict: _builtins.str
+    """"OK", "DEGRADED" or "OUTAGE"."""
+    why: _builtins.str
+    """The weightiest reason, in one sentence."""
     @_builtins.property
     def clients(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientStatus]: ...
     @_builtins.property
@@ -584,6 +873,36 @@ class GetStatusResponse(_message.Message):
     def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedPeer]:
         """Peers whose requests the ADS port does not serve, or not all of them; the newest first."""
 
+    @_builtins.property
+    def passes(self) -> _containers.RepeatedCompositeFieldContainer[Global___PickerPasses]:
+        """Pickers that had requests without a pick."""
+
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceStatus]:
+        """Sources of replicas."""
+
+    @_builtins.property
+    def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldReplicas]:
+        """Replicas that have vanished and are held, by pool."""
+
+    @_builtins.property
+    def left_out(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Found replicas that cannot join, with the reason."""
+
+    @_builtins.property
+    def reasons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """All reasons, the weightiest first; empty = OK."""
+
+    @_builtins.property
+    def pools(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolStatus]: ...
+    @_builtins.property
+    def drift(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Differences between the fleet file as it was applied last and the fleet in force."""
+
+    @_builtins.property
+    def reports(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Seconds since each picker's last report of states, by picker id. Older pickers report none."""
+
     def __init__(
         self,
         *,
@@ -596,14 +915,849 @@ class GetStatusResponse(_message.Message):
         store_error: _builtins.str = ...,
         unwritten: _abc.Iterable[_builtins.int] | None = ...,
         refused: _abc.Iterable[Global___RefusedPeer] | None = ...,
+        passes: _abc.Iterable[Global___PickerPasses] | None = ...,
+        sources: _abc.Iterable[Global___SourceStatus] | None = ...,
+        held: _abc.Iterable[Global___HeldReplicas] | None = ...,
+        left_out: _abc.Iterable[_builtins.str] | None = ...,
+        verdict: _builtins.str = ...,
+        why: _builtins.str = ...,
+        reasons: _abc.Iterable[_builtins.str] | None = ...,
+        pools: _abc.Iterable[Global___PoolStatus] | None = ...,
+        drift: _abc.Iterable[_builtins.str] | None = ...,
+        reports: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "file_error", b"file_error", "refusal", b"refusal", "refused", b"refused", "revision", b"revision", "settled", b"settled", "sick", b"sick", "store_error", b"store_error", "unwritten", b"unwritten"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "drift", b"drift", "file_error", b"file_error", "held", b"held", "left_out", b"left_out", "passes", b"passes", "pools", b"pools", "reasons", b"reasons", "refusal", b"refusal", "refused", b"refused", "reports", b"reports", "revision", b"revision", "settled", b"settled", "sick", b"sick", "sources", b"sources", "store_error", b"store_error", "unwritten", b"unwritten", "verdict", b"verdict", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class PoolStatus(_message.Message):
+    """PoolStatus is the last minute of one pool."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class RefusedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    POOL_FIELD_NUMBER: _builtins.int
+    VARIANTS_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    @_builtins.property
+    def variants(self) -> _containers.RepeatedCompositeFieldContainer[Global___VariantStatus]: ...
+    @_builtins.property
+    def refused(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Requests that pickers refused in the last minute, by reason."""
+
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        variants: _abc.Iterable[Global___VariantStatus] | None = ...,
+        refused: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool", "refused", b"refused", "variants", b"variants"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PoolStatus: _TypeAlias = PoolStatus  # noqa: Y015
+
+@_typing.final
+class VariantStatus(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class FailedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    VARIANT_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    USABLE_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    ERRORS_FIELD_NUMBER: _builtins.int
+    FIRST_BYTE_P50_FIELD_NUMBER: _builtins.int
+    FIRST_BYTE_P99_FIELD_NUMBER: _builtins.int
+    DURATION_P50_FIELD_NUMBER: _builtins.int
+    DURATION_P99_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    variant: _builtins.str
+    weight: _builtins.int
+    replicas: _builtins.int
+    """Number of replicas, and of those that may get requests."""
+    usable: _builtins.int
+    seconds: _builtins.float
+    """Seconds that the counts cover, up to 60."""
+    requests: _builtins.int
+    """Requests that ended in this time."""
+    errors: _builtins.int
+    """Those that failed by a fault of the service."""
+    first_byte_p50: _builtins.float
+    """Quantiles in seconds, within 5 %; unset = there were no such requests."""
+    first_byte_p99: _builtins.float
+    duration_p50: _builtins.float
+    duration_p99: _builtins.float
+    prompt_tokens: _builtins.int
+    """Prompt tokens, and those of them that were predicted to be cached."""
+    cached_tokens: _builtins.int
+    @_builtins.property
+    def failed(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Those that did not end well, by kind. "client" and "left" are the callers' own."""
+
+    def __init__(
+        self,
+        *,
+        variant: _builtins.str = ...,
+        weight: _builtins.int = ...,
+        replicas: _builtins.int = ...,
+        usable: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+        requests: _builtins.int = ...,
+        failed: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        errors: _builtins.int = ...,
+        first_byte_p50: _builtins.float | None = ...,
+        first_byte_p99: _builtins.float | None = ...,
+        duration_p50: _builtins.float | None = ...,
+        duration_p99: _builtins.float | None = ...,
+        prompt_tokens: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_duration_p50", b"_duration_p50", "_duration_p99", b"_duration_p99", "_first_byte_p50", b"_first_byte_p50", "_first_byte_p99", b"_first_byte_p99", "duration_p50", b"duration_p50", "duration_p99", b"duration_p99", "first_byte_p50", b"first_byte_p50", "first_byte_p99", b"first_byte_p99"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_duration_p50", b"_duration_p50", "_duration_p99", b"_duration_p99", "_first_byte_p50", b"_first_byte_p50", "_first_byte_p99", b"_first_byte_p99", "cached_tokens", b"cached_tokens", "duration_p50", b"duration_p50", "duration_p99", b"duration_p99", "errors", b"errors", "failed", b"failed", "first_byte_p50", b"first_byte_p50", "first_byte_p99", b"first_byte_p99", "prompt_tokens", b"prompt_tokens", "replicas", b"replicas", "requests", b"requests", "seconds", b"seconds", "usable", b"usable", "variant", b"variant", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__duration_p50: _TypeAlias = _typing.Literal["duration_p50"]  # noqa: Y015
+    _WhichOneofArgType__duration_p50: _TypeAlias = _typing.Literal["_duration_p50", b"_duration_p50"]  # noqa: Y015
+    _WhichOneofReturnType__duration_p99: _TypeAlias = _typing.Literal["duration_p99"]  # noqa: Y015
+    _WhichOneofArgType__duration_p99: _TypeAlias = _typing.Literal["_duration_p99", b"_duration_p99"]  # noqa: Y015
+    _WhichOneofReturnType__first_byte_p50: _TypeAlias = _typing.Literal["first_byte_p50"]  # noqa: Y015
+    _WhichOneofArgType__first_byte_p50: _TypeAlias = _typing.Literal["_first_byte_p50", b"_first_byte_p50"]  # noqa: Y015
+    _WhichOneofReturnType__first_byte_p99: _TypeAlias = _typing.Literal["first_byte_p99"]  # noqa: Y015
+    _WhichOneofArgType__first_byte_p99: _TypeAlias = _typing.Literal["_first_byte_p99", b"_first_byte_p99"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__duration_p50) -> _WhichOneofReturnType__duration_p50 | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__duration_p99) -> _WhichOneofReturnType__duration_p99 | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__first_byte_p50) -> _WhichOneofReturnType__first_byte_p50 | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__first_byte_p99) -> _WhichOneofReturnType__first_byte_p99 | None: ...
+
+Global___VariantStatus: _TypeAlias = VariantStatus  # noqa: Y015
+
+@_typing.final
+class GetReplicasRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    """Only this pool; empty = all."""
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetReplicasRequest: _TypeAlias = GetReplicasRequest  # noqa: Y015
+
+@_typing.final
+class GetReplicasResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaStatus]: ...
+    def __init__(
+        self,
+        *,
+        replicas: _abc.Iterable[Global___ReplicaStatus] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replicas", b"replicas"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetReplicasResponse: _TypeAlias = GetReplicasResponse  # noqa: Y015
+
+@_typing.final
+class ReplicaStatus(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    VARIANT_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    USABLE_FIELD_NUMBER: _builtins.int
+    CONDITIONS_FIELD_NUMBER: _builtins.int
+    AGE_SECONDS_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    RAMP_PERCENT_FIELD_NUMBER: _builtins.int
+    PICKERS_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    ERRORS_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    endpoint: _builtins.str
+    variant: _builtins.str
+    state: _builtins.str
+    """In a few words, for example "ejected 12 s more: 5 errors"."""
+    usable: _builtins.bool
+    """It may get requests."""
+    age_seconds: _builtins.float
+    """Age of the oldest reading that a picker uses, in seconds; unset = there is none."""
+    in_flight: _builtins.int
+    """Requests in flight; unset = no picker is connected."""
+    ramp_percent: _builtins.int
+    """Share of its weight in slow start, in percent; unset = it is not in slow start."""
+    pickers: _builtins.int
+    """Number of pickers that report on it; 0 = nothing is known."""
+    requests: _builtins.int
+    """Requests that ended in the last minute, and those that failed by a fault of the service."""
+    errors: _builtins.int
+    @_builtins.property
+    def conditions(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaCondition]: ...
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        endpoint: _builtins.str = ...,
+        variant: _builtins.str = ...,
+        state: _builtins.str = ...,
+        usable: _builtins.bool = ...,
+        conditions: _abc.Iterable[Global___ReplicaCondition] | None = ...,
+        age_seconds: _builtins.float | None = ...,
+        in_flight: _builtins.int | None = ...,
+        ramp_percent: _builtins.int | None = ...,
+        pickers: _builtins.int = ...,
+        requests: _builtins.int = ...,
+        errors: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_age_seconds", b"_age_seconds", "_in_flight", b"_in_flight", "_ramp_percent", b"_ramp_percent", "age_seconds", b"age_seconds", "in_flight", b"in_flight", "ramp_percent", b"ramp_percent"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_age_seconds", b"_age_seconds", "_in_flight", b"_in_flight", "_ramp_percent", b"_ramp_percent", "age_seconds", b"age_seconds", "conditions", b"conditions", "endpoint", b"endpoint", "errors", b"errors", "in_flight", b"in_flight", "pickers", b"pickers", "pool", b"pool", "ramp_percent", b"ramp_percent", "requests", b"requests", "state", b"state", "usable", b"usable", "variant", b"variant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__age_seconds: _TypeAlias = _typing.Literal["age_seconds"]  # noqa: Y015
+    _WhichOneofArgType__age_seconds: _TypeAlias = _typing.Literal["_age_seconds", b"_age_seconds"]  # noqa: Y015
+    _WhichOneofReturnType__in_flight: _TypeAlias = _typing.Literal["in_flight"]  # noqa: Y015
+    _WhichOneofArgType__in_flight: _TypeAlias = _typing.Literal["_in_flight", b"_in_flight"]  # noqa: Y015
+    _WhichOneofReturnType__ramp_percent: _TypeAlias = _typing.Literal["ramp_percent"]  # noqa: Y015
+    _WhichOneofArgType__ramp_percent: _TypeAlias = _typing.Literal["_ramp_percent", b"_ramp_percent"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__age_seconds) -> _WhichOneofReturnType__age_seconds | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__in_flight) -> _WhichOneofReturnType__in_flight | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ramp_percent) -> _WhichOneofReturnType__ramp_percent | None: ...
+
+Global___ReplicaStatus: _TypeAlias = ReplicaStatus  # noqa: Y015
+
+@_typing.final
+class ReplicaCondition(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    LEFT_SECONDS_FIELD_NUMBER: _builtins.int
+    PICKERS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    cause: _builtins.str
+    left_seconds: _builtins.float
+    """Seconds until it ends by itself; unset = it does not."""
+    pickers: _builtins.int
+    """Number of pickers that report it."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        cause: _builtins.str = ...,
+        left_seconds: _builtins.float | None = ...,
+        pickers: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_left_seconds", b"_left_seconds", "left_seconds", b"left_seconds"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_left_seconds", b"_left_seconds", "cause", b"cause", "left_seconds", b"left_seconds", "name", b"name", "pickers", b"pickers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__left_seconds: _TypeAlias = _typing.Literal["left_seconds"]  # noqa: Y015
+    _WhichOneofArgType__left_seconds: _TypeAlias = _typing.Literal["_left_seconds", b"_left_seconds"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__left_seconds) -> _WhichOneofReturnType__left_seconds | None: ...
+
+Global___ReplicaCondition: _TypeAlias = ReplicaCondition  # noqa: Y015
+
+@_typing.final
+class GetDrainRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    endpoint: _builtins.str
+    """Endpoint id, "pool/id", an address, or a host for all replicas on it."""
+    def __init__(
+        self,
+        *,
+        endpoint: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetDrainRequest: _TypeAlias = GetDrainRequest  # noqa: Y015
+
+@_typing.final
+class GetDrainResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAFE_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    PICKERS_FIELD_NUMBER: _builtins.int
+    safe: _builtins.bool
+    """No picker and no Envoy gives it new requests, and the ledgers of all pickers are at zero for it."""
+    in_flight: _builtins.int
+    """Requests in flight and open sequences, as far as pickers have reported."""
+    sequences: _builtins.int
+    pickers: _builtins.int
+    """Number of connected pickers."""
+    @_builtins.property
+    def waits_for(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What has to end before, one sentence each; empty = it is safe."""
+
+    def __init__(
+        self,
+        *,
+        safe: _builtins.bool = ...,
+        waits_for: _abc.Iterable[_builtins.str] | None = ...,
+        in_flight: _builtins.int = ...,
+        sequences: _builtins.int = ...,
+        pickers: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["in_flight", b"in_flight", "pickers", b"pickers", "safe", b"safe", "sequences", b"sequences", "waits_for", b"waits_for"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetDrainResponse: _TypeAlias = GetDrainResponse  # noqa: Y015
+
+@_typing.final
+class GetModelsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    """Only this pool; empty = all."""
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetModelsRequest: _TypeAlias = GetModelsRequest  # noqa: Y015
+
+@_typing.final
+class GetModelsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODELS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlacedModel]:
+        """By pool, model and version; within each by replica."""
+
+    def __init__(
+        self,
+        *,
+        models: _abc.Iterable[Global___PlacedModel] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetModelsResponse: _TypeAlias = GetModelsResponse  # noqa: Y015
+
+@_typing.final
+class PlacedModel(_message.Message):
+    """PlacedModel is one version of a model on one replica of a pool."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    FOR_SECONDS_FIELD_NUMBER: _builtins.int
+    AGE_SECONDS_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    endpoint: _builtins.str
+    model: _builtins.str
+    version: _builtins.str
+    """Empty = the replica names none."""
+    state: _builtins.str
+    """"READY", "LOADING", "UNAVAILABLE"; empty = unknown."""
+    reason: _builtins.str
+    """Why it is not READY."""
+    for_seconds: _builtins.float
+    """Seconds since it was first seen in this state; unset = unknown."""
+    age_seconds: _builtins.float
+    """Seconds since the replica was asked; unset = nothing is known of it."""
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        endpoint: _builtins.str = ...,
+        model: _builtins.str = ...,
+        version: _builtins.str = ...,
+        state: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        for_seconds: _builtins.float | None = ...,
+        age_seconds: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_age_seconds", b"_age_seconds", "_for_seconds", b"_for_seconds", "age_seconds", b"age_seconds", "for_seconds", b"for_seconds"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_age_seconds", b"_age_seconds", "_for_seconds", b"_for_seconds", "age_seconds", b"age_seconds", "endpoint", b"endpoint", "for_seconds", b"for_seconds", "model", b"model", "pool", b"pool", "reason", b"reason", "state", b"state", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__age_seconds: _TypeAlias = _typing.Literal["age_seconds"]  # noqa: Y015
+    _WhichOneofArgType__age_seconds: _TypeAlias = _typing.Literal["_age_seconds", b"_age_seconds"]  # noqa: Y015
+    _WhichOneofReturnType__for_seconds: _TypeAlias = _typing.Literal["for_seconds"]  # noqa: Y015
+    _WhichOneofArgType__for_seconds: _TypeAlias = _typing.Literal["_for_seconds", b"_for_seconds"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__age_seconds) -> _WhichOneofReturnType__age_seconds | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__for_seconds) -> _WhichOneofReturnType__for_seconds | None: ...
+
+Global___PlacedModel: _TypeAlias = PlacedModel  # noqa: Y015
+
+@_typing.final
+class GetTrafficRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    """Only this pool; empty = all."""
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetTrafficRequest: _TypeAlias = GetTrafficRequest  # noqa: Y015
+
+@_typing.final
+class GetTrafficResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MINUTES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def minutes(self) -> _containers.RepeatedCompositeFieldContainer[Global___TrafficMinute]: ...
+    def __init__(
+        self,
+        *,
+        minutes: _abc.Iterable[Global___TrafficMinute] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["minutes", b"minutes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetTrafficResponse: _TypeAlias = GetTrafficResponse  # noqa: Y015
+
+@_typing.final
+class TrafficMinute(_message.Message):
+    """TrafficMinute is one minute of one variant. Minutes without requests are left out."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class FailedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    POOL_FIELD_NUMBER: _builtins.int
+    VARIANT_FIELD_NUMBER: _builtins.int
+    AGE_SECONDS_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    ERRORS_FIELD_NUMBER: _builtins.int
+    FIRST_BYTE_P50_FIELD_NUMBER: _builtins.int
+    FIRST_BYTE_P99_FIELD_NUMBER: _builtins.int
+    DURATION_P50_FIELD_NUMBER: _builtins.int
+    DURATION_P99_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    variant: _builtins.str
+    """Empty = requests that were refused before their variant was known."""
+    age_seconds: _builtins.float
+    """Seconds since the minute began."""
+    requests: _builtins.int
+    errors: _builtins.int
+    first_byte_p50: _builtins.float
+    first_byte_p99: _builtins.float
+    duration_p50: _builtins.float
+    duration_p99: _builtins.float
+    prompt_tokens: _builtins.int
+    cached_tokens: _builtins.int
+    @_builtins.property
+    def failed(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        variant: _builtins.str = ...,
+        age_seconds: _builtins.float = ...,
+        requests: _builtins.int = ...,
+        failed: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        errors: _builtins.int = ...,
+        first_byte_p50: _builtins.float | None = ...,
+        first_byte_p99: _builtins.float | None = ...,
+        duration_p50: _builtins.float | None = ...,
+        duration_p99: _builtins.float | None = ...,
+        prompt_tokens: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_duration_p50", b"_duration_p50", "_duration_p99", b"_duration_p99", "_first_byte_p50", b"_first_byte_p50", "_first_byte_p99", b"_first_byte_p99", "duration_p50", b"duration_p50", "duration_p99", b"duration_p99", "first_byte_p50", b"first_byte_p50", "first_byte_p99", b"first_byte_p99"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_duration_p50", b"_duration_p50", "_duration_p99", b"_duration_p99", "_first_byte_p50", b"_first_byte_p50", "_first_byte_p99", b"_first_byte_p99", "age_seconds", b"age_seconds", "cached_tokens", b"cached_tokens", "duration_p50", b"duration_p50", "duration_p99", b"duration_p99", "errors", b"errors", "failed", b"failed", "first_byte_p50", b"first_byte_p50", "first_byte_p99", b"first_byte_p99", "pool", b"pool", "prompt_tokens", b"prompt_tokens", "requests", b"requests", "variant", b"variant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__duration_p50: _TypeAlias = _typing.Literal["duration_p50"]  # noqa: Y015
+    _WhichOneofArgType__duration_p50: _TypeAlias = _typing.Literal["_duration_p50", b"_duration_p50"]  # noqa: Y015
+    _WhichOneofReturnType__duration_p99: _TypeAlias = _typing.Literal["duration_p99"]  # noqa: Y015
+    _WhichOneofArgType__duration_p99: _TypeAlias = _typing.Literal["_duration_p99", b"_duration_p99"]  # noqa: Y015
+    _WhichOneofReturnType__first_byte_p50: _TypeAlias = _typing.Literal["first_byte_p50"]  # noqa: Y015
+    _WhichOneofArgType__first_byte_p50: _TypeAlias = _typing.Literal["_first_byte_p50", b"_first_byte_p50"]  # noqa: Y015
+    _WhichOneofReturnType__first_byte_p99: _TypeAlias = _typing.Literal["first_byte_p99"]  # noqa: Y015
+    _WhichOneofArgType__first_byte_p99: _TypeAlias = _typing.Literal["_first_byte_p99", b"_first_byte_p99"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__duration_p50) -> _WhichOneofReturnType__duration_p50 | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__duration_p99) -> _WhichOneofReturnType__duration_p99 | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__first_byte_p50) -> _WhichOneofReturnType__first_byte_p50 | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__first_byte_p99) -> _WhichOneofReturnType__first_byte_p99 | None: ...
+
+Global___TrafficMinute: _TypeAlias = TrafficMinute  # noqa: Y015
+
+@_typing.final
+class GetConfigRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    client: _builtins.str
+    """Only clients with this node id; empty = all."""
+    type: _builtins.str
+    """Only this type, by its short name; empty = all."""
+    name: _builtins.str
+    """Only resources with this name; `*` stands for any characters; empty = all."""
+    content: _builtins.bool
+    """With what the resources say."""
+    def __init__(
+        self,
+        *,
+        client: _builtins.str = ...,
+        type: _builtins.str = ...,
+        name: _builtins.str = ...,
+        content: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "content", b"content", "name", b"name", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetConfigRequest: _TypeAlias = GetConfigRequest  # noqa: Y015
+
+@_typing.final
+class GetConfigResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENTS_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
+    left_out: _builtins.int
+    """Number of resources that the answer has no room for."""
+    @_builtins.property
+    def clients(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientConfig]: ...
+    def __init__(
+        self,
+        *,
+        clients: _abc.Iterable[Global___ClientConfig] | None = ...,
+        left_out: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "left_out", b"left_out"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetConfigResponse: _TypeAlias = GetConfigResponse  # noqa: Y015
+
+@_typing.final
+class ClientConfig(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
+    RESOURCES_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    kind: _builtins.str
+    """"envoy" or "picker"."""
+    peer: _builtins.str
+    @_builtins.property
+    def resources(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConfigResource]: ...
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        peer: _builtins.str = ...,
+        resources: _abc.Iterable[Global___ConfigResource] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "node", b"node", "peer", b"peer", "resources", b"resources"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClientConfig: _TypeAlias = ClientConfig  # noqa: Y015
+
+@_typing.final
+class ConfigResource(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TYPE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    VERSION_ACKED_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    JSON_FIELD_NUMBER: _builtins.int
+    type: _builtins.str
+    """Short name: CDS, EDS, LDS, RDS, RTDS, SDS, ECDS, POOL."""
+    name: _builtins.str
+    version: _builtins.str
+    """Version that the client is to have: the hash of its content; empty = it is removed."""
+    version_acked: _builtins.str
+    """Version that it has acknowledged; empty = none, or unknown after it has rejected a message."""
+    state: _builtins.str
+    """SYNCED, STALE or NACKED."""
+    json: _builtins.str
+    """What it says, as JSON, without secrets; empty if that was not asked for."""
+    def __init__(
+        self,
+        *,
+        type: _builtins.str = ...,
+        name: _builtins.str = ...,
+        version: _builtins.str = ...,
+        version_acked: _builtins.str = ...,
+        state: _builtins.str = ...,
+        json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["json", b"json", "name", b"name", "state", b"state", "type", b"type", "version", b"version", "version_acked", b"version_acked"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConfigResource: _TypeAlias = ConfigResource  # noqa: Y015
+
+@_typing.final
+class PickerPasses(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ByReasonEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    PICKER_FIELD_NUMBER: _builtins.int
+    BY_REASON_FIELD_NUMBER: _builtins.int
+    picker: _builtins.str
+    @_builtins.property
+    def by_reason(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Requests since the picker's start, by reason."""
+
+    def __init__(
+        self,
+        *,
+        picker: _builtins.str = ...,
+        by_reason: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_reason", b"by_reason", "picker", b"picker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PickerPasses: _TypeAlias = PickerPasses  # noqa: Y015
+
+@_typing.final
+class SourceStatus(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    ENDPOINTS_FIELD_NUMBER: _builtins.int
+    AGE_SECONDS_FIELD_NUMBER: _builtins.int
+    TROUBLE_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    source: _builtins.str
+    endpoints: _builtins.int
+    """Number of endpoints of its last answer; unset = it has not answered yet."""
+    age_seconds: _builtins.float
+    """Seconds since its last answer."""
+    trouble: _builtins.str
+    """Why looks fail; empty if they succeed."""
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        source: _builtins.str = ...,
+        endpoints: _builtins.int | None = ...,
+        age_seconds: _builtins.float | None = ...,
+        trouble: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_age_seconds", b"_age_seconds", "_endpoints", b"_endpoints", "age_seconds", b"age_seconds", "endpoints", b"endpoints"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_age_seconds", b"_age_seconds", "_endpoints", b"_endpoints", "age_seconds", b"age_seconds", "endpoints", b"endpoints", "pool", b"pool", "source", b"source", "trouble", b"trouble"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__age_seconds: _TypeAlias = _typing.Literal["age_seconds"]  # noqa: Y015
+    _WhichOneofArgType__age_seconds: _TypeAlias = _typing.Literal["_age_seconds", b"_age_seconds"]  # noqa: Y015
+    _WhichOneofReturnType__endpoints: _TypeAlias = _typing.Literal["endpoints"]  # noqa: Y015
+    _WhichOneofArgType__endpoints: _TypeAlias = _typing.Literal["_endpoints", b"_endpoints"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__age_seconds) -> _WhichOneofReturnType__age_seconds | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__endpoints) -> _WhichOneofReturnType__endpoints | None: ...
+
+Global___SourceStatus: _TypeAlias = SourceStatus  # noqa: Y015
+
+@_typing.final
+class HeldReplicas(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    ENDPOINTS_FIELD_NUMBER: _builtins.int
+    OF_FIELD_NUMBER: _builtins.int
+    LEFT_SECONDS_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    of: _builtins.int
+    """Active replicas of the pool before they vanished."""
+    left_seconds: _builtins.float
+    """Seconds until they leave; unset = not before they are confirmed."""
+    @_builtins.property
+    def endpoints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        endpoints: _abc.Iterable[_builtins.str] | None = ...,
+        of: _builtins.int = ...,
+        left_seconds: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_left_seconds", b"_left_seconds", "left_seconds", b"left_seconds"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_left_seconds", b"_left_seconds", "endpoints", b"endpoints", "left_seconds", b"left_seconds", "of", b"of", "pool", b"pool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__left_seconds: _TypeAlias = _typing.Literal["left_seconds"]  # noqa: Y015
+    _WhichOneofArgType__left_seconds: _TypeAlias = _typing.Literal["_left_seconds", b"_left_seconds"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__left_seconds) -> _WhichOneofReturnType__left_seconds | None: ...
+
+Global___HeldReplicas: _TypeAlias = HeldReplicas  # noqa: Y015
 
 @_typing.final
 class RefusedPeer(_message.Message):
@@ -799,16 +1953,24 @@ class ListRevisionsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REVISIONS_FIELD_NUMBER: _builtins.int
+    OPERATIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def revisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Revision]: ...
+    @_builtins.property
+    def operations(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelOperation]:
+        """Operations on models that began after the oldest of these revisions, at most `limit`, the newest
+        first; without dry runs, replicas and steps, which GetOperations returns.
+        """
+
     def __init__(
         self,
         *,
         revisions: _abc.Iterable[Global___Revision] | None = ...,
+        operations: _abc.Iterable[Global___ModelOperation] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["revisions", b"revisions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["operations", b"operations", "revisions", b"revisions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -850,3 +2012,479 @@ class Revision(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Revision: _TypeAlias = Revision  # noqa: Y015
+
+@_typing.final
+class GetRequestRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    request: _builtins.str
+    """Id of the request (`x-request-id`), or of its trace in hexadecimal; 1 to 128 characters."""
+    def __init__(
+        self,
+        *,
+        request: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetRequestRequest: _TypeAlias = GetRequestRequest  # noqa: Y015
+
+@_typing.final
+class GetRequestResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECORDS_FIELD_NUMBER: _builtins.int
+    PICKERS_FIELD_NUMBER: _builtins.int
+    SILENT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestRecord]:
+        """What the pickers know, the newest of each first."""
+
+    @_builtins.property
+    def pickers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PickerAnswer]: ...
+    @_builtins.property
+    def silent(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Pickers that did not answer in time."""
+
+    def __init__(
+        self,
+        *,
+        records: _abc.Iterable[Global___RequestRecord] | None = ...,
+        pickers: _abc.Iterable[Global___PickerAnswer] | None = ...,
+        silent: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pickers", b"pickers", "records", b"records", "silent", b"silent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetRequestResponse: _TypeAlias = GetRequestResponse  # noqa: Y015
+
+@_typing.final
+class RequestRecord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PICKER_FIELD_NUMBER: _builtins.int
+    RECORD_JSON_FIELD_NUMBER: _builtins.int
+    picker: _builtins.str
+    record_json: _builtins.str
+    """A JSON object; see the debug pages of the picker."""
+    def __init__(
+        self,
+        *,
+        picker: _builtins.str = ...,
+        record_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["picker", b"picker", "record_json", b"record_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestRecord: _TypeAlias = RequestRecord  # noqa: Y015
+
+@_typing.final
+class PickerAnswer(_message.Message):
+    """PickerAnswer names a picker that answered."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PICKER_FIELD_NUMBER: _builtins.int
+    SINCE_SECONDS_FIELD_NUMBER: _builtins.int
+    picker: _builtins.str
+    since_seconds: _builtins.float
+    """Age of the oldest decision that it remembers."""
+    def __init__(
+        self,
+        *,
+        picker: _builtins.str = ...,
+        since_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["picker", b"picker", "since_seconds", b"since_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PickerAnswer: _TypeAlias = PickerAnswer  # noqa: Y015
+
+@_typing.final
+class LoadModelRequest(_message.Message):
+    """LoadModelRequest loads a model by Triton's model control API."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    ENDPOINTS_FIELD_NUMBER: _builtins.int
+    PARALLEL_FIELD_NUMBER: _builtins.int
+    WARMUP_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    model: _builtins.str
+    version: _builtins.str
+    """The version that must be READY afterwards; empty = any. Which versions a replica serves is said
+    by the `version_policy` in its repository.
+    """
+    parallel: _builtins.int
+    """Most replicas that load at a time, 1 to 64; 0 = 2."""
+    @_builtins.property
+    def endpoints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of replicas; empty = all of the pool that do not drain."""
+
+    @_builtins.property
+    def warmup(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Bodies of inference requests (JSON) that are sent to each replica once it has loaded; at most
+        16 of at most 1 MiB.
+        """
+
+    @_builtins.property
+    def options(self) -> Global___ChangeOptions:
+        """With `wait`, the answer comes when the operation has ended, or after `timeout_seconds`. A dry
+        run ends with the check.
+        """
+
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        model: _builtins.str = ...,
+        version: _builtins.str = ...,
+        endpoints: _abc.Iterable[_builtins.str] | None = ...,
+        parallel: _builtins.int = ...,
+        warmup: _abc.Iterable[_builtins.str] | None = ...,
+        options: Global___ChangeOptions | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoints", b"endpoints", "model", b"model", "options", b"options", "parallel", b"parallel", "pool", b"pool", "version", b"version", "warmup", b"warmup"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadModelRequest: _TypeAlias = LoadModelRequest  # noqa: Y015
+
+@_typing.final
+class UnloadModelRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    ENDPOINTS_FIELD_NUMBER: _builtins.int
+    PARALLEL_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    model: _builtins.str
+    parallel: _builtins.int
+    """Most replicas that unload at a time, 1 to 64; 0 = 2."""
+    @_builtins.property
+    def endpoints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of replicas; empty = all of the pool that do not drain."""
+
+    @_builtins.property
+    def options(self) -> Global___ChangeOptions:
+        """As of a load. With `force`, no replica of the pool needs to be left that has the model."""
+
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        model: _builtins.str = ...,
+        endpoints: _abc.Iterable[_builtins.str] | None = ...,
+        parallel: _builtins.int = ...,
+        options: Global___ChangeOptions | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoints", b"endpoints", "model", b"model", "options", b"options", "parallel", b"parallel", "pool", b"pool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnloadModelRequest: _TypeAlias = UnloadModelRequest  # noqa: Y015
+
+@_typing.final
+class AbortModelRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATION_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    operation: _builtins.int
+    @_builtins.property
+    def options(self) -> Global___ChangeOptions: ...
+    def __init__(
+        self,
+        *,
+        operation: _builtins.int = ...,
+        options: Global___ChangeOptions | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation", "options", b"options"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AbortModelRequest: _TypeAlias = AbortModelRequest  # noqa: Y015
+
+@_typing.final
+class GetOperationsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    OPERATION_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    """Only of this pool; empty = all."""
+    operation: _builtins.int
+    """Only this one; 0 = all."""
+    limit: _builtins.int
+    """At most as many; 0 = 20."""
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        operation: _builtins.int = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit", "operation", b"operation", "pool", b"pool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetOperationsRequest: _TypeAlias = GetOperationsRequest  # noqa: Y015
+
+@_typing.final
+class GetOperationsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def operations(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelOperation]: ...
+    def __init__(
+        self,
+        *,
+        operations: _abc.Iterable[Global___ModelOperation] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["operations", b"operations"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetOperationsResponse: _TypeAlias = GetOperationsResponse  # noqa: Y015
+
+@_typing.final
+class ModelOperation(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    AUTHOR_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    BEGAN_UNIX_MS_FIELD_NUMBER: _builtins.int
+    ENDED_UNIX_MS_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    kind: _builtins.str
+    """"load" or "unload"."""
+    pool: _builtins.str
+    model: _builtins.str
+    version: _builtins.str
+    phase: _builtins.str
+    """"waiting" for another operation on this model, "checking", "changing", "comparing", "warming",
+    "undoing"; and at its end "done", "undone", or "failed": some replicas could not be brought
+    back.
+    """
+    ended: _builtins.bool
+    why: _builtins.str
+    """Why it is or was undone; empty = there was no reason to."""
+    author: _builtins.str
+    reason: _builtins.str
+    began_unix_ms: _builtins.int
+    ended_unix_ms: _builtins.int
+    """0 = it has not ended."""
+    dry_run: _builtins.bool
+    left_out: _builtins.int
+    """Number of steps that are not remembered."""
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___OperationReplica]: ...
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelOperationStep]: ...
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        kind: _builtins.str = ...,
+        pool: _builtins.str = ...,
+        model: _builtins.str = ...,
+        version: _builtins.str = ...,
+        phase: _builtins.str = ...,
+        ended: _builtins.bool = ...,
+        why: _builtins.str = ...,
+        author: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        began_unix_ms: _builtins.int = ...,
+        ended_unix_ms: _builtins.int = ...,
+        dry_run: _builtins.bool = ...,
+        replicas: _abc.Iterable[Global___OperationReplica] | None = ...,
+        steps: _abc.Iterable[Global___ModelOperationStep] | None = ...,
+        left_out: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "began_unix_ms", b"began_unix_ms", "dry_run", b"dry_run", "ended", b"ended", "ended_unix_ms", b"ended_unix_ms", "kind", b"kind", "left_out", b"left_out", "model", b"model", "number", b"number", "phase", b"phase", "pool", b"pool", "reason", b"reason", "replicas", b"replicas", "steps", b"steps", "version", b"version", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelOperation: _TypeAlias = ModelOperation  # noqa: Y015
+
+@_typing.final
+class OperationReplica(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    endpoint: _builtins.str
+    state: _builtins.str
+    """"unknown", "planned", "calling", "changed", "kept", "undoing", "undone" or "stuck"."""
+    def __init__(
+        self,
+        *,
+        endpoint: _builtins.str = ...,
+        state: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OperationReplica: _TypeAlias = OperationReplica  # noqa: Y015
+
+@_typing.final
+class ModelOperationStep(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AT_UNIX_MS_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    at_unix_ms: _builtins.int
+    text: _builtins.str
+    def __init__(
+        self,
+        *,
+        at_unix_ms: _builtins.int = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_unix_ms", b"at_unix_ms", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelOperationStep: _TypeAlias = ModelOperationStep  # noqa: Y015
+
+@_typing.final
+class GetModelParityRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    ENDPOINTS_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    model: _builtins.str
+    endpoints: _builtins.str
+    """Ids of replicas, separated by commas; empty = all of the pool that do not drain."""
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        model: _builtins.str = ...,
+        endpoints: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoints", b"endpoints", "model", b"model", "pool", b"pool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetModelParityRequest: _TypeAlias = GetModelParityRequest  # noqa: Y015
+
+@_typing.final
+class GetModelParityResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    DIFFERENCES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ComparedReplica]: ...
+    @_builtins.property
+    def differences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What differs between those that have the model, one sentence each; empty = nothing."""
+
+    def __init__(
+        self,
+        *,
+        replicas: _abc.Iterable[Global___ComparedReplica] | None = ...,
+        differences: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["differences", b"differences", "replicas", b"replicas"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetModelParityResponse: _TypeAlias = GetModelParityResponse  # noqa: Y015
+
+@_typing.final
+class ComparedReplica(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    PLATFORM_FIELD_NUMBER: _builtins.int
+    TENSORS_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    endpoint: _builtins.str
+    digest: _builtins.str
+    """SHA-256 of the configuration without defaults and without what the machine decides."""
+    platform: _builtins.str
+    error: _builtins.str
+    """Why nothing is known of it; empty = it has answered."""
+    @_builtins.property
+    def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def tensors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Name, type and shape of each input and output."""
+
+    def __init__(
+        self,
+        *,
+        endpoint: _builtins.str = ...,
+        digest: _builtins.str = ...,
+        versions: _abc.Iterable[_builtins.str] | None = ...,
+        platform: _builtins.str = ...,
+        tensors: _abc.Iterable[_builtins.str] | None = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "endpoint", b"endpoint", "error", b"error", "platform", b"platform", "tensors", b"tensors", "versions", b"versions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ComparedReplica: _TypeAlias = ComparedReplica  # noqa: Y015

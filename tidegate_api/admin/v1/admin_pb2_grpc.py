@@ -52,6 +52,11 @@ class AdminStub:
                 request_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.SetDrainingRequest.SerializeToString,
                 response_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.ChangeResult.FromString,
                 _registered_method=True)
+        self.SetStandby = channel.unary_unary(
+                '/tidegate.admin.v1.Admin/SetStandby',
+                request_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.SetStandbyRequest.SerializeToString,
+                response_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.ChangeResult.FromString,
+                _registered_method=True)
         self.SetBreaker = channel.unary_unary(
                 '/tidegate.admin.v1.Admin/SetBreaker',
                 request_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.SetBreakerRequest.SerializeToString,
@@ -66,6 +71,11 @@ class AdminStub:
                 '/tidegate.admin.v1.Admin/SetDropOverload',
                 request_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.SetDropOverloadRequest.SerializeToString,
                 response_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.ChangeResult.FromString,
+                _registered_method=True)
+        self.Confirm = channel.unary_unary(
+                '/tidegate.admin.v1.Admin/Confirm',
+                request_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.ConfirmRequest.SerializeToString,
+                response_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.ConfirmResponse.FromString,
                 _registered_method=True)
         self.Rollback = channel.unary_unary(
                 '/tidegate.admin.v1.Admin/Rollback',
@@ -91,6 +101,61 @@ class AdminStub:
                 '/tidegate.admin.v1.Admin/ListRevisions',
                 request_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.ListRevisionsRequest.SerializeToString,
                 response_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.ListRevisionsResponse.FromString,
+                _registered_method=True)
+        self.GetReplicas = channel.unary_unary(
+                '/tidegate.admin.v1.Admin/GetReplicas',
+                request_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetReplicasRequest.SerializeToString,
+                response_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetReplicasResponse.FromString,
+                _registered_method=True)
+        self.GetDrain = channel.unary_unary(
+                '/tidegate.admin.v1.Admin/GetDrain',
+                request_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetDrainRequest.SerializeToString,
+                response_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetDrainResponse.FromString,
+                _registered_method=True)
+        self.GetModels = channel.unary_unary(
+                '/tidegate.admin.v1.Admin/GetModels',
+                request_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetModelsRequest.SerializeToString,
+                response_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetModelsResponse.FromString,
+                _registered_method=True)
+        self.GetTraffic = channel.unary_unary(
+                '/tidegate.admin.v1.Admin/GetTraffic',
+                request_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetTrafficRequest.SerializeToString,
+                response_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetTrafficResponse.FromString,
+                _registered_method=True)
+        self.GetConfig = channel.unary_unary(
+                '/tidegate.admin.v1.Admin/GetConfig',
+                request_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetConfigRequest.SerializeToString,
+                response_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetConfigResponse.FromString,
+                _registered_method=True)
+        self.GetRequest = channel.unary_unary(
+                '/tidegate.admin.v1.Admin/GetRequest',
+                request_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetRequestRequest.SerializeToString,
+                response_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetRequestResponse.FromString,
+                _registered_method=True)
+        self.LoadModel = channel.unary_unary(
+                '/tidegate.admin.v1.Admin/LoadModel',
+                request_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.LoadModelRequest.SerializeToString,
+                response_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.ModelOperation.FromString,
+                _registered_method=True)
+        self.UnloadModel = channel.unary_unary(
+                '/tidegate.admin.v1.Admin/UnloadModel',
+                request_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.UnloadModelRequest.SerializeToString,
+                response_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.ModelOperation.FromString,
+                _registered_method=True)
+        self.AbortModel = channel.unary_unary(
+                '/tidegate.admin.v1.Admin/AbortModel',
+                request_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.AbortModelRequest.SerializeToString,
+                response_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.ModelOperation.FromString,
+                _registered_method=True)
+        self.GetOperations = channel.unary_unary(
+                '/tidegate.admin.v1.Admin/GetOperations',
+                request_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetOperationsRequest.SerializeToString,
+                response_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetOperationsResponse.FromString,
+                _registered_method=True)
+        self.GetModelParity = channel.unary_unary(
+                '/tidegate.admin.v1.Admin/GetModelParity',
+                request_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetModelParityRequest.SerializeToString,
+                response_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetModelParityResponse.FromString,
                 _registered_method=True)
 
 
@@ -118,6 +183,12 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetStandby(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetBreaker(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -131,6 +202,12 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetDropOverload(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Confirm(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -166,6 +243,83 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetReplicas(self, request, context):
+        """GetReplicas returns the state of each replica, as pickers report it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetDrain(self, request, context):
+        """GetDrain says whether a replica may be stopped.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetModels(self, request, context):
+        """GetModels returns which replica has which model, as pickers report it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetTraffic(self, request, context):
+        """GetTraffic returns the requests of the last hour by variant and minute.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetConfig(self, request, context):
+        """GetConfig returns the resources of each client, without secrets.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetRequest(self, request, context):
+        """GetRequest asks the pickers what became of a request; it takes at most 2 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LoadModel(self, request, context):
+        """LoadModel begins to load a model on replicas of a pool: all of them, or none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadModel(self, request, context):
+        """UnloadModel begins to unload a model from replicas of a pool: all of them, or none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AbortModel(self, request, context):
+        """AbortModel gives an operation on a model up: what it has done is undone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetOperations(self, request, context):
+        """GetOperations returns operations on models, the newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetModelParity(self, request, context):
+        """GetModelParity asks replicas for a model and says in what it differs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -184,6 +338,11 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.SetDrainingRequest.FromString,
                     response_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.ChangeResult.SerializeToString,
             ),
+            'SetStandby': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetStandby,
+                    request_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.SetStandbyRequest.FromString,
+                    response_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.ChangeResult.SerializeToString,
+            ),
             'SetBreaker': grpc.unary_unary_rpc_method_handler(
                     servicer.SetBreaker,
                     request_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.SetBreakerRequest.FromString,
@@ -198,6 +357,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.SetDropOverload,
                     request_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.SetDropOverloadRequest.FromString,
                     response_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.ChangeResult.SerializeToString,
+            ),
+            'Confirm': grpc.unary_unary_rpc_method_handler(
+                    servicer.Confirm,
+                    request_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.ConfirmRequest.FromString,
+                    response_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.ConfirmResponse.SerializeToString,
             ),
             'Rollback': grpc.unary_unary_rpc_method_handler(
                     servicer.Rollback,
@@ -223,6 +387,61 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ListRevisions,
                     request_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.ListRevisionsRequest.FromString,
                     response_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.ListRevisionsResponse.SerializeToString,
+            ),
+            'GetReplicas': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetReplicas,
+                    request_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetReplicasRequest.FromString,
+                    response_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetReplicasResponse.SerializeToString,
+            ),
+            'GetDrain': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetDrain,
+                    request_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetDrainRequest.FromString,
+                    response_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetDrainResponse.SerializeToString,
+            ),
+            'GetModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetModels,
+                    request_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetModelsRequest.FromString,
+                    response_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetModelsResponse.SerializeToString,
+            ),
+            'GetTraffic': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTraffic,
+                    request_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetTrafficRequest.FromString,
+                    response_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetTrafficResponse.SerializeToString,
+            ),
+            'GetConfig': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetConfig,
+                    request_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetConfigRequest.FromString,
+                    response_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetConfigResponse.SerializeToString,
+            ),
+            'GetRequest': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRequest,
+                    request_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetRequestRequest.FromString,
+                    response_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetRequestResponse.SerializeToString,
+            ),
+            'LoadModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadModel,
+                    request_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.LoadModelRequest.FromString,
+                    response_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.ModelOperation.SerializeToString,
+            ),
+            'UnloadModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadModel,
+                    request_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.UnloadModelRequest.FromString,
+                    response_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.ModelOperation.SerializeToString,
+            ),
+            'AbortModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.AbortModel,
+                    request_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.AbortModelRequest.FromString,
+                    response_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.ModelOperation.SerializeToString,
+            ),
+            'GetOperations': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetOperations,
+                    request_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetOperationsRequest.FromString,
+                    response_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetOperationsResponse.SerializeToString,
+            ),
+            'GetModelParity': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetModelParity,
+                    request_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetModelParityRequest.FromString,
+                    response_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetModelParityResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -320,6 +539,33 @@ class Admin:
             _registered_method=True)
 
     @staticmethod
+    def SetStandby(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidegate.admin.v1.Admin/SetStandby',
+            tidegate__api_dot_admin_dot_v1_dot_admin__pb2.SetStandbyRequest.SerializeToString,
+            tidegate__api_dot_admin_dot_v1_dot_admin__pb2.ChangeResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def SetBreaker(request,
             target,
             options=(),
@@ -390,6 +636,33 @@ class Admin:
             '/tidegate.admin.v1.Admin/SetDropOverload',
             tidegate__api_dot_admin_dot_v1_dot_admin__pb2.SetDropOverloadRequest.SerializeToString,
             tidegate__api_dot_admin_dot_v1_dot_admin__pb2.ChangeResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Confirm(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidegate.admin.v1.Admin/Confirm',
+            tidegate__api_dot_admin_dot_v1_dot_admin__pb2.ConfirmRequest.SerializeToString,
+            tidegate__api_dot_admin_dot_v1_dot_admin__pb2.ConfirmResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -525,6 +798,303 @@ class Admin:
             '/tidegate.admin.v1.Admin/ListRevisions',
             tidegate__api_dot_admin_dot_v1_dot_admin__pb2.ListRevisionsRequest.SerializeToString,
             tidegate__api_dot_admin_dot_v1_dot_admin__pb2.ListRevisionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetReplicas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidegate.admin.v1.Admin/GetReplicas',
+            tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetReplicasRequest.SerializeToString,
+            tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetReplicasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetDrain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidegate.admin.v1.Admin/GetDrain',
+            tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetDrainRequest.SerializeToString,
+            tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetDrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidegate.admin.v1.Admin/GetModels',
+            tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetModelsRequest.SerializeToString,
+            tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTraffic(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidegate.admin.v1.Admin/GetTraffic',
+            tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetTrafficRequest.SerializeToString,
+            tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetTrafficResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetConfig(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidegate.admin.v1.Admin/GetConfig',
+            tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetConfigRequest.SerializeToString,
+            tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetConfigResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRequest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidegate.admin.v1.Admin/GetRequest',
+            tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetRequestRequest.SerializeToString,
+            tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetRequestResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidegate.admin.v1.Admin/LoadModel',
+            tidegate__api_dot_admin_dot_v1_dot_admin__pb2.LoadModelRequest.SerializeToString,
+            tidegate__api_dot_admin_dot_v1_dot_admin__pb2.ModelOperation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidegate.admin.v1.Admin/UnloadModel',
+            tidegate__api_dot_admin_dot_v1_dot_admin__pb2.UnloadModelRequest.SerializeToString,
+            tidegate__api_dot_admin_dot_v1_dot_admin__pb2.ModelOperation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AbortModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidegate.admin.v1.Admin/AbortModel',
+            tidegate__api_dot_admin_dot_v1_dot_admin__pb2.AbortModelRequest.SerializeToString,
+            tidegate__api_dot_admin_dot_v1_dot_admin__pb2.ModelOperation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetOperations(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidegate.admin.v1.Admin/GetOperations',
+            tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetOperationsRequest.SerializeToString,
+            tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetOperationsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetModelParity(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidegate.admin.v1.Admin/GetModelParity',
+            tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetModelParityRequest.SerializeToString,
+            tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetModelParityResponse.FromString,
             options,
             channel_credentials,
             insecure,

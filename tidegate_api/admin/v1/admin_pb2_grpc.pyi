@@ -39,14 +39,38 @@ class AdminStub:
     Apply: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ApplyRequest, _admin_pb2.ChangeResult]
     SetWeights: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetWeightsRequest, _admin_pb2.ChangeResult]
     SetDraining: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetDrainingRequest, _admin_pb2.ChangeResult]
+    SetStandby: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetStandbyRequest, _admin_pb2.ChangeResult]
     SetBreaker: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetBreakerRequest, _admin_pb2.ChangeResult]
     SetSlowStart: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetSlowStartRequest, _admin_pb2.ChangeResult]
     SetDropOverload: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetDropOverloadRequest, _admin_pb2.ChangeResult]
+    Confirm: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ConfirmRequest, _admin_pb2.ConfirmResponse]
     Rollback: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RollbackRequest, _admin_pb2.ChangeResult]
     Diff: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DiffRequest, _admin_pb2.DiffResponse]
     GetFleet: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetFleetRequest, _admin_pb2.GetFleetResponse]
     GetStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.GetStatusResponse]
     ListRevisions: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListRevisionsRequest, _admin_pb2.ListRevisionsResponse]
+    GetReplicas: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetReplicasRequest, _admin_pb2.GetReplicasResponse]
+    """GetReplicas returns the state of each replica, as pickers report it."""
+    GetDrain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetDrainRequest, _admin_pb2.GetDrainResponse]
+    """GetDrain says whether a replica may be stopped."""
+    GetModels: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetModelsRequest, _admin_pb2.GetModelsResponse]
+    """GetModels returns which replica has which model, as pickers report it."""
+    GetTraffic: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetTrafficRequest, _admin_pb2.GetTrafficResponse]
+    """GetTraffic returns the requests of the last hour by variant and minute."""
+    GetConfig: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetConfigRequest, _admin_pb2.GetConfigResponse]
+    """GetConfig returns the resources of each client, without secrets."""
+    GetRequest: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetRequestRequest, _admin_pb2.GetRequestResponse]
+    """GetRequest asks the pickers what became of a request; it takes at most 2 s."""
+    LoadModel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LoadModelRequest, _admin_pb2.ModelOperation]
+    """LoadModel begins to load a model on replicas of a pool: all of them, or none."""
+    UnloadModel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UnloadModelRequest, _admin_pb2.ModelOperation]
+    """UnloadModel begins to unload a model from replicas of a pool: all of them, or none."""
+    AbortModel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AbortModelRequest, _admin_pb2.ModelOperation]
+    """AbortModel gives an operation on a model up: what it has done is undone."""
+    GetOperations: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetOperationsRequest, _admin_pb2.GetOperationsResponse]
+    """GetOperations returns operations on models, the newest first."""
+    GetModelParity: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetModelParityRequest, _admin_pb2.GetModelParityResponse]
+    """GetModelParity asks replicas for a model and says in what it differs."""
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -59,14 +83,38 @@ class AdminAsyncStub(AdminStub):
     Apply: _aio.UnaryUnaryMultiCallable[_admin_pb2.ApplyRequest, _admin_pb2.ChangeResult]  # type: ignore[assignment]
     SetWeights: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetWeightsRequest, _admin_pb2.ChangeResult]  # type: ignore[assignment]
     SetDraining: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetDrainingRequest, _admin_pb2.ChangeResult]  # type: ignore[assignment]
+    SetStandby: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetStandbyRequest, _admin_pb2.ChangeResult]  # type: ignore[assignment]
     SetBreaker: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetBreakerRequest, _admin_pb2.ChangeResult]  # type: ignore[assignment]
     SetSlowStart: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetSlowStartRequest, _admin_pb2.ChangeResult]  # type: ignore[assignment]
     SetDropOverload: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetDropOverloadRequest, _admin_pb2.ChangeResult]  # type: ignore[assignment]
+    Confirm: _aio.UnaryUnaryMultiCallable[_admin_pb2.ConfirmRequest, _admin_pb2.ConfirmResponse]  # type: ignore[assignment]
     Rollback: _aio.UnaryUnaryMultiCallable[_admin_pb2.RollbackRequest, _admin_pb2.ChangeResult]  # type: ignore[assignment]
     Diff: _aio.UnaryUnaryMultiCallable[_admin_pb2.DiffRequest, _admin_pb2.DiffResponse]  # type: ignore[assignment]
     GetFleet: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetFleetRequest, _admin_pb2.GetFleetResponse]  # type: ignore[assignment]
     GetStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.GetStatusResponse]  # type: ignore[assignment]
     ListRevisions: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListRevisionsRequest, _admin_pb2.ListRevisionsResponse]  # type: ignore[assignment]
+    GetReplicas: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetReplicasRequest, _admin_pb2.GetReplicasResponse]  # type: ignore[assignment]
+    """GetReplicas returns the state of each replica, as pickers report it."""
+    GetDrain: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetDrainRequest, _admin_pb2.GetDrainResponse]  # type: ignore[assignment]
+    """GetDrain says whether a replica may be stopped."""
+    GetModels: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetModelsRequest, _admin_pb2.GetModelsResponse]  # type: ignore[assignment]
+    """GetModels returns which replica has which model, as pickers report it."""
+    GetTraffic: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetTrafficRequest, _admin_pb2.GetTrafficResponse]  # type: ignore[assignment]
+    """GetTraffic returns the requests of the last hour by variant and minute."""
+    GetConfig: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetConfigRequest, _admin_pb2.GetConfigResponse]  # type: ignore[assignment]
+    """GetConfig returns the resources of each client, without secrets."""
+    GetRequest: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetRequestRequest, _admin_pb2.GetRequestResponse]  # type: ignore[assignment]
+    """GetRequest asks the pickers what became of a request; it takes at most 2 s."""
+    LoadModel: _aio.UnaryUnaryMultiCallable[_admin_pb2.LoadModelRequest, _admin_pb2.ModelOperation]  # type: ignore[assignment]
+    """LoadModel begins to load a model on replicas of a pool: all of them, or none."""
+    UnloadModel: _aio.UnaryUnaryMultiCallable[_admin_pb2.UnloadModelRequest, _admin_pb2.ModelOperation]  # type: ignore[assignment]
+    """UnloadModel begins to unload a model from replicas of a pool: all of them, or none."""
+    AbortModel: _aio.UnaryUnaryMultiCallable[_admin_pb2.AbortModelRequest, _admin_pb2.ModelOperation]  # type: ignore[assignment]
+    """AbortModel gives an operation on a model up: what it has done is undone."""
+    GetOperations: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetOperationsRequest, _admin_pb2.GetOperationsResponse]  # type: ignore[assignment]
+    """GetOperations returns operations on models, the newest first."""
+    GetModelParity: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetModelParityRequest, _admin_pb2.GetModelParityResponse]  # type: ignore[assignment]
+    """GetModelParity asks replicas for a model and says in what it differs."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     """Admin is the control server's service for operators. Every change makes one revision of the
@@ -96,6 +144,13 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_admin_pb2.ChangeResult, _abc.Awaitable[_admin_pb2.ChangeResult]]: ...
 
     @_abc_1.abstractmethod
+    def SetStandby(
+        self,
+        request: _admin_pb2.SetStandbyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ChangeResult, _abc.Awaitable[_admin_pb2.ChangeResult]]: ...
+
+    @_abc_1.abstractmethod
     def SetBreaker(
         self,
         request: _admin_pb2.SetBreakerRequest,
@@ -115,6 +170,13 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.SetDropOverloadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ChangeResult, _abc.Awaitable[_admin_pb2.ChangeResult]]: ...
+
+    @_abc_1.abstractmethod
+    def Confirm(
+        self,
+        request: _admin_pb2.ConfirmRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ConfirmResponse, _abc.Awaitable[_admin_pb2.ConfirmResponse]]: ...
 
     @_abc_1.abstractmethod
     def Rollback(
@@ -150,5 +212,93 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListRevisionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListRevisionsResponse, _abc.Awaitable[_admin_pb2.ListRevisionsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetReplicas(
+        self,
+        request: _admin_pb2.GetReplicasRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetReplicasResponse, _abc.Awaitable[_admin_pb2.GetReplicasResponse]]:
+        """GetReplicas returns the state of each replica, as pickers report it."""
+
+    @_abc_1.abstractmethod
+    def GetDrain(
+        self,
+        request: _admin_pb2.GetDrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetDrainResponse, _abc.Awaitable[_admin_pb2.GetDrainResponse]]:
+        """GetDrain says whether a replica may be stopped."""
+
+    @_abc_1.abstractmethod
+    def GetModels(
+        self,
+        request: _admin_pb2.GetModelsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetModelsResponse, _abc.Awaitable[_admin_pb2.GetModelsResponse]]:
+        """GetModels returns which replica has which model, as pickers report it."""
+
+    @_abc_1.abstractmethod
+    def GetTraffic(
+        self,
+        request: _admin_pb2.GetTrafficRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetTrafficResponse, _abc.Awaitable[_admin_pb2.GetTrafficResponse]]:
+        """GetTraffic returns the requests of the last hour by variant and minute."""
+
+    @_abc_1.abstractmethod
+    def GetConfig(
+        self,
+        request: _admin_pb2.GetConfigRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetConfigResponse, _abc.Awaitable[_admin_pb2.GetConfigResponse]]:
+        """GetConfig returns the resources of each client, without secrets."""
+
+    @_abc_1.abstractmethod
+    def GetRequest(
+        self,
+        request: _admin_pb2.GetRequestRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetRequestResponse, _abc.Awaitable[_admin_pb2.GetRequestResponse]]:
+        """GetRequest asks the pickers what became of a request; it takes at most 2 s."""
+
+    @_abc_1.abstractmethod
+    def LoadModel(
+        self,
+        request: _admin_pb2.LoadModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ModelOperation, _abc.Awaitable[_admin_pb2.ModelOperation]]:
+        """LoadModel begins to load a model on replicas of a pool: all of them, or none."""
+
+    @_abc_1.abstractmethod
+    def UnloadModel(
+        self,
+        request: _admin_pb2.UnloadModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ModelOperation, _abc.Awaitable[_admin_pb2.ModelOperation]]:
+        """UnloadModel begins to unload a model from replicas of a pool: all of them, or none."""
+
+    @_abc_1.abstractmethod
+    def AbortModel(
+        self,
+        request: _admin_pb2.AbortModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ModelOperation, _abc.Awaitable[_admin_pb2.ModelOperation]]:
+        """AbortModel gives an operation on a model up: what it has done is undone."""
+
+    @_abc_1.abstractmethod
+    def GetOperations(
+        self,
+        request: _admin_pb2.GetOperationsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetOperationsResponse, _abc.Awaitable[_admin_pb2.GetOperationsResponse]]:
+        """GetOperations returns operations on models, the newest first."""
+
+    @_abc_1.abstractmethod
+    def GetModelParity(
+        self,
+        request: _admin_pb2.GetModelParityRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetModelParityResponse, _abc.Awaitable[_admin_pb2.GetModelParityResponse]]:
+        """GetModelParity asks replicas for a model and says in what it differs."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

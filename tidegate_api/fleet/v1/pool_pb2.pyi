@@ -121,6 +121,7 @@ class Pool(_message.Message):
     PATHS_FIELD_NUMBER: _builtins.int
     DEFAULT_FOR_FIELD_NUMBER: _builtins.int
     DEFAULT_FOR_PATHS_FIELD_NUMBER: _builtins.int
+    DEFAULT_FOR_HTTP_FIELD_NUMBER: _builtins.int
     VARIANTS_FIELD_NUMBER: _builtins.int
     ENDPOINTS_FIELD_NUMBER: _builtins.int
     ROUTING_FIELD_NUMBER: _builtins.int
@@ -135,9 +136,15 @@ class Pool(_message.Message):
     MODEL_NEEDS_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     LOG_SLOTS_FIELD_NUMBER: _builtins.int
+    DESCRIBE_PICKS_FIELD_NUMBER: _builtins.int
     FIRST_ANSWER_SECONDS_FIELD_NUMBER: _builtins.int
     FIRST_ANSWER_LEAST_SECONDS_FIELD_NUMBER: _builtins.int
+    UPSTREAM_TLS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    default_for_http: _builtins.bool
+    """HTTP requests on paths that no pool lists go to this pool if they name none. Only proxies that
+    the control server did not configure send such requests.
+    """
     per_endpoint_in_flight: _builtins.int
     """Most requests in flight on one endpoint; 0 = no limit."""
     probe_interval_seconds: _builtins.float
@@ -149,6 +156,10 @@ class Pool(_message.Message):
     seed: _builtins.int
     """Secret of the fleet: seed of the hashes of prompts. The control server draws it once, and all
     pools of a fleet have the same. 0 = none.
+    """
+    describe_picks: _builtins.bool
+    """Envoy's access log shows picks: pickers write what it shows into their metadata. All pools of a
+    fleet have the same.
     """
     first_answer_seconds: _builtins.float
     """Bound of Envoy's routes on the seconds to the headers of an answer; 0 = none."""
@@ -164,7 +175,7 @@ class Pool(_message.Message):
 
     @_builtins.property
     def default_for(self) -> _containers.RepeatedScalarFieldContainer[Global___Form.ValueType]:
-        """Forms (see Form) for which Envoy routes requests that name no pool to this pool."""
+        """Forms (see Form) whose requests go to this pool if they name none."""
 
     @_builtins.property
     def default_for_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -198,6 +209,10 @@ class Pool(_message.Message):
         All pools of a fleet have the same. A picker writes its slot into each pick.
         """
 
+    @_builtins.property
+    def upstream_tls(self) -> Global___UpstreamTls:
+        """TLS to the replicas for whoever asks them; absent = plain."""
+
     def __init__(
         self,
         *,
@@ -206,6 +221,7 @@ class Pool(_message.Message):
         paths: _abc.Iterable[_builtins.str] | None = ...,
         default_for: _abc.Iterable[Global___Form.ValueType] | None = ...,
         default_for_paths: _abc.Iterable[_builtins.str] | None = ...,
+        default_for_http: _builtins.bool = ...,
         variants: _abc.Iterable[Global___Variant] | None = ...,
         endpoints: _abc.Iterable[Global___Endpoint] | None = ...,
         routing: Global___Routing | None = ...,
@@ -220,16 +236,53 @@ class Pool(_message.Message):
         model_needs: _abc.Iterable[Global___ModelNeeds] | None = ...,
         seed: _builtins.int = ...,
         log_slots: _abc.Iterable[_builtins.str] | None = ...,
+        describe_picks: _builtins.bool = ...,
         first_answer_seconds: _builtins.float = ...,
         first_answer_least_seconds: _builtins.float = ...,
+        upstream_tls: Global___UpstreamTls | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["deep_health", b"deep_health", "outlier", b"outlier", "routing", b"routing", "slow_start", b"slow_start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["deep_health", b"deep_health", "outlier", b"outlier", "routing", b"routing", "slow_start", b"slow_start", "upstream_tls", b"upstream_tls"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["custom_metrics", b"custom_metrics", "deep_health", b"deep_health", "default_for", b"default_for", "default_for_paths", b"default_for_paths", "endpoints", b"endpoints", "first_answer_least_seconds", b"first_answer_least_seconds", "first_answer_seconds", b"first_answer_seconds", "log_slots", b"log_slots", "model_needs", b"model_needs", "models", b"models", "name", b"name", "orca", b"orca", "outlier", b"outlier", "paths", b"paths", "per_endpoint_in_flight", b"per_endpoint_in_flight", "probe_interval_seconds", b"probe_interval_seconds", "routing", b"routing", "seed", b"seed", "slow_start", b"slow_start", "usage", b"usage", "variants", b"variants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["custom_metrics", b"custom_metrics", "deep_health", b"deep_health", "default_for", b"default_for", "default_for_http", b"default_for_http", "default_for_paths", b"default_for_paths", "describe_picks", b"describe_picks", "endpoints", b"endpoints", "first_answer_least_seconds", b"first_answer_least_seconds", "first_answer_seconds", b"first_answer_seconds", "log_slots", b"log_slots", "model_needs", b"model_needs", "models", b"models", "name", b"name", "orca", b"orca", "outlier", b"outlier", "paths", b"paths", "per_endpoint_in_flight", b"per_endpoint_in_flight", "probe_interval_seconds", b"probe_interval_seconds", "routing", b"routing", "seed", b"seed", "slow_start", b"slow_start", "upstream_tls", b"upstream_tls", "usage", b"usage", "variants", b"variants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Pool: _TypeAlias = Pool  # noqa: Y015
+
+@_typing.final
+class UpstreamTls(_message.Message):
+    """UpstreamTls is the TLS that replicas speak. Paths are those of the machine that reads them; files
+    are PEM.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CA_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    SERVER_NAME_FIELD_NUMBER: _builtins.int
+    ca: _builtins.str
+    """Certificates that a replica's must be signed by; empty = nothing is checked."""
+    certificate: _builtins.str
+    """Own certificate and its key, where replicas ask for one; empty = none."""
+    key: _builtins.str
+    server_name: _builtins.str
+    """Name to ask for and, with `ca`, the name that a replica's certificate must have; empty = none."""
+    def __init__(
+        self,
+        *,
+        ca: _builtins.str = ...,
+        certificate: _builtins.str = ...,
+        key: _builtins.str = ...,
+        server_name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ca", b"ca", "certificate", b"certificate", "key", b"key", "server_name", b"server_name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpstreamTls: _TypeAlias = UpstreamTls  # noqa: Y015
 
 @_typing.final
 class Outlier(_message.Message):
@@ -284,7 +337,7 @@ class DeepHealth(_message.Message):
     GPU_MEMORY_FREE_FIELD_NUMBER: _builtins.int
     SHARE_FIELD_NUMBER: _builtins.int
     repository: _builtins.bool
-    """Query Triton's repository index for the state of the pool's models."""
+    """Ask replicas which models they have: Triton's repository index, else /v1/models."""
     gpu_memory_free: _builtins.float
     """Least free share of a replica's GPU memory, 0..1; 0 = off."""
     share: _builtins.bool

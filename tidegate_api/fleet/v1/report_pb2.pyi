@@ -19,14 +19,98 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class Inquiry(_message.Message):
+    """Inquiry asks for a request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Above 0; the answer has the same."""
+    request: _builtins.str
+    """A request's id (`x-request-id`), or the id of a trace in hexadecimal."""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        request: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Inquiry: _TypeAlias = Inquiry  # noqa: Y015
+
+@_typing.final
+class InquiryAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PICKER_ID_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    RECORDS_JSON_FIELD_NUMBER: _builtins.int
+    SINCE_SECONDS_FIELD_NUMBER: _builtins.int
+    picker_id: _builtins.str
+    """The node id that the picker uses on ADS."""
+    number: _builtins.int
+    """Number of the inquiry; 0 = the first message of a stream, which answers none."""
+    since_seconds: _builtins.float
+    """Age of the oldest decision that the picker still remembers."""
+    @_builtins.property
+    def records_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What is known of the request, the newest first; JSON objects, together at most 256 KiB."""
+
+    def __init__(
+        self,
+        *,
+        picker_id: _builtins.str = ...,
+        number: _builtins.int = ...,
+        records_json: _abc.Iterable[_builtins.str] | None = ...,
+        since_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "picker_id", b"picker_id", "records_json", b"records_json", "since_seconds", b"since_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InquiryAnswer: _TypeAlias = InquiryAnswer  # noqa: Y015
+
+@_typing.final
 class PickerReport(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class PassesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     PICKER_ID_FIELD_NUMBER: _builtins.int
     ENDPOINTS_FIELD_NUMBER: _builtins.int
     FINDINGS_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
     TAKEN_FIELD_NUMBER: _builtins.int
+    PASSES_FIELD_NUMBER: _builtins.int
+    TRAFFIC_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    PLACEMENTS_FIELD_NUMBER: _builtins.int
     picker_id: _builtins.str
     """The node id that the picker uses on ADS."""
     group: _builtins.str
@@ -39,11 +123,27 @@ class PickerReport(_message.Message):
     """
     @_builtins.property
     def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___EndpointLoad]:
-        """All endpoints with requests in flight; an absent endpoint has none."""
+        """All endpoints with requests in flight or open sequences; an absent endpoint has none."""
 
     @_builtins.property
     def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Finding]:
         """All replicas that this picker itself finds sick, in pools that share such findings."""
+
+    @_builtins.property
+    def passes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Requests without a pick since the picker's start, by reason; at most 32 reasons."""
+
+    @_builtins.property
+    def traffic(self) -> Global___Traffic:
+        """What became of requests. Unset = as in the last report that had it."""
+
+    @_builtins.property
+    def replicas(self) -> Global___ReplicaStates:
+        """All replicas, as this picker sees them. Unset = as in the last report that had it."""
+
+    @_builtins.property
+    def placements(self) -> Global___Placements:
+        """Which models the replicas have. Unset = as in the last report that had it."""
 
     def __init__(
         self,
@@ -53,14 +153,378 @@ class PickerReport(_message.Message):
         findings: _abc.Iterable[Global___Finding] | None = ...,
         group: _builtins.str = ...,
         taken: _builtins.str = ...,
+        passes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        traffic: Global___Traffic | None = ...,
+        replicas: Global___ReplicaStates | None = ...,
+        placements: Global___Placements | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["placements", b"placements", "replicas", b"replicas", "traffic", b"traffic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoints", b"endpoints", "findings", b"findings", "group", b"group", "picker_id", b"picker_id", "taken", b"taken"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoints", b"endpoints", "findings", b"findings", "group", b"group", "passes", b"passes", "picker_id", b"picker_id", "placements", b"placements", "replicas", b"replicas", "taken", b"taken", "traffic", b"traffic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PickerReport: _TypeAlias = PickerReport  # noqa: Y015
+
+@_typing.final
+class Traffic(_message.Message):
+    """Traffic counts requests since the start of the picker's process. The first one of a stream has all
+    series, later ones those that have changed. Because counts are sums, a report that is lost,
+    repeated or late is never counted twice.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIFE_FIELD_NUMBER: _builtins.int
+    AGE_SECONDS_FIELD_NUMBER: _builtins.int
+    VARIANTS_FIELD_NUMBER: _builtins.int
+    ENDPOINTS_FIELD_NUMBER: _builtins.int
+    life: _builtins.int
+    """Identifies the process whose counts these are: a restarted picker has another one."""
+    age_seconds: _builtins.float
+    """Seconds since these counts began."""
+    @_builtins.property
+    def variants(self) -> _containers.RepeatedCompositeFieldContainer[Global___VariantTraffic]:
+        """At most 1,024 in one report."""
+
+    @_builtins.property
+    def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___EndpointTraffic]:
+        """At most 65,536 in one report."""
+
+    def __init__(
+        self,
+        *,
+        life: _builtins.int = ...,
+        age_seconds: _builtins.float = ...,
+        variants: _abc.Iterable[Global___VariantTraffic] | None = ...,
+        endpoints: _abc.Iterable[Global___EndpointTraffic] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_seconds", b"age_seconds", "endpoints", b"endpoints", "life", b"life", "variants", b"variants"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Traffic: _TypeAlias = Traffic  # noqa: Y015
+
+@_typing.final
+class VariantTraffic(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class FailedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    POOL_FIELD_NUMBER: _builtins.int
+    VARIANT_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    FIRST_BYTE_FIELD_NUMBER: _builtins.int
+    DURATION_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    variant: _builtins.str
+    """Empty = requests that the picker refused before a variant was known."""
+    requests: _builtins.int
+    """Requests that have ended."""
+    prompt_tokens: _builtins.int
+    """Prompt tokens of picked requests, estimated where they are not known."""
+    cached_tokens: _builtins.int
+    """Those of them that were predicted to be in the replica's cache."""
+    @_builtins.property
+    def failed(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Those of them that did not end well, by kind; at most 32 kinds."""
+
+    @_builtins.property
+    def first_byte(self) -> Global___Histogram:
+        """Seconds from a request's start to the first byte of its answer."""
+
+    @_builtins.property
+    def duration(self) -> Global___Histogram:
+        """Seconds from a request's start to its end."""
+
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        variant: _builtins.str = ...,
+        requests: _builtins.int = ...,
+        failed: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        first_byte: Global___Histogram | None = ...,
+        duration: Global___Histogram | None = ...,
+        prompt_tokens: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration", "first_byte", b"first_byte"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "duration", b"duration", "failed", b"failed", "first_byte", b"first_byte", "pool", b"pool", "prompt_tokens", b"prompt_tokens", "requests", b"requests", "variant", b"variant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VariantTraffic: _TypeAlias = VariantTraffic  # noqa: Y015
+
+@_typing.final
+class Histogram(_message.Message):
+    """Histogram has logarithmic buckets: number n counts what lies between 1.1^(n-1) and 1.1^n ms,
+    number 0 what is below 1 ms, number 159 what is above 3,400 s.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUCKETS_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Numbers of the buckets that are not empty."""
+
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Their counts, in the same order."""
+
+    def __init__(
+        self,
+        *,
+        buckets: _abc.Iterable[_builtins.int] | None = ...,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "counts", b"counts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Histogram: _TypeAlias = Histogram  # noqa: Y015
+
+@_typing.final
+class EndpointTraffic(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    id: _builtins.str
+    requests: _builtins.int
+    failed: _builtins.int
+    """Requests that failed, other than by their caller."""
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        id: _builtins.str = ...,
+        requests: _builtins.int = ...,
+        failed: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "id", b"id", "pool", b"pool", "requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndpointTraffic: _TypeAlias = EndpointTraffic  # noqa: Y015
+
+@_typing.final
+class ReplicaStates(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaState]:
+        """At most 65,536."""
+
+    def __init__(
+        self,
+        *,
+        replicas: _abc.Iterable[Global___ReplicaState] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replicas", b"replicas"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaStates: _TypeAlias = ReplicaStates  # noqa: Y015
+
+@_typing.final
+class ReplicaState(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    CONDITIONS_FIELD_NUMBER: _builtins.int
+    READING_AGE_MS_FIELD_NUMBER: _builtins.int
+    RAMP_PERCENT_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    id: _builtins.str
+    reading_age_ms: _builtins.int
+    """Age of its oldest reading in use, in milliseconds; unset = it has none."""
+    ramp_percent: _builtins.int
+    """Share of its weight in slow start, in percent; unset = it is not in slow start."""
+    @_builtins.property
+    def conditions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Condition]:
+        """At most 8."""
+
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        id: _builtins.str = ...,
+        conditions: _abc.Iterable[Global___Condition] | None = ...,
+        reading_age_ms: _builtins.int | None = ...,
+        ramp_percent: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ramp_percent", b"_ramp_percent", "_reading_age_ms", b"_reading_age_ms", "ramp_percent", b"ramp_percent", "reading_age_ms", b"reading_age_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ramp_percent", b"_ramp_percent", "_reading_age_ms", b"_reading_age_ms", "conditions", b"conditions", "id", b"id", "pool", b"pool", "ramp_percent", b"ramp_percent", "reading_age_ms", b"reading_age_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__ramp_percent: _TypeAlias = _typing.Literal["ramp_percent"]  # noqa: Y015
+    _WhichOneofArgType__ramp_percent: _TypeAlias = _typing.Literal["_ramp_percent", b"_ramp_percent"]  # noqa: Y015
+    _WhichOneofReturnType__reading_age_ms: _TypeAlias = _typing.Literal["reading_age_ms"]  # noqa: Y015
+    _WhichOneofArgType__reading_age_ms: _TypeAlias = _typing.Literal["_reading_age_ms", b"_reading_age_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ramp_percent) -> _WhichOneofReturnType__ramp_percent | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reading_age_ms) -> _WhichOneofReturnType__reading_age_ms | None: ...
+
+Global___ReplicaState: _TypeAlias = ReplicaState  # noqa: Y015
+
+@_typing.final
+class Condition(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    LEFT_SECONDS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """For example "ejected" or "not-ready"."""
+    cause: _builtins.str
+    """Its cause, in words; at most 200 characters."""
+    left_seconds: _builtins.float
+    """Seconds until it ends by itself; unset = it does not."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        cause: _builtins.str = ...,
+        left_seconds: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_left_seconds", b"_left_seconds", "left_seconds", b"left_seconds"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_left_seconds", b"_left_seconds", "cause", b"cause", "left_seconds", b"left_seconds", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__left_seconds: _TypeAlias = _typing.Literal["left_seconds"]  # noqa: Y015
+    _WhichOneofArgType__left_seconds: _TypeAlias = _typing.Literal["_left_seconds", b"_left_seconds"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__left_seconds) -> _WhichOneofReturnType__left_seconds | None: ...
+
+Global___Condition: _TypeAlias = Condition  # noqa: Y015
+
+@_typing.final
+class Placements(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaModels]:
+        """Replicas of which it is known; at most 65,536, with at most 65,536 rows in all."""
+
+    def __init__(
+        self,
+        *,
+        replicas: _abc.Iterable[Global___ReplicaModels] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replicas", b"replicas"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Placements: _TypeAlias = Placements  # noqa: Y015
+
+@_typing.final
+class ReplicaModels(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
+    WHOLE_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    age_ms: _builtins.int
+    """Milliseconds since the replica was asked."""
+    whole: _builtins.bool
+    """What is not listed is not there; else it is unknown."""
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelPlacement]:
+        """At most 2,048."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        age_ms: _builtins.int = ...,
+        whole: _builtins.bool = ...,
+        models: _abc.Iterable[Global___ModelPlacement] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "id", b"id", "models", b"models", "whole", b"whole"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaModels: _TypeAlias = ReplicaModels  # noqa: Y015
+
+@_typing.final
+class ModelPlacement(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    FOR_MS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    version: _builtins.str
+    """Empty = the replica names none."""
+    state: _builtins.str
+    """"READY", "LOADING" or "UNAVAILABLE"."""
+    reason: _builtins.str
+    """Why it is not READY, as the replica says it; at most 200 characters."""
+    for_ms: _builtins.int
+    """Milliseconds since it was first seen in this state."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        version: _builtins.str = ...,
+        state: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        for_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["for_ms", b"for_ms", "model", b"model", "reason", b"reason", "state", b"state", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelPlacement: _TypeAlias = ModelPlacement  # noqa: Y015
 
 @_typing.final
 class EndpointLoad(_message.Message):
@@ -68,17 +532,21 @@ class EndpointLoad(_message.Message):
 
     ID_FIELD_NUMBER: _builtins.int
     IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     in_flight: _builtins.int
+    sequences: _builtins.int
+    """Open sequences on it, if it drains: further requests of theirs go there."""
     def __init__(
         self,
         *,
         id: _builtins.str = ...,
         in_flight: _builtins.int = ...,
+        sequences: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "in_flight", b"in_flight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "in_flight", b"in_flight", "sequences", b"sequences"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

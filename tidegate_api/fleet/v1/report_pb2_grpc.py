@@ -42,6 +42,11 @@ class PickerReportsStub:
                 request_serializer=tidegate__api_dot_fleet_dot_v1_dot_report__pb2.PickerReport.SerializeToString,
                 response_deserializer=tidegate__api_dot_fleet_dot_v1_dot_report__pb2.ReportSummary.FromString,
                 _registered_method=True)
+        self.Answer = channel.stream_stream(
+                '/tidegate.fleet.v1.PickerReports/Answer',
+                request_serializer=tidegate__api_dot_fleet_dot_v1_dot_report__pb2.InquiryAnswer.SerializeToString,
+                response_deserializer=tidegate__api_dot_fleet_dot_v1_dot_report__pb2.Inquiry.FromString,
+                _registered_method=True)
 
 
 class PickerReportsServicer:
@@ -58,6 +63,14 @@ class PickerReportsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Answer(self, request_iterator, context):
+        """One stream per picker, on which the control server asks what became of single requests. The
+        picker begins with an answer without a number.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PickerReportsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -65,6 +78,11 @@ def add_PickerReportsServicer_to_server(servicer, server):
                     servicer.Report,
                     request_deserializer=tidegate__api_dot_fleet_dot_v1_dot_report__pb2.PickerReport.FromString,
                     response_serializer=tidegate__api_dot_fleet_dot_v1_dot_report__pb2.ReportSummary.SerializeToString,
+            ),
+            'Answer': grpc.stream_stream_rpc_method_handler(
+                    servicer.Answer,
+                    request_deserializer=tidegate__api_dot_fleet_dot_v1_dot_report__pb2.InquiryAnswer.FromString,
+                    response_serializer=tidegate__api_dot_fleet_dot_v1_dot_report__pb2.Inquiry.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -97,6 +115,33 @@ class PickerReports:
             '/tidegate.fleet.v1.PickerReports/Report',
             tidegate__api_dot_fleet_dot_v1_dot_report__pb2.PickerReport.SerializeToString,
             tidegate__api_dot_fleet_dot_v1_dot_report__pb2.ReportSummary.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Answer(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/tidegate.fleet.v1.PickerReports/Answer',
+            tidegate__api_dot_fleet_dot_v1_dot_report__pb2.InquiryAnswer.SerializeToString,
+            tidegate__api_dot_fleet_dot_v1_dot_report__pb2.Inquiry.FromString,
             options,
             channel_credentials,
             insecure,

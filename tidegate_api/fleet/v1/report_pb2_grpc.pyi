@@ -40,6 +40,10 @@ class PickerReportsStub:
     """One stream per picker. The picker sends a full report at the start and whenever the report's
     content has changed, at most once every 100 ms.
     """
+    Answer: _grpc.StreamStreamMultiCallable[_report_pb2.InquiryAnswer, _report_pb2.Inquiry]
+    """One stream per picker, on which the control server asks what became of single requests. The
+    picker begins with an answer without a number.
+    """
 
 @_typing.type_check_only
 class PickerReportsAsyncStub(PickerReportsStub):
@@ -52,6 +56,10 @@ class PickerReportsAsyncStub(PickerReportsStub):
     Report: _aio.StreamUnaryMultiCallable[_report_pb2.PickerReport, _report_pb2.ReportSummary]  # type: ignore[assignment]
     """One stream per picker. The picker sends a full report at the start and whenever the report's
     content has changed, at most once every 100 ms.
+    """
+    Answer: _aio.StreamStreamMultiCallable[_report_pb2.InquiryAnswer, _report_pb2.Inquiry]  # type: ignore[assignment]
+    """One stream per picker, on which the control server asks what became of single requests. The
+    picker begins with an answer without a number.
     """
 
 class PickerReportsServicer(metaclass=_abc_1.ABCMeta):
@@ -68,6 +76,16 @@ class PickerReportsServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_report_pb2.ReportSummary, _abc.Awaitable[_report_pb2.ReportSummary]]:
         """One stream per picker. The picker sends a full report at the start and whenever the report's
         content has changed, at most once every 100 ms.
+        """
+
+    @_abc_1.abstractmethod
+    def Answer(
+        self,
+        request_iterator: _MaybeAsyncIterator[_report_pb2.InquiryAnswer],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_report_pb2.Inquiry], _abc.AsyncIterator[_report_pb2.Inquiry]]:
+        """One stream per picker, on which the control server asks what became of single requests. The
+        picker begins with an answer without a number.
         """
 
 def add_PickerReportsServicer_to_server(servicer: PickerReportsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -16,7 +16,7 @@ from typing import Final
 
 _LOCK_START: Final = 0x40000000
 _LOCK_BYTES: Final = 512
-"""Where SQLite's locks are (``os_unix.c``): whoever owns the database has these bytes locked."""
+"""Where SQLite's locks are (``os_unix.c``): the owner of the database has these bytes locked."""
 
 
 def writable(database: Path) -> bool:

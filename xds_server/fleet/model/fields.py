@@ -100,6 +100,40 @@ HostPort = Annotated[str, AfterValidator(_check_host_port)]
 """``ip:port``, IPv6 in brackets, in canonical form."""
 
 
+_DNS_LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_DNS_NAME = rf"^({_DNS_LABEL}\.)*{_DNS_LABEL}\.?$"
+_NAMED = re.compile(_DNS_NAME)
+_NUMERIC = re.compile(r"[0-9.]*")
+MAX_DNS_NAME: Final = 253
+
+
+@functools.lru_cache(maxsize=_REMEMBERED)
+def split_name_port(address: str) -> tuple[str, int] | None:
+    """Split ``name:port``; ``None`` if it is no such address, for example an ``ip:port``.
+
+    ``localhost`` is none either: DNS does not answer it everywhere.
+    """
+    name, colon, port = address.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:  # noqa: PLR2004 - TCP
+        return None
+    fits = len(name) <= MAX_DNS_NAME and _NAMED.fullmatch(name) and not _NUMERIC.fullmatch(name)
+    return (name, int(port)) if fits and name.lower() != "localhost" else None
+
+
+def is_named(address: str | None) -> bool:
+    """Return whether a replica's address is ``name:port``."""
+    return address is not None and split_name_port(address) is not None
+
+
+def _check_replica_address(address: str) -> str:
+    named = split_name_port(address)
+    return _check_host_port(address) if named is None else f"{named[0].lower()}:{named[1]}"
+
+
+ReplicaAddress = Annotated[str, AfterValidator(_check_replica_address)]
+"""``ip:port`` in canonical form, or ``name:port`` in lower case."""
+
+
 def _check_tcp(address: str) -> str:
     try:
         host, port = split_host_port(address.removeprefix("tcp://"))
@@ -129,9 +163,14 @@ _COOKIE_NAME = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}$"
 _COOKIE_VALUE = r"^[\x21\x23-\x2b\x2d-\x3a\x3c-\x5b\x5d-\x7e]{1,256}$"
 _FILE_PATH = r"^/[^\x00-\x1f\x7f]*[^/\x00-\x1f\x7f]$"
 _SERVER_NAME = r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$"
+_LOCAL_PATH = r"^/[^\x00]*[^\x00/]$"
 _HTTP_PATH = r"^/[^\s?#]*$"
 METRIC_NAME = r"^[a-zA-Z_:][a-zA-Z0-9_:]*$"
 _METRICS_URL = r"^http://[^\s/]+(/\S*)?$"
+_JWKS_URL = r"^https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?(/[^\s#]*)?$"
+_ORIGIN = r"^(\*|https?://(\*\.)?[A-Za-z0-9.-]+(:[0-9]{1,5})?)$"
+_HOST_PATTERN = r"^(\*\.)?[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
+_CONTENT_TYPE = r"^[a-z0-9!#$&^_.+-]+/[a-z0-9!#$&^_.+-]+$"
 
 PATTERN_MEANINGS = {
     _NAME: "lower-case letters, digits, '.', '_' and '-', at most 63 characters",
@@ -144,10 +183,16 @@ PATTERN_MEANINGS = {
     _COOKIE_VALUE: "a cookie's value without white space, quotes, ',', ';' and '\\', 1 to 256 "
     "characters",
     _FILE_PATH: "an absolute path of a file, as the Envoys see it",
+    _LOCAL_PATH: "an absolute path of a file, as the control server sees it",
+    _DNS_NAME: "a DNS name, such as triton.example",
     _SERVER_NAME: "a host name, such as triton.example",
     _HTTP_PATH: "a path that starts with '/' and has neither query nor white space",
     METRIC_NAME: "a metric's name, such as my_queue_length",
     _METRICS_URL: "an http URL, such as http://127.0.0.1:8002/metrics",
+    _JWKS_URL: "an http or https URL, such as https://sso.example/keys.json",
+    _ORIGIN: "an origin, such as https://app.example or https://*.app.example, or *",
+    _HOST_PATTERN: "a host name in lower case without a port, such as llm.example or *.llm.example",
+    _CONTENT_TYPE: "a media type in lower case, such as application/json",
 }
 """Description of each pattern, for error messages."""
 
@@ -164,10 +209,21 @@ CookieValue = Annotated[str, Field(pattern=_COOKIE_VALUE)]
 FilePath = Annotated[str, Field(pattern=_FILE_PATH, max_length=4096)]
 """An absolute path on the Envoys' machines."""
 
+LocalPath = Annotated[str, Field(pattern=_LOCAL_PATH, max_length=4096)]
+"""An absolute path on the control server's machine."""
+
+DnsName = Annotated[
+    str, Field(pattern=_DNS_NAME, max_length=MAX_DNS_NAME), AfterValidator(str.lower)
+]
+Port = Annotated[int, Field(ge=1, le=65_535)]
 ServerName = Annotated[str, Field(pattern=_SERVER_NAME)]
 Percentage = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 ModelVersion = Annotated[str, Field(pattern=_MODEL_VERSION)]
 MetricsUrl = Annotated[str, Field(pattern=_METRICS_URL, max_length=512)]
+JwksUrl = Annotated[str, Field(pattern=_JWKS_URL, max_length=1024)]
+Origin = Annotated[str, Field(pattern=_ORIGIN, max_length=256)]
+HostPattern = Annotated[str, Field(pattern=_HOST_PATTERN)]
+ContentType = Annotated[str, Field(pattern=_CONTENT_TYPE, max_length=128)]
 ModelName = Annotated[str, Field(pattern=_MODEL_NAME)]
 HttpPath = Annotated[str, Field(pattern=_HTTP_PATH, max_length=256)]
 Label = Annotated[str, Field(max_length=128)]

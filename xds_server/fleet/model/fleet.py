@@ -9,20 +9,22 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
 from tidegate_api.addresses import PICKER_ADDRESS
-from tidegate_api.names import POLICY_HEADER, POOL_HEADER, SESSION_HEADER
 from tidegate_api.pools import (
-    MAX_CO_BATCH_HOLD_MS,
     MAX_NEEDS,
     MAX_VARIANTS,
     MAX_WEIGHT_SUM,
-    MIN_FACTOR,
-    AdapterMode,
-    BodyMode,
-    UnsoundMode,
+)
+from xds_server.fleet.model.discovery import EndpointsFrom, Kind, MembershipSpec, Serves
+from xds_server.fleet.model.edge import (
+    MAX_FILTERS,
+    PoolJwt,
+    RateLimit,
+    ReplicaConnections,
+    TypedJson,
 )
 from xds_server.fleet.model.fields import (
     RESERVED_HEADER_PREFIXES,
@@ -30,7 +32,6 @@ from xds_server.fleet.model.fields import (
     CookieValue,
     Duration,
     EndpointId,
-    FilePath,
     HeaderName,
     HeaderValue,
     HostPort,
@@ -41,24 +42,23 @@ from xds_server.fleet.model.fields import (
     ModelVersion,
     Name,
     Percentage,
-    ServerName,
+    ReplicaAddress,
     Strict,
+    split_name_port,
 )
+from xds_server.fleet.model.listener import ListenerSpec
 from xds_server.fleet.model.resilience import (
     CircuitBreaker,
     HealthSpec,
     OutlierSpec,
     Shadow,
     SlowStartSpec,
+    StandbySpec,
     Timeouts,
 )
-from xds_server.fleet.model.routing import (
-    GpuWeightsSpec,
-    LearnedSpec,
-    ModelNeedsSpec,
-    PolicyName,
-)
+from xds_server.fleet.model.routing import ModelNeedsSpec, Routing
 from xds_server.fleet.model.telemetry import EndpointTelemetry, PoolTelemetry
+from xds_server.fleet.model.tls import UpstreamTls  # noqa: TC001 - pydantic reads the annotation
 
 
 class Match(Strict):
@@ -115,10 +115,10 @@ class EndpointSpec(Strict):
     id: EndpointId = ""
     """Name of the replica, the same in each pool it serves; if omitted, its gRPC or else HTTP
     address."""
-    http: HostPort | None = None
-    """Address of its HTTP port."""
-    grpc: HostPort | None = None
-    """Address of its gRPC port."""
+    http: ReplicaAddress | None = None
+    """Address of its HTTP port, `ip:port` or `name:port`. Each address of a name is a replica."""
+    grpc: ReplicaAddress | None = None
+    """Address of its gRPC port; the same host as in `http`."""
     metrics: MetricsUrl | None = None
     """URL of its Prometheus page."""
     variant: Name | None = None
@@ -135,8 +135,23 @@ class EndpointSpec(Strict):
     """LoRA adapters that are loaded on it, as requests name them."""
     draining: bool = False
     """Takes no new work."""
+    standby: bool = False
+    """Keeps its models loaded and takes no requests until it is needed (the pool's `standby`)."""
     telemetry: EndpointTelemetry = EndpointTelemetry()
     """Further sources of its readings, beside `metrics`."""
+
+    _listed: tuple[str, ...] = PrivateAttr(default=())
+
+    @property
+    def listed(self) -> tuple[str, ...]:
+        """Models that it has and others of its variant lack, as Envoys are told."""
+        return self._listed
+
+    def listing(self, models: tuple[str, ...]) -> EndpointSpec:
+        """Return this replica with these models listed."""
+        made = self.model_copy()
+        made._listed = models  # noqa: SLF001 - an object of this class
+        return made
 
     @model_validator(mode="before")
     @classmethod
@@ -149,113 +164,28 @@ class EndpointSpec(Strict):
     def _has_address(self) -> Self:
         if self.http is None and self.grpc is None:
             raise PydanticCustomError("no_address", "an endpoint needs `grpc`, `http` or both", {})
+        names = {
+            named and named[0]
+            for each in (self.http, self.grpc)
+            if each
+            for named in (split_name_port(each),)
+        }
+        if len(names) > 1:
+            raise PydanticCustomError(
+                "two_hosts", "`http` and `grpc` of one endpoint name different hosts; use one", {}
+            )
         return self
 
+    @property
+    def dns_name(self) -> str | None:
+        """The name that DNS must turn into addresses; ``None`` if it has addresses."""
+        named = split_name_port(self.http or self.grpc or "")
+        return None if named is None else named[0]
 
-class Routing(Strict):
-    """How the picker chooses."""
-
-    policy: PolicyName = "auto"
-    """How the picker prices replicas; docs/reference/policies.md says which is for what."""
-    allow_override: Annotated[tuple[PolicyName, ...], Field(max_length=32)] = ()
-    """Policies that a request may ask for with the header `tidegate-policy`, where
-    `listener.client_headers` lists it."""
-    body: BodyMode = "peek"
-    """How much of a request's body the picker reads: nothing, a bounded first part, or all."""
-    first_message: Literal["none", "duplex"] = "none"
-    """Whether a gRPC stream (ModelStreamInfer) is routed by its headers alone, or by its first
-    message, with every message going through the picker: then a stream breaks with its picker."""
-    fallbacks: Annotated[int, Field(ge=0, le=8)] = 2
-    """Further endpoints behind the pick, which Envoy's retries walk."""
-    retry_read: Annotated[int, Field(ge=0, le=1)] = 1
-    """Further replicas that may read a request after the one that had read it broke off without an
-    answer; 0 for sequences, whatever is set here. Refused connections do not count."""
-    session_header: HeaderName = SESSION_HEADER
-    """Requests of one session draw the same variant."""
-    block_chars: Annotated[int, Field(ge=16, le=65_536)] = 256
-    """Characters of prompt in one prefix block."""
-    block_tokens: Annotated[int, Field(ge=4, le=16_384)] = 64
-    """The same in tokens, where a request carries token ids or the pool has a `tokenizer`."""
-    tokenizer: FilePath | None = None
-    """The model's Hugging Face `tokenizer.json`, as the pickers see it: prompts are cut into blocks
-    by their exact tokens. If omitted, by characters, which costs less."""
-    chat_template: FilePath | None = None
-    """The model's chat template, or the `tokenizer_config.json` that has it, as the pickers see it:
-    chats then have the tokens that engines compute. Needs `tokenizer`; `body` is then `full`."""
-    index_blocks: Annotated[int, Field(ge=16, le=10_000_000)] = 100_000
-    """Maximum blocks of an endpoint in the prefix index. A smaller KV cache whose size the
-    endpoint's page tells is the bound instead."""
-    index_ttl: Duration = 600.0
-    """A prefix unused for so long is forgotten."""
-    sequence_idle: Duration = 60.0
-    """A sequence keeps its replica for so long after its last request; at least Triton's
-    `max_sequence_idle_microseconds`."""
-    load_factor: Annotated[float, Field(ge=MIN_FACTOR, le=100)] = 1.5
-    """The cached replica is chosen while its load is at most this factor above the mean."""
-    gpu_weights: GpuWeightsSpec = GpuWeightsSpec()
-    """Weights of the policy `gpu-composite`."""
-    learned: LearnedSpec = LearnedSpec()
-    """Settings of the policy `learned`."""
-    co_batch_hold_ms: Annotated[float, Field(ge=0, le=MAX_CO_BATCH_HOLD_MS)] = 0.0
-    """Policy `co-batch`: longest time for which a request waits for companions, where the rate
-    makes one likely; 0 = none waits."""
-    adapters: AdapterMode = "prefer"
-    """Whether replicas that have a request's LoRA adapter loaded are preferred or required."""
-    prefer_zone: bool = False
-    """Replicas of the picker's own zone (its `--zone`) are preferred."""
-    spill_factor: Annotated[float, Field(ge=MIN_FACTOR, le=100)] = 1.5
-    """A preferred replica (zone, adapter, device) is kept to while its requests in flight are at
-    most this factor above the mean."""
-    peek_bytes: Annotated[int, Field(ge=4096, le=16 * 2**20)] = 65_536
-    """In body mode `peek`: about how much of a body the picker reads, and the largest body that
-    Envoy can send again to another replica."""
-    max_body: Annotated[int, Field(ge=1024, le=256 * 2**20)] = 4 * 2**20
-    """Bytes; in body mode `full` a larger request is refused with 413."""
-    refuse_deadly: bool = True
-    """Requests that several replicas died with run one at a time, and the one that is to blame is
-    refused with 422 for a minute; docs/explanation/deadly-requests.md says when."""
-    unsound_requests: UnsoundMode = "refuse"
-    """Whether requests whose tensors' shapes contradict their data, or whose JSON nests too deeply,
-    are refused with 400: they can end Triton."""
-    max_tensor_bytes: Annotated[int, Field(ge=1024, le=2**62)] = 2**31
-    """With `unsound_requests: refuse`, the most bytes that the shape of one input may declare."""
-    max_header_bytes: Annotated[int, Field(ge=0, le=65_536)] = 7680
-    """Requests under `/v2` whose headers are longer are refused with 431: Triton closes connections
-    at 8,190 bytes, with what Envoy adds. Below 4,096 counts as 4,096; 0 = no limit."""
-    max_tokens: Annotated[int, Field(ge=0, le=2**31)] = 0
-    """Requests for more tokens are refused with 400; 0 = no limit."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _whole_chats(cls, data: Any) -> Any:
-        """Read whole bodies for a chat template: tools are rendered first and stand last."""
-        if isinstance(data, dict) and data.get("chat_template") and data.get("body") is None:
-            return {**data, "body": "full"}
-        return data
-
-
-class UpstreamTls(Strict):
-    """TLS to a pool's replicas. The files are read by each Envoy, and again when they change."""
-
-    ca: FilePath | None = None
-    """Certificates that a replica's must be signed by; unchecked if omitted."""
-    certificate: FilePath | None = None
-    """Envoy's own certificate (PEM), where replicas ask for one."""
-    key: FilePath | None = None
-    """Its private key."""
-    server_name: ServerName | None = None
-    """Name to ask for, and, with `ca`, the name that the replica's certificate must have."""
-
-
-class ListenerTls(Strict):
-    """TLS to clients. The files are read by each Envoy, and again when they change."""
-
-    certificate: FilePath
-    """Certificate chain (PEM)."""
-    key: FilePath
-    """Its private key."""
-    client_ca: FilePath | None = None
-    """If given, clients must show a certificate signed by one of these."""
+    @property
+    def kind(self) -> Kind:
+        """The protocols that it speaks."""
+        return Kind(self.http is not None, self.grpc is not None)
 
 
 class PoolSpec(Strict):
@@ -273,10 +203,18 @@ class PoolSpec(Strict):
     """Named shares of the pool, for canaries and A/B tests; at most 256."""
     endpoints: tuple[EndpointSpec, ...] = ()
     """The replicas."""
+    endpoints_from: Annotated[tuple[EndpointsFrom, ...], Field(max_length=16)] = ()
+    """Where further replicas are found."""
+    membership: MembershipSpec = MembershipSpec()
+    """How replicas that are found come and go."""
+    drained: Annotated[tuple[EndpointId, ...], Field(max_length=4096)] = ()
+    """Ids of found replicas that take no new work; `tidegate drain` adds to it."""
     routing: Routing = Routing()
     """How the picker chooses among the replicas."""
     model_needs: Annotated[tuple[ModelNeedsSpec, ...], Field(max_length=MAX_NEEDS)] = ()
     """What single models need of a replica."""
+    standby: StandbySpec = StandbySpec()
+    """When replicas with `standby: true` come in by themselves."""
     slow_start: SlowStartSpec = SlowStartSpec()
     """The ramp of a new replica."""
     circuit_breaker: CircuitBreaker = CircuitBreaker()
@@ -298,39 +236,85 @@ class PoolSpec(Strict):
     """Speak TLS to the replicas."""
     telemetry: PoolTelemetry = PoolTelemetry()
     """Series of the replicas' metrics pages that no dialect knows, and load reports."""
+    jwt: PoolJwt | None = None
+    """The token that requests must carry, wherever they name the pool."""
+    rate_limit: RateLimit | None = None
+    """Most requests to the pool; counted once a picker has chosen, and after `jwt`."""
+    connections: ReplicaConnections = ReplicaConnections()
+    """Bounds and signs of life of connections to the replicas."""
+    http_filters: Annotated[dict[Name, TypedJson], Field(max_length=MAX_FILTERS)] = Field(
+        default={}
+    )
+    """By the name of a filter in `listener.http_filters.after`: its message for single routes, for
+    this pool's requests."""
+    cluster_patch: Annotated[tuple[TypedJson, ...], Field(max_length=4)] = ()
+    """Messages that are merged into the pool's clusters: Envoy's `Cluster` or
+    `HttpProtocolOptions`."""
+
+    _written: PoolSpec | None = PrivateAttr(default=None)
+
+    @property
+    def written(self) -> PoolSpec:
+        """The pool with its replicas as the fleet file has them: names, and no found ones."""
+        return self if self._written is None else self._written
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        """The sets of protocols that its replicas speak, as in ``serves``."""
+        pool = self.written
+        return frozenset(e.kind for e in pool.endpoints) | {e.kind for e in pool.endpoints_from}
+
+    @property
+    def serves(self) -> frozenset[Serves]:
+        """What its replicas can serve, those included that may still be found."""
+        pool = self.written
+        every = [variant.name for variant in pool.variants]
+        found = {Serves(pool.variant_of(each), each.kind) for each in pool.endpoints}
+        for source in pool.endpoints_from:
+            names = every if source.tells_variants else [source.variant or every[0]]
+            found |= {Serves(name, source.kind) for name in names}
+        return frozenset(found)
+
+    @property
+    def chooses_models(self) -> bool:
+        """Whether Envoy's own choice follows which replica has which model.
+
+        Where there is one model, Envoy's health check asks for it.
+        """
+        return self.health.repository and len(self.match.models) != 1
+
+    @property
+    def guarded(self) -> bool:
+        """Whether requests need more than its name to reach it; the gateway is silent about it."""
+        return self.jwt is not None or bool(self.http_filters)
+
+    @property
+    def finds(self) -> bool:
+        """Whether it has replicas that must be found: by name, or from sources."""
+        return bool(self.endpoints_from) or any(each.dns_name for each in self.endpoints)
+
+    def published(self, written: PoolSpec, endpoints: tuple[EndpointSpec, ...]) -> PoolSpec:
+        """Return this pool with replicas that have addresses; ``written`` remains known."""
+        pool = self.model_copy(update={"endpoints": endpoints})
+        pool._written = written  # noqa: SLF001 - an object of this class
+        return pool
+
+    def plain(self, endpoints: tuple[EndpointSpec, ...]) -> PoolSpec:
+        """Return the pool with these replicas and nothing to find."""
+        pool = self.model_copy(
+            update={
+                "endpoints": endpoints,
+                "endpoints_from": (),
+                "membership": MembershipSpec(),
+                "drained": (),
+            }
+        )
+        pool._written = None  # noqa: SLF001 - an object of this class
+        return pool
 
     def variant_of(self, endpoint: EndpointSpec) -> str:
         """Return the name of the variant to which ``endpoint`` belongs."""
         return endpoint.variant or self.variants[0].name
-
-
-class ListenerSpec(Strict):
-    """Where clients connect."""
-
-    address: HostPort = "127.0.0.1:10000"
-    """Where Envoy listens: HTTP/1.1, HTTP/2 and gRPC on one port."""
-    debug_headers: bool = False
-    """Answer with `x-tidegate-served-by`, the replica's address."""
-    buffer_bytes: Annotated[int, Field(ge=16_384, le=16 * 2**20)] = 65_536
-    """What Envoy buffers of one connection, each way. Also bounds what `peek` collects."""
-    headers_timeout: Duration = 10.0
-    """How long a client may take to send a request's headers; 0 = no limit. A body that stalls is
-    ended by the pool's `timeouts.idle`."""
-    upload_timeout: Duration = 300.0
-    """How long a client may take to send a whole request over HTTP/1, unless the answer begins
-    before; 0 = no limit. Over HTTP/2, where gRPC streams stay open, only `timeouts.idle` counts."""
-    client_headers: Annotated[tuple[HeaderName, ...], Field(max_length=256)] | None = None
-    """Headers that choose a pool, model, policy or variant and that clients may send:
-    `tidegate-pool`, `tidegate-model`, `tidegate-policy` and those of variants' `match`. The others
-    are stripped. If omitted: `tidegate-model` and all of the variants' `match`."""
-    tls: ListenerTls | None = None
-    """Accept TLS only."""
-
-    def takes(self, header: str) -> bool:
-        """Return whether clients may send ``header``, one of those that choose."""
-        if self.client_headers is None:
-            return header not in (POOL_HEADER, POLICY_HEADER)
-        return header in self.client_headers
 
 
 class Pickers(Strict):
@@ -344,6 +328,20 @@ class Pickers(Strict):
     replica whenever the machine is busy."""
     fail_open: bool = True
     """Without an answer Envoy balances by itself; otherwise the request fails."""
+    tls: UpstreamTls | None = None
+    """TLS to pickers that have certificates, for requests, log entries and health checks; plain if
+    omitted."""
+
+
+class Gateways(Strict):
+    """The processes that answer questions about the fleet as one Triton (`tidegate gateway`)."""
+
+    http: Annotated[tuple[HostPort, ...], Field(min_length=1, max_length=16)]
+    """Their HTTP addresses. Envoy uses the first one that lives, so that sums are of one memory."""
+    grpc: Annotated[tuple[HostPort, ...], Field(min_length=1, max_length=16)]
+    """Their gRPC addresses, in the same order."""
+    tls: UpstreamTls | None = None
+    """TLS to gateways that have certificates; plain if omitted."""
 
 
 class Fleet(Strict):
@@ -353,6 +351,9 @@ class Fleet(Strict):
     """Where clients connect."""
     pickers: Pickers = Pickers()
     """The pickers that Envoy asks for each request."""
+    gateway: Gateways | None = None
+    """The gateways that Envoy asks about models, statistics and the server; without them such
+    questions go to any replica, or are refused where they address one."""
     on_reject: Literal["rollback", "keep", "quorum"] = "rollback"
     """When an Envoy refuses new routes while others took them: all go back, or the others keep
     them, or all go back if at least `reject_quorum` of the Envoys refuse."""

@@ -27,6 +27,24 @@ class SlowStartSpec(Strict):
     """Share of its usual weight with which a replica starts."""
 
 
+class StandbySpec(Strict):
+    """When the standbys of a variant come in by themselves, and go back."""
+
+    below: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Usable share of a variant's other replicas below which standbys come in; 0 = only by
+    `tidegate promote`."""
+    until: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Usable share that they make up, and of the other replicas at which they go back."""
+    hold: Duration = 60.0
+    """How long that share must last before they go back."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.below > self.until:
+            raise PydanticCustomError("share_order", "`until` must not be less than `below`", {})
+        return self
+
+
 class CircuitBreaker(Strict):
     """Bounds that Envoy keeps per variant, and the picker per endpoint."""
 
@@ -90,10 +108,11 @@ class HealthSpec(Strict):
     healthy_after: Annotated[int, Field(ge=1, le=100)] = 1
     """Passed checks in a row after which it is healthy again."""
     path: HttpPath | None = None
-    """HTTP path to probe; the readiness of the pool's first model if omitted."""
-    repository: bool = False
-    """Pickers ask Triton's repository index too: a model that is there and not READY gets no
-    work. Only over HTTP."""
+    """HTTP path to probe. If omitted: the readiness of the pool's model; for a pool of several
+    models, whether the server lives, as a replica need not have all of them."""
+    repository: bool = True
+    """Pickers ask replicas which models they have (Triton's repository index, else `/v1/models`),
+    and send a model's requests where it is READY. Not over TLS."""
     gpu_memory_free_percent: Annotated[float, Field(ge=0, lt=100, allow_inf_nan=False)] = 0.0
     """A replica whose GPUs have less memory free than this gets no new work; 0 = off."""
     share: bool = False

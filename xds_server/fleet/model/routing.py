@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from tidegate_api.pools import MAX_EXPLORE_PERCENT, PolicyName
-from xds_server.fleet.model.fields import Label, ModelName, Strict
+from tidegate_api.names import SESSION_HEADER
+from tidegate_api.pools import (
+    MAX_CO_BATCH_HOLD_MS,
+    MAX_EXPLORE_PERCENT,
+    MIN_FACTOR,
+    AdapterMode,
+    BodyMode,
+    PolicyName,
+    UnsoundMode,
+)
+from xds_server.fleet.model.fields import (
+    Duration,
+    FilePath,
+    HeaderName,
+    Label,
+    ModelName,
+    Strict,
+)
 
-__all__ = ["GpuWeightsSpec", "LearnedSpec", "ModelNeedsSpec", "PolicyName"]
+__all__ = ["GpuWeightsSpec", "LearnedSpec", "ModelNeedsSpec", "PolicyName", "Routing"]
 
 Share = Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)]
 
@@ -58,3 +74,85 @@ class LearnedSpec(Strict):
     explore_percent: Annotated[float, Field(ge=0, le=MAX_EXPLORE_PERCENT)] = 1.0
     """Share of requests on which it tries an alternative. With 0 it can never be judged, so it
     stays in the shadow of `auto`."""
+
+
+class Routing(Strict):
+    """How the picker chooses."""
+
+    policy: PolicyName = "auto"
+    """How the picker prices replicas; docs/reference/policies.md says which is for what."""
+    allow_override: Annotated[tuple[PolicyName, ...], Field(max_length=32)] = ()
+    """Policies that a request may ask for with the header `tidegate-policy`, where
+    `listener.client_headers` lists it."""
+    body: BodyMode = "peek"
+    """How much of a request's body the picker reads: nothing, a bounded first part, or all."""
+    first_message: Literal["none", "duplex"] = "none"
+    """Whether a gRPC stream (ModelStreamInfer) is routed by its headers alone, or by its first
+    message, with every message going through the picker: then a stream breaks with its picker."""
+    fallbacks: Annotated[int, Field(ge=0, le=8)] = 2
+    """Further endpoints behind the pick, which Envoy's retries walk."""
+    retry_read: Annotated[int, Field(ge=0, le=1)] = 1
+    """Further replicas that may read a request after the one that had read it broke off without an
+    answer; 0 for sequences, whatever is set here. Refused connections do not count."""
+    session_header: HeaderName = SESSION_HEADER
+    """Requests of one session draw the same variant."""
+    block_chars: Annotated[int, Field(ge=16, le=65_536)] = 256
+    """Characters of prompt in one prefix block."""
+    block_tokens: Annotated[int, Field(ge=4, le=16_384)] = 64
+    """The same in tokens, where a request carries token ids or the pool has a `tokenizer`."""
+    tokenizer: FilePath | None = None
+    """The model's Hugging Face `tokenizer.json`, as the pickers see it: prompts are cut into blocks
+    by their exact tokens. If omitted, by characters, which costs less."""
+    chat_template: FilePath | None = None
+    """The model's chat template, or the `tokenizer_config.json` that has it, as the pickers see it:
+    chats then have the tokens that engines compute. Needs `tokenizer`; `body` is then `full`."""
+    index_blocks: Annotated[int, Field(ge=16, le=10_000_000)] = 100_000
+    """Maximum blocks of an endpoint in the prefix index. A smaller KV cache whose size the
+    endpoint's page tells is the bound instead."""
+    index_ttl: Duration = 600.0
+    """A prefix unused for so long is forgotten."""
+    sequence_idle: Duration = 60.0
+    """A sequence keeps its replica for so long after its last request; at least Triton's
+    `max_sequence_idle_microseconds`."""
+    load_factor: Annotated[float, Field(ge=MIN_FACTOR, le=100)] = 1.5
+    """The cached replica is chosen while its load is at most this factor above the mean."""
+    gpu_weights: GpuWeightsSpec = GpuWeightsSpec()
+    """Weights of the policy `gpu-composite`."""
+    learned: LearnedSpec = LearnedSpec()
+    """Settings of the policy `learned`."""
+    co_batch_hold_ms: Annotated[float, Field(ge=0, le=MAX_CO_BATCH_HOLD_MS)] = 0.0
+    """Policy `co-batch`: longest time for which a request waits for companions, where the rate
+    makes one likely; 0 = none waits."""
+    adapters: AdapterMode = "prefer"
+    """Whether replicas that have a request's LoRA adapter loaded are preferred or required."""
+    prefer_zone: bool = False
+    """Replicas of the picker's own zone (its `--zone`) are preferred."""
+    spill_factor: Annotated[float, Field(ge=MIN_FACTOR, le=100)] = 1.5
+    """A preferred replica (zone, adapter, device) is kept to while its requests in flight are at
+    most this factor above the mean."""
+    peek_bytes: Annotated[int, Field(ge=4096, le=16 * 2**20)] = 65_536
+    """In body mode `peek`: about how much of a body the picker reads, and the largest body that
+    Envoy can send again to another replica."""
+    max_body: Annotated[int, Field(ge=1024, le=256 * 2**20)] = 4 * 2**20
+    """Bytes; in body mode `full` a larger request is refused with 413."""
+    refuse_deadly: bool = True
+    """Requests that several replicas died with run one at a time, and the one that is to blame is
+    refused with 422 for a minute; docs/explanation/deadly-requests.md says when."""
+    unsound_requests: UnsoundMode = "refuse"
+    """Whether requests whose tensors' shapes contradict their data, or whose JSON nests too deeply,
+    are refused with 400: they can end Triton."""
+    max_tensor_bytes: Annotated[int, Field(ge=1024, le=2**62)] = 2**31
+    """With `unsound_requests: refuse`, the most bytes that the shape of one input may declare."""
+    max_header_bytes: Annotated[int, Field(ge=0, le=65_536)] = 7680
+    """Requests under `/v2` whose headers are longer are refused with 431: Triton closes connections
+    at 8,190 bytes, with what Envoy adds. Below 4,096 counts as 4,096; 0 = no limit."""
+    max_tokens: Annotated[int, Field(ge=0, le=2**31)] = 0
+    """Requests for more tokens are refused with 400; 0 = no limit."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_chats(cls, data: Any) -> Any:
+        """Read whole bodies for a chat template: tools are rendered first and stand last."""
+        if isinstance(data, dict) and data.get("chat_template") and data.get("body") is None:
+            return {**data, "body": "full"}
+        return data

@@ -19,7 +19,7 @@ from xds_server.fleet import document
 from xds_server.fleet.load import load_text
 from xds_server.fleet.model.fleet import EndpointSpec, Fleet, PoolSpec
 from xds_server.fleet.parts import texts
-from xds_server.fleet.parts.sharing import shared
+from xds_server.fleet.parts.sharing import shared, shared_pool
 from xds_server.fleet.rules.sound import sound
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ class _KnownEndpoint:
 class _KnownPool:
     spec: PoolSpec
     values: int
+    rest: str = ""
+    """Its text without its endpoints."""
     endpoints: dict[str, _KnownEndpoint] = field(default_factory=dict)
     """By text."""
 
@@ -55,8 +57,6 @@ class FleetLoader:
         self._last: Fleet | None = None
         self._pools: dict[str, _KnownPool] = {}
         """By text."""
-        self._begins: dict[str, _KnownPool] = {}
-        """By the first line of the text, which usually names the pool."""
 
     def load(self, text: str, source: str = "fleet") -> Fleet:
         """Load a fleet file, as ``load_text`` does.
@@ -76,7 +76,7 @@ class FleetLoader:
         return self._last
 
     def _in_parts(self, text: str) -> Fleet:
-        cut = texts.cut_pools(text) if len(text) <= document.MAX_BYTES else None
+        cut = texts.cut_pools(text, self._pools) if len(text) <= document.MAX_BYTES else None
         if cut is None or len(text.encode(errors="replace")) > document.MAX_BYTES:
             raise _WholeNeeded
         root, values = _read(cut.rest)
@@ -91,13 +91,20 @@ class FleetLoader:
         if not sound(fleet):
             raise _WholeNeeded
         self._pools = pools
-        self._begins = {_begin(item): pool for item, pool in pools.items()}
         return fleet
 
+    def _before(self, text: str) -> _KnownPool | None:
+        """Return the pool before an edit, by the first line, which usually has its name."""
+        begin = text.partition("\n")[0] + "\n"
+        known = (pool for item, pool in self._pools.items() if item.startswith(begin))
+        return next(known, None)
+
     def _pool(self, text: str) -> _KnownPool:
-        before = self._begins.get(_begin(text))
-        cut = texts.cut_endpoints(text)
-        root, values = _read(texts.pool_document(text) if cut is None else cut.rest)
+        before = self._before(text)
+        known = {} if before is None else before.endpoints
+        cut = texts.cut_endpoints(text, known)
+        rest = texts.pool_document(text) if cut is None else cut.rest
+        root, values = _read(rest)
         pool = texts.only(root, ("pools", 0))
         if pool is None:
             raise _WholeNeeded
@@ -106,12 +113,16 @@ class FleetLoader:
         if cut is not None:
             if not texts.holds(cut, pool.child("endpoints")):
                 raise _WholeNeeded
-            known = {} if before is None else before.endpoints
             endpoints = {item: known.get(item) or _endpoint(item) for item in cut.items}
             values += sum(endpoints[item].values for item in cut.items) - 1
             plain["endpoints"] = [endpoints[item].spec for item in cut.items]
-        spec = PoolSpec.model_validate(plain)
-        return _KnownPool(spec, values, endpoints)
+        if before is not None and before.rest == rest and before.endpoints and endpoints:
+            # Of a pool whose endpoints alone were edited all other fields are known.
+            spec = before.spec.model_copy(update={"endpoints": tuple(plain["endpoints"])})
+        else:
+            spec = PoolSpec.model_validate(plain)
+        spec = shared_pool(None if before is None else before.spec, spec)
+        return _KnownPool(spec, values, rest, endpoints)
 
 
 def _endpoint(text: str) -> _KnownEndpoint:
@@ -129,7 +140,3 @@ def _read(text: str) -> tuple[YamlNode, int]:
     if found.anchored:
         raise _WholeNeeded
     return found.root, found.values
-
-
-def _begin(text: str) -> str:
-    return text.partition("\n")[0]

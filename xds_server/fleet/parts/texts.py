@@ -1,7 +1,7 @@
 """Cutting of a fleet file into the texts of its pools and endpoints. Pure.
 
 An edit changes few lines of a file, so the texts of most pools are known from the last time. A cut
-is a guess by the indentation of lines; whoever uses it parses all parts and checks with ``holds``
+is a guess by the indentation of lines; the caller parses all parts and checks with ``holds``
 that the guess was right.
 
 Rules:
@@ -21,7 +21,7 @@ import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
 
     from xds_server.fleet.document import YamlNode
 
@@ -35,6 +35,8 @@ _OTHER_BREAKS: Final = re.compile("[\r\t\x85\u2028\u2029\ufeff]")
 
 _POOL_HEAD: Final = "pools:\n"
 _ENDPOINT_HEAD: Final = "pools:\n- endpoints:\n"
+_MAX_WORDS: Final = 64
+"""Above it a key is looked for in all lines: words on one long line are not looked at singly."""
 POOL_VALUES: Final = 3
 """Values around a pool in ``pool_document``: the mapping, its key and the list."""
 ENDPOINT_VALUES: Final = 6
@@ -52,14 +54,22 @@ class Slices(NamedTuple):
     """The texts of the items, each with its line break."""
 
 
-def cut_pools(text: str) -> Slices | None:
-    """Return a fleet file without its pools; ``None`` if it has no such form."""
-    return None if _OTHER_BREAKS.search(text) else _cut(text, _POOLS, 0)
+def cut_pools(text: str, known: Container[str] = ()) -> Slices | None:
+    """Return a fleet file without its pools; ``None`` if it has no such form.
+
+    Args:
+        text: The file.
+        known: Items of earlier cuts, whose lines are not looked at again.
+    """
+    plain = text.isascii() and "\r" not in text and "\t" not in text
+    if not plain and _OTHER_BREAKS.search(text):
+        return None
+    return _cut(text, "pools:", _POOLS, 0, known)
 
 
-def cut_endpoints(pool: str) -> Slices | None:
+def cut_endpoints(pool: str, known: Container[str] = ()) -> Slices | None:
     """Return a document of a pool's text without its endpoints; ``None`` as above."""
-    return _cut(pool_document(pool), _ENDPOINTS, len(_POOL_HEAD))
+    return _cut(pool_document(pool), "endpoints:", _ENDPOINTS, len(_POOL_HEAD), known)
 
 
 def pool_document(pool: str) -> str:
@@ -93,27 +103,52 @@ def only(root: YamlNode, path: Sequence[str | int]) -> YamlNode | None:
     return node
 
 
-def _cut(text: str, key: re.Pattern[str], start: int) -> Slices | None:
-    found = list(key.finditer(text, start))
+def _cut(
+    text: str, word: str, key: re.Pattern[str], start: int, known: Container[str]
+) -> Slices | None:
+    found = _keys(text, word, key, start)
     if len(found) != 1:
         return None
     begin = found[0].end()
     first = _FIRST_ITEM.match(text, begin)
     if first is None:
         return None
-    indent = len(first[1])
-    bounds, end = [], len(text)
-    # Lines whose first character is at the items' indentation or before it.
-    for line in re.compile(rf"^ {{0,{indent}}}[^ \n#]", re.MULTILINE).finditer(text, begin):
-        at = line.start()
-        if line.end() - at == indent + 1 and text[line.end() - 1 : line.end() + 1] in {"- ", "-\n"}:
-            bounds.append(at)
-        else:
-            end = at
-            break
-    if not bounds:
-        return None
-    items = tuple(text[one:two] for one, two in zip(bounds, [*bounds[1:], end], strict=True))
-    head = text[: bounds[0]]
+    items, end = _items(text, first.start(1), first[1], known)
+    head = text[: first.start(1)]
     rest = f"{head}{first[1]}- {PLACEHOLDER}\n{text[end:]}"
     return Slices(rest, head.count("\n") + 1, items)
+
+
+def _keys(text: str, word: str, key: re.Pattern[str], start: int) -> list[re.Match[str]]:
+    """Return the lines that consist of a key."""
+    if text.count(word, start) > _MAX_WORDS:
+        return list(key.finditer(text, start))
+    found, at = [], text.find(word, start)
+    while at >= 0:
+        line = key.match(text, max(start, text.rfind("\n", 0, at) + 1))
+        if line is not None:
+            found.append(line)
+        at = text.find(word, at + 1 if line is None else line.end())
+    return found
+
+
+def _items(
+    text: str, begin: int, indent: str, known: Container[str]
+) -> tuple[tuple[str, ...], int]:
+    """Return the items of a list, the first of which begins at ``begin``, and where it ends."""
+    # Lines whose first character is at the items' indentation or before it.
+    outer = re.compile(rf"^ {{0,{len(indent)}}}[^ \n#]", re.MULTILINE)
+    marks = (f"{indent}- ", f"{indent}-\n")
+    next_item = f"\n{marks[0]}" if f"\n{marks[1]}" not in text else None
+    items: list[str] = []
+    while True:
+        after = len(text)
+        if next_item is not None:
+            after = text.find(next_item, begin) + 1 or after
+        if next_item is None or text[begin:after] not in known:
+            line = outer.search(text, text.find("\n", begin) + 1 or len(text), after)
+            after = after if line is None else line.start()
+        items.append(text[begin:after])
+        begin = after
+        if not text.startswith(marks, begin):
+            return tuple(items), begin

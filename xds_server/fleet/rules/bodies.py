@@ -20,8 +20,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate_api.pools import ENVOY_POLICY
+from xds_server.fleet.parts.defaults import default_for_grpc, forms_of
 from xds_server.fleet.parts.identity import ByIdentity
-from xds_server.fleet.rules.fleet import default_for_grpc
+from xds_server.fleet.parts.successive import Successive
 from xds_server.fleet.view import PROTOCOLS, address_of, speaks
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from tidegate_api.names import Protocol
     from xds_server.fleet.model.fleet import Fleet, PoolSpec
+    from xds_server.fleet.parts.successive import Changes
 
 
 class BodyRead(NamedTuple):
@@ -63,8 +65,7 @@ def body_reads(fleet: Fleet) -> BodyReads:
     return _body_reads(fleet)
 
 
-@ByIdentity
-def _body_reads(fleet: Fleet) -> BodyReads:
+def _all_body_reads(fleet: Fleet) -> BodyReads:
     sharing = grpc_pools(fleet)
     alone, apart = _alone(sharing), _apart(sharing, "grpc")
     default = next((pool for pool in sharing if pool.name == default_for_grpc(fleet)), None)
@@ -80,6 +81,21 @@ def _body_reads(fleet: Fleet) -> BodyReads:
         stream=BodyRead(alone or (apart and not duplex), apart and duplex),
         paths=tuple(found.items()),
     )
+
+
+def _same_reads(before: BodyReads, changes: Changes, _: Fleet) -> BodyReads | None:
+    return before if all(_reading(each.was) == _reading(each.now) for each in changes) else None
+
+
+def _reading(pool: PoolSpec) -> tuple[object, ...] | None:
+    """Return on what of a pool the reads depend; ``None`` if it takes part in no form."""
+    if not pool.match.paths and not speaks(pool, "grpc"):
+        return None
+    routing = pool.routing
+    return forms_of(pool), routing.policy, routing.first_message, _replicas(pool)
+
+
+_body_reads: Final = Successive(_all_body_reads, _same_reads)
 
 
 def grpc_pools(fleet: Fleet) -> list[PoolSpec]:
@@ -112,10 +128,14 @@ def _apart(sharing: Sequence[PoolSpec], protocol: Protocol) -> bool:
 
 @ByIdentity
 def _replicas(pool: PoolSpec) -> dict[Protocol, frozenset[tuple[str, str | None]]]:
-    """Return variant and address of each replica, by protocol."""
+    """Return variant and address of each replica, by protocol; of sources, their names."""
+    pool = pool.written
     return {
         protocol: frozenset(
-            (pool.variant_of(each), address_of(each, protocol)) for each in pool.endpoints
+            [
+                *((pool.variant_of(each), address_of(each, protocol)) for each in pool.endpoints),
+                *((source.variant or "", source.key) for source in pool.endpoints_from),
+            ]
         )
         for protocol in PROTOCOLS
     }

@@ -6,6 +6,10 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from tidegate_api.names import MODEL_HEADER, POLICY_HEADER, POOL_HEADER
+from xds_server.fleet.guards.filters import filters
+from xds_server.fleet.guards.fronts import exposed, fronts
+from xds_server.fleet.guards.patches import patches
+from xds_server.fleet.guards.tokens import tokens
 from xds_server.fleet.rules.problem import Location, Problem, repeated
 
 if TYPE_CHECKING:
@@ -18,6 +22,9 @@ _ABNORMAL: Final = re.compile(
 )
 """Parts of a path that Envoy rewrites before routes match."""
 
+MAX_SIGHT: Final = 4096
+"""Most characters of the names of the pools that a gateway is told to speak of."""
+
 
 def choosing_headers(fleet: Fleet) -> frozenset[str]:
     """Return the headers by which a request may choose its pool, model, policy or variant."""
@@ -26,7 +33,11 @@ def choosing_headers(fleet: Fleet) -> frozenset[str]:
 
 
 def edge(fleet: Fleet) -> Iterator[Problem]:
-    """Yield the problems of `listener.client_headers` and of the pools' paths."""
+    """Yield the problems of headers that choose, of the pools' paths, and of the edge's guards."""
+    yield from tokens(fleet)
+    yield from filters(fleet)
+    yield from patches(fleet.listener)
+    yield from _sights(fleet)
     at: Location = ("listener", "client_headers")
     known = choosing_headers(fleet)
     listed = fleet.listener.client_headers or ()
@@ -52,4 +63,22 @@ def edge(fleet: Fleet) -> Iterator[Problem]:
                     ("pools", position, "match", "paths", number),
                     f"no request has the path '{path}', because Envoy normalises paths; "
                     "write it without '//', '.', '..', '\\' and needless escapes",
+                )
+
+
+def _sights(fleet: Fleet) -> Iterator[Problem]:
+    """Yield the hosts whose pools do not fit into the header that tells a gateway of them."""
+    if fleet.gateway is None:
+        return
+    for front in fronts(fleet.listener):
+        for host in front.hosts:
+            pools = exposed(fleet, host).pools
+            every = host.pools is None and not any(pool.guarded for pool in pools)
+            length = sum(len(pool.name) + 1 for pool in pools if not pool.guarded)
+            if length > MAX_SIGHT and not every:
+                yield Problem(
+                    ("gateway",),
+                    f"a host with pools of its own, or beside guarded ones, has pools whose names"
+                    f" add up to {length} characters; a gateway is told at most {MAX_SIGHT}:"
+                    " shorten names, split the fleet, or remove the gateway",
                 )

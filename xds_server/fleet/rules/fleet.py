@@ -13,18 +13,26 @@ Rules:
 
 from __future__ import annotations
 
+import functools
 import ipaddress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from xds_server.fleet.model.fields import RESERVED_HEADER_PREFIXES, split_host_port
+from xds_server.fleet.guards.filters import filters_of_pool
+from xds_server.fleet.guards.fronts import addresses, front_rules
+from xds_server.fleet.guards.patches import patches_of_pool
+from xds_server.fleet.guards.tokens import shared_replicas
+from xds_server.fleet.model.fields import (
+    RESERVED_HEADER_PREFIXES,
+    is_named,
+    split_host_port,
+)
 from xds_server.fleet.model.fleet import Fleet
-from xds_server.fleet.parts.identity import ByIdentity
 from xds_server.fleet.rules.edge import edge
 from xds_server.fleet.rules.kv_events import kv_events
 from xds_server.fleet.rules.problem import Location, Problem, listed, repeated, spell
 from xds_server.fleet.rules.routing import constraints
 from xds_server.fleet.rules.traffic import traffic
-from xds_server.fleet.rules.variants import variants
+from xds_server.fleet.rules.variants import sources, variants
 from xds_server.fleet.view import speaks
 
 if TYPE_CHECKING:
@@ -33,6 +41,8 @@ if TYPE_CHECKING:
     from xds_server.fleet.model.fleet import EndpointSpec, PoolSpec
 
 _OWN_PREFIXES = ("/v2/", "/inference.GRPCInferenceService/")
+_ADDRESSES: Final = 65_536
+"""Addresses whose judgement is kept, some megabytes: a pool of many replicas changes in few."""
 _RESERVED_POOL_NAMES = frozenset({"unnamed", "unpicked", "unserved"})  # first part of routes' names
 
 
@@ -46,6 +56,7 @@ def problems(fleet: Fleet) -> list[Problem]:
             for problem in _pool(("pools", position), pool)
         ),
         *_identities(fleet),
+        *shared_replicas(fleet),
         *_addresses(fleet),
         *_models(fleet),
         *_paths_alone(fleet),
@@ -69,38 +80,6 @@ def alone(pool: PoolSpec) -> Iterator[Problem]:
     yield from _pool(("pools", 0), pool)
     yield from _addresses(fleet)
     yield from traffic(fleet)
-
-
-def default_for_grpc(fleet: Fleet) -> str | None:
-    """Return the default pool of gRPC requests; ``None`` if no pool speaks gRPC."""
-    return _default_for_grpc(fleet)
-
-
-def default_for_path(fleet: Fleet, path: str) -> str | None:
-    """Return the default pool of requests to ``path``; ``None`` if no pool serves it."""
-    return _default_for_paths(fleet).get(path)
-
-
-@ByIdentity
-def _default_for_grpc(fleet: Fleet) -> str | None:
-    return _default([pool for pool in fleet.pools if speaks(pool, "grpc")])
-
-
-@ByIdentity
-def _default_for_paths(fleet: Fleet) -> dict[str, str | None]:
-    sharing: dict[str, list[PoolSpec]] = {}
-    for pool in fleet.pools:
-        if pool.match.paths and speaks(pool, "http"):
-            for path in dict.fromkeys(pool.match.paths):
-                sharing.setdefault(path, []).append(pool)
-    return {path: _default(pools) for path, pools in sharing.items()}
-
-
-def _default(sharing: Sequence[PoolSpec]) -> str | None:
-    if len(sharing) == 1:
-        return sharing[0].name
-    marked = [pool.name for pool in sharing if pool.default]
-    return marked[0] if len(marked) == 1 else None
 
 
 def _order(location: Location) -> tuple[tuple[int, str], ...]:
@@ -132,7 +111,7 @@ def _pool(at: Location, pool: PoolSpec) -> Iterator[Problem]:
                 (*at, "match", "paths", position),
                 f"'{path}' is a path of Triton's own API, which `models` covers; remove it",
             )
-    if match.paths and pool.endpoints and not speaks(pool, "http"):
+    if match.paths and pool.kinds and not speaks(pool, "http"):
         yield Problem(
             (*at, "match", "paths"),
             f"paths are HTTP, but no replica of pool '{pool.name}' has an `http` address; "
@@ -146,7 +125,10 @@ def _pool(at: Location, pool: PoolSpec) -> Iterator[Problem]:
         )
     yield from variants(at, pool)
     yield from _endpoints(at, pool)
+    yield from sources(at, pool)
     yield from constraints(at, pool)
+    yield from filters_of_pool(at, pool)
+    yield from patches_of_pool(at, pool)
 
 
 def _endpoints(at: Location, pool: PoolSpec) -> Iterator[Problem]:
@@ -165,9 +147,10 @@ def _endpoints(at: Location, pool: PoolSpec) -> Iterator[Problem]:
                 yield Problem((*at, "endpoints", position, field), reason)
 
 
+@functools.lru_cache(maxsize=_ADDRESSES)
 def _not_connectable(address: str) -> str | None:
-    ip = ipaddress.ip_address(split_host_port(address)[0])
-    if ip.is_unspecified or ip.is_multicast:
+    ip = None if is_named(address) else ipaddress.ip_address(split_host_port(address)[0])
+    if ip is not None and (ip.is_unspecified or ip.is_multicast):
         return f"it is impossible to connect to {address}; write the address of one host"
     return None
 
@@ -303,6 +286,7 @@ def front(fleet: Fleet) -> Iterator[Problem]:
     """Yield the problems of listener and pickers among themselves."""
     pickers = fleet.pickers
     at: Location = ("pickers", "addresses")
+    yield from front_rules(fleet, defaults)
     yield from repeated(pickers.addresses, at, None, "picker address")
     if not pickers.addresses and not pickers.fail_open:
         yield Problem(
@@ -313,7 +297,7 @@ def front(fleet: Fleet) -> Iterator[Problem]:
     for position, address in enumerate(pickers.addresses):
         if reason := _not_connectable(address):
             yield Problem((*at, position), reason)
-        if _collides(fleet.listener.address, address):
+        if any(_collides(own, address) for own in addresses(fleet.listener)):
             yield Problem(
                 (*at, position),
                 f"{address} is Envoy's own address (listener.address); use another port",
@@ -328,7 +312,7 @@ def _behind(fleet: Fleet) -> Iterator[Problem]:
             address = getattr(endpoint, field)
             if address is None:
                 continue
-            if _collides(fleet.listener.address, address):
+            if any(_collides(own, address) for own in addresses(fleet.listener)):
                 yield Problem(
                     (*where, field),
                     f"{address} is Envoy's own address (listener.address), so requests would loop; "
@@ -345,6 +329,8 @@ def _collides(listener: str, other: str) -> bool:
     """Return whether ``other`` is an address of the listener, as far as the fleet shows it."""
     if listener == other:
         return True
+    if is_named(other):
+        return False  # an address that it turns out to have is refused then
     host, port = split_host_port(listener)
     other_host, other_port = split_host_port(other)
     return (

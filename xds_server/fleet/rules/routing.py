@@ -17,7 +17,8 @@ def constraints(at: Location, pool: PoolSpec) -> Iterator[Problem]:
     """Yield the conflicts between a pool's constraints and its replicas."""
     needs = pool.model_needs
     yield from repeated([each.model for each in needs], (*at, "model_needs"), "model", "model")
-    devices = {endpoint.device for endpoint in pool.endpoints}
+    endpoints = pool.endpoints if not pool.written.endpoints_from else ()
+    devices = {endpoint.device for endpoint in endpoints}
     served = frozenset(pool.match.models)
     for position, each in enumerate(needs):
         here = (*at, "model_needs", position)
@@ -32,13 +33,12 @@ def constraints(at: Location, pool: PoolSpec) -> Iterator[Problem]:
                 (*here, "device_required"),
                 f"the device that '{each.model}' requires is missing; write `device`",
             )
-        elif each.device_required and pool.endpoints and each.device not in devices:
+        elif each.device_required and endpoints and each.device not in devices:
             yield Problem(
                 (*here, "device"),
                 f"'{each.model}' requires the device '{each.device}', but no replica of pool "
                 f"'{pool.name}' has it; write `device: {each.device}` for one",
             )
-    endpoints = pool.endpoints
     declared = any(endpoint.adapters for endpoint in endpoints)
     if pool.routing.adapters == "require" and endpoints and not declared:
         yield Problem(

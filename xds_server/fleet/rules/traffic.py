@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tidegate_api.names import Protocol
     from xds_server.fleet.model.fleet import Fleet, PoolSpec
     from xds_server.fleet.model.resilience import Shadow
+    from xds_server.fleet.model.tls import UpstreamTls
 
 
 def traffic(fleet: Fleet) -> Iterator[Problem]:
@@ -22,13 +23,14 @@ def traffic(fleet: Fleet) -> Iterator[Problem]:
         yield from repeated(pool.zones, (*at, "zones"), None, "zone")
         if pool.shadow is not None:
             yield from _shadow((*at, "shadow"), targets, pool, pool.shadow)
-        tls = pool.upstream_tls
-        if tls is not None and (tls.certificate is None) != (tls.key is None):
-            missing = "key" if tls.key is None else "certificate"
-            yield Problem(
-                (*at, "upstream_tls"),
-                f"a certificate and its key belong together; write `{missing}:` too",
-            )
+        yield from _paired((*at, "upstream_tls"), pool.upstream_tls)
+    yield from _paired(("pickers", "tls"), fleet.pickers.tls)
+
+
+def _paired(at: Location, tls: UpstreamTls | None) -> Iterator[Problem]:
+    if tls is not None and (tls.certificate is None) != (tls.key is None):
+        missing = "key" if tls.key is None else "certificate"
+        yield Problem(at, f"a certificate and its key belong together; write `{missing}:` too")
 
 
 class _Targets:
@@ -40,11 +42,10 @@ class _Targets:
         self.spoken: set[tuple[str, str, Protocol]] = set()
         """Pool, variant and protocol of each replica address."""
         for pool in self.pools.values():
-            for one in pool.endpoints:
-                variant = pool.variant_of(one)
-                if one.http:
+            for variant, kind in pool.serves:
+                if kind.http:
                     self.spoken.add((pool.name, variant, "http"))
-                if one.grpc:
+                if kind.grpc:
                     self.spoken.add((pool.name, variant, "grpc"))
 
 
@@ -72,7 +73,7 @@ def _shadow(at: Location, targets: _Targets, pool: PoolSpec, shadow: Shadow) -> 
         )
     words: tuple[tuple[Protocol, str], ...] = (("http", "HTTP"), ("grpc", "gRPC"))
     for protocol, word in words:
-        needed = any(getattr(one, protocol) for one in pool.endpoints)
+        needed = any(getattr(kind, protocol) for _, kind in pool.serves)
         if needed and (target.name, variant.name, protocol) not in targets.spoken:
             yield Problem(
                 (*at, "variant"),

@@ -1,4 +1,4 @@
-"""Rules for a pool's variants: weights, replicas, and matches that hide one another."""
+"""Rules for a pool's variants: weights, replicas, matches that hide one another, and sources."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from tidegate_api.pools import MAX_WEIGHT_SUM
-from xds_server.fleet.rules.problem import Location, Problem, repeated
+from xds_server.fleet.rules.problem import Location, Problem, listed, repeated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,10 +74,9 @@ def _shares(at: Location, pool: PoolSpec) -> Iterator[Problem]:
     """Yield the variants whose share of the requests would have no replica."""
     present: set[str] = set()
     spoken: set[tuple[str, Protocol]] = set()
-    for endpoint in pool.endpoints:
-        name = pool.variant_of(endpoint)
+    for name, kind in pool.serves:
         present.add(name)
-        spoken |= {(name, protocol) for protocol, _ in _PROTOCOLS if getattr(endpoint, protocol)}
+        spoken |= {(name, protocol) for protocol, _ in _PROTOCOLS if getattr(kind, protocol)}
     needed = {protocol for _, protocol in spoken}
     for position, variant in enumerate(pool.variants):
         for protocol, word in _PROTOCOLS:
@@ -91,3 +90,41 @@ def _shares(at: Location, pool: PoolSpec) -> Iterator[Problem]:
                     f"share of the {word} requests would fail; add one or set the weight to 0",
                 )
                 break
+    yield from _standing_by(at, pool)
+
+
+def _standing_by(at: Location, pool: PoolSpec) -> Iterator[Problem]:
+    """Yield the variants that have a share and only standbys: none of them would come in."""
+    pool = pool.written
+    standbys: dict[str, list[str]] = {}
+    for each in pool.endpoints:
+        if each.standby:
+            standbys.setdefault(pool.variant_of(each), []).append(each.id)
+    if not standbys:
+        return
+    others = {pool.variant_of(each) for each in pool.endpoints if not each.standby}
+    every = [variant.name for variant in pool.variants]
+    for source in pool.endpoints_from:
+        others.update(every if source.tells_variants else [source.variant or every[0]])
+    for position, variant in enumerate(pool.variants):
+        names = standbys.get(variant.name, ())
+        if variant.weight > 0 and names and variant.name not in others:
+            yield Problem(
+                (*at, "variants", position, "weight"),
+                f"variant '{variant.name}' has weight {variant.weight} but only standbys "
+                f"({listed(names)}), which stand in for other replicas and so would never come in; "
+                "add a replica without `standby: true` or set the weight to 0",
+            )
+
+
+def sources(at: Location, pool: PoolSpec) -> Iterator[Problem]:
+    """Yield sources that stand twice in the pool, or name a variant that it has not."""
+    keys = [source.key for source in pool.endpoints_from]
+    yield from repeated(keys, (*at, "endpoints_from"), None, "source")
+    names = dict.fromkeys(variant.name for variant in pool.variants)
+    for position, source in enumerate(pool.endpoints_from):
+        if source.variant is not None and source.variant not in names:
+            yield Problem(
+                (*at, "endpoints_from", position, "variant"),
+                f"pool '{pool.name}' has no variant '{source.variant}'; it has {listed(names)}",
+            )

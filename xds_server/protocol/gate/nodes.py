@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xds_server.protocol.gate.patience import LateNodes
+from xds_server.protocol.gate.patience import STOOD_S, LateNodes
 from xds_server.protocol.gate.quarantine import RefusingNodes
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ class Nodes:
 
     def __init__(self) -> None:
         self._late = LateNodes()
+        self._unsteady = LateNodes()
         self._refusing = RefusingNodes()
         self._connected: dict[tuple[Audience, str], dict[int, Client]] = {}
 
@@ -36,6 +37,7 @@ class Nodes:
         twins = self._connected.setdefault(client.key, {})
         late = client.key in self._late or any(twin.is_late(now) for twin in twins.values())
         client.debt.known_late = late
+        client.debt.unsteady = client.key in self._unsteady
         client.refusals = self._refusing.of(client.key, build)
         twins[client.number] = client
 
@@ -47,11 +49,16 @@ class Nodes:
             del self._connected[client.key]
         if client.is_late(now):
             self._late.note(client.key, late=True)
+        if client.standing.state == "PENDING":
+            self._unsteady.note(client.key, late=True)
 
-    def answered(self, client: Client) -> None:
+    def answered(self, client: Client, now: float) -> None:
         """Note that a client answers; called before its debt is settled."""
         if client.debt.known_late:
             self._late.note(client.key, late=False)
+        if client.debt.unsteady and now >= client.connected + STOOD_S:
+            client.debt.unsteady = False
+            self._unsteady.note(client.key, late=False)
 
     def refused(self, client: Client) -> None:
         """Remember a client's refusals."""

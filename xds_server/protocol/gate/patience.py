@@ -17,6 +17,9 @@ Rules:
    waited for again. It has no patience left until it answers. Answers of another client with the
    same node id, connected before, do not count. At most ``MAX_NODES`` are remembered; the oldest
    are dropped first.
+5. A node that went away while it owed an answer, and is back, is *unsteady*: it has ``BACK_S`` for
+   each answer until it answers on a connection that has stood for ``STOOD_S``. One that reconnects
+   again and again, and answers only at the start, would never be late otherwise.
 """
 
 from __future__ import annotations
@@ -36,6 +39,10 @@ WARMING_S: Final = 5.0
 SLOW_ANSWERS: Final = 3
 MAX_SLOW: Final = 2 * SLOW_ANSWERS
 MAX_NODES: Final = 4096
+BACK_S: Final = 0.05
+"""Patience with an unsteady node, seconds: a healthy client answers in milliseconds."""
+STOOD_S: Final = 5.0
+"""Seconds after which a connection is steady."""
 _WARMING: Final = frozenset({CLUSTER_TYPE, LISTENER_TYPE})
 
 
@@ -50,6 +57,8 @@ class Debt:
     known_late: bool = False
     """Its node was late on an earlier connection and has not answered since."""
 
+    unsteady: bool = False
+    """Its node went away while it owed an answer, and has not stood since (rule 5)."""
     slow: int = 0
     """Answers that took longer than ``LEAST_S``, minus those in time; 0 to ``MAX_SLOW``."""
 
@@ -85,6 +94,8 @@ class Debt:
             return float("inf")
         if self.known_late or self.slow >= SLOW_ANSWERS:
             return self.since
+        if self.unsteady:
+            return self.since + min(limit_s, BACK_S)
         if self.slowest_s is None:
             return self.since + limit_s
         least = WARMING_S if type_url in _WARMING else LEAST_S
@@ -92,7 +103,7 @@ class Debt:
 
 
 class LateNodes:
-    """Nodes whose last connection ended while they were late (rule 4)."""
+    """Nodes whose last connection ended while they were late, or owed an answer (rules 4, 5)."""
 
     def __init__(self) -> None:
         self._nodes: dict[Hashable, None] = {}

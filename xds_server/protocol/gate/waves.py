@@ -77,6 +77,7 @@ class Waves:
 
 
 def _can_tell(client: Client) -> bool:
-    answered = client.debt.slowest_s is not None and not client.debt.known_late
+    debt = client.debt
+    answered = debt.slowest_s is not None and not (debt.known_late or debt.unsteady)
     trusted = not client.refusals.count and not client.refusing
     return client.standing.state == "SYNCED" and answered and trusted

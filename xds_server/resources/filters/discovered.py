@@ -24,7 +24,6 @@ from envoy_data_plane.envoy.config.common.mutation_rules.v3 import (
     HeaderMutationRules,
 )
 from envoy_data_plane.envoy.config.core.v3 import (
-    ExtensionConfigSource,
     GrpcService,
     GrpcServiceEnvoyGrpc,
 )
@@ -42,9 +41,7 @@ from envoy_data_plane.envoy.extensions.filters.http.header_mutation.v3 import (
     HeaderMutation as MutationFilter,
 )
 from envoy_data_plane.envoy.extensions.filters.http.header_mutation.v3 import Mutations
-from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import HttpFilter
 from envoy_data_plane.envoy.type.matcher.v3 import ListStringMatcher, StringMatcher
-from envoy_data_plane.google.protobuf import Any as PackedAny
 
 from tidegate_api.names import (
     CLUSTER_ATTRIBUTE,
@@ -61,12 +58,16 @@ from tidegate_api.names import (
 )
 from xds_server.fleet.model.fleet import VariantMatch
 from xds_server.fleet.rules.edge import choosing_headers
-from xds_server.resources.sources import ads_source, extension
+from xds_server.resources.edge.filters import edge_settings
+from xds_server.resources.edge.operators import own_settings
+from xds_server.resources.sources import discovered, extension
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import betterproto2
+    from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import (
+        HttpFilter,
+    )
 
     from xds_server.fleet.model.fleet import Fleet, PoolSpec
 
@@ -92,18 +93,28 @@ never sent."""
 
 def strip_filter() -> HttpFilter:
     """Return the listener's filter that removes headers that clients may not send."""
-    return _discovered(STRIP_FILTER, MutationFilter())
+    return discovered(STRIP_FILTER, MutationFilter())
 
 
 def picker_filter() -> HttpFilter:
     """Return the listener's filter that asks the pickers."""
-    return _discovered(PICKER_FILTER, ExternalProcessor())
+    return discovered(PICKER_FILTER, ExternalProcessor())
 
 
-def extensions(fleet: Fleet) -> Mapping[str, bytes]:
-    """Return the settings of all these filters: name -> serialized ``TypedExtensionConfig``."""
-    settings = {STRIP_FILTER: _strip(fleet), PICKER_FILTER: _external_processor(fleet)}
-    return {name: bytes(extension(name, config)) for name, config in settings.items()}
+def extensions(fleet: Fleet, retiring: Fleet | None = None) -> Mapping[str, bytes]:
+    """Return the settings of all these filters: name -> serialized ``TypedExtensionConfig``.
+
+    Args:
+        fleet: The fleet whose settings are in force.
+        retiring: The previous fleet: what its routes ask of the filters remains.
+    """
+    settings = {
+        STRIP_FILTER: _strip(fleet),
+        PICKER_FILTER: _external_processor(fleet),
+        **edge_settings(fleet, retiring),
+    }
+    found = {name: bytes(extension(name, config)) for name, config in settings.items()}
+    return {**found, **own_settings(fleet.listener.http_filters)}
 
 
 def refused_headers(fleet: Fleet) -> list[str]:
@@ -142,16 +153,6 @@ def forwarded_headers(fleet: Fleet) -> list[str]:
 
 def _pinning(pool: PoolSpec) -> set[str]:
     return {name for variant in pool.variants for name in variant.match.headers}
-
-
-def _discovered(name: str, settings: betterproto2.Message) -> HttpFilter:
-    return HttpFilter(
-        name=name,
-        config_discovery=ExtensionConfigSource(
-            config_source=ads_source(fetch_timeout=timedelta(0)),  # no limit, rule 2
-            type_urls=[PackedAny.pack(settings).type_url],
-        ),
-    )
 
 
 def _strip(fleet: Fleet) -> MutationFilter:

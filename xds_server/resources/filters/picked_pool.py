@@ -2,7 +2,7 @@
 
 The picker asks ext_proc to clear the cached route. Of a body above the limit of `peek` Envoy 1.40
 forwards the first part *before* it does so: the request went to the cluster of its first route,
-where nobody has the picked address. This filter stands behind ext_proc and clears the route in
+where no endpoint has the picked address. This filter stands behind ext_proc and clears the route in
 time. It does nothing for requests that the picker did not move.
 
 Source: ``envoy/extensions/filters/http/set_filter_state/v3/set_filter_state.proto``.

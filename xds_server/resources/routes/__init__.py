@@ -1,5 +1,1 @@
 """Envoy's routes (RDS)."""
-
-from xds_server.resources.routes.table import route_configuration
-
-__all__ = ["route_configuration"]

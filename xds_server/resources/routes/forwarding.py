@@ -11,6 +11,7 @@ from envoy.extensions.retry.host.previous_hosts.v3 import previous_hosts_pb2
 
 from tidegate_api.pools import ENVOY_POLICY
 from xds_server.resources.filters.picked_pool import follow_picker
+from xds_server.resources.filters.placed import choose_by_model
 from xds_server.resources.fractions import fraction
 from xds_server.resources.reads import allow_reads
 from xds_server.resources.routes.processing import process, without_picker
@@ -40,6 +41,8 @@ def forward(route: Any, pool: PoolSpec, *, streaming: bool) -> None:
     )
     if not streaming:
         retry.retriable_status_codes.append(503)
+    if not streaming and pool.health.repository:
+        _repeat_missing(route)
     retry.num_retries.value = max(1, pool.routing.fallbacks)
     if not streaming:
         allow_reads(route, pool.routing.retry_read)
@@ -59,8 +62,20 @@ def forward(route: Any, pool: PoolSpec, *, streaming: bool) -> None:
     else:
         duplex = pool.routing.first_message == "duplex"
         process(route, pool.routing, "duplex" if duplex else "none")
+    choose_by_model(route, pool)
     if pool.routing.policy == ENVOY_POLICY:
         without_picker(route)
+
+
+def _repeat_missing(route: Any) -> None:
+    """Name the answers that are repeated where the picker says so.
+
+    ``retry_on`` does not say ``retriable-headers``: the picker does, by a header, for requests
+    whose model another replica has. Clients' copies of that header are removed.
+    """
+    for name, value in ((":status", "404"), ("grpc-status", "5")):
+        matcher = route.route.retry_policy.retriable_headers.add(name=name)
+        matcher.string_match.exact = value
 
 
 def _mirrored(action: Any, shadow: Shadow, pool: PoolSpec) -> None:

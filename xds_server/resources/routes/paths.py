@@ -32,6 +32,12 @@ UNARY_CALLS: Final = (
 )
 """gRPC methods whose message names the model."""
 
+QUESTION_CALLS: Final = tuple(GRPC_SERVICE + name for name in UNARY_CALLS if name != "ModelInfer")
+"""gRPC questions about a model, which a gateway answers."""
+
+INDEX_CALLS: Final = (GRPC_SERVICE + "RepositoryIndex",)
+"""gRPC questions about the repository, which a gateway answers."""
+
 SERVER_PATHS: Final = ("/v2/health/ready", "/v2", "/v2/")
 """HTTP questions about the server, which any replica answers."""
 
@@ -58,6 +64,14 @@ ONE_REPLICA_HTTP: Final = (
     "/v2/logging",
 )
 """Beginnings of paths that would read or change one replica: refused."""
+
+_ONE_REPLICA: Final = (
+    "this call addresses one replica and is not balanced; send it to the replica itself"
+)
+_ADMIN: Final = "this call changes replicas; send it to the gateway's port for operators"
+_MEMORY: Final = (
+    "shared memory is that of one host and replica; register it with the replica itself"
+)
 
 ONE_REPLICA_GRPC: Final = (
     "Repository",
@@ -114,6 +128,32 @@ def unary_calls() -> Call:
     return Call(_regex(re.escape(GRPC_SERVICE) + f"({'|'.join(UNARY_CALLS)})"), POST)
 
 
+def infer_call() -> Call:
+    """Return the unary gRPC inference."""
+    return Call({"path": GRPC_SERVICE + "ModelInfer"}, POST)
+
+
+def calls(every: Iterable[str]) -> Call:
+    """Return these gRPC calls."""
+    return Call(_regex("|".join(map(re.escape, every))), POST)
+
+
+def questions() -> Call:
+    """Return the questions about any model over HTTP, and about all."""
+    one = f"/v2/models/[^/]+(/versions/[0-9]+)?(/({'|'.join(READS)}))?"
+    return Call(_regex(one), READ)
+
+
+def questions_of_server() -> Call:
+    """Return the questions about the server over HTTP."""
+    return Call(_regex("|".join(map(re.escape, SERVER_PATHS))), READ)
+
+
+def index() -> Call:
+    """Return the repository index over HTTP."""
+    return Call(_regex("/v2/repository(/[^/]+)?/index"), POST)
+
+
 def stream_call() -> Call:
     """Return the gRPC stream of inferences."""
     return Call({"path": GRPC_SERVICE + "ModelStreamInfer"}, POST)
@@ -140,6 +180,18 @@ def one_replica() -> Iterator[tuple[str, Call]]:
     yield "/v2/models/trace", Call(of_model, ())
     for method in ONE_REPLICA_GRPC:
         yield f"/{method}", Call({"prefix": GRPC_SERVICE + method}, ())
+
+
+def refusal(name: str, *, gateway: bool) -> str:
+    """Return why a call of ``one_replica`` is refused.
+
+    Args:
+        name: Its name there.
+        gateway: Whether a gateway passes such calls on for operators.
+    """
+    if not gateway:
+        return _ONE_REPLICA
+    return _MEMORY if "sharedmemory" in name.lower() else _ADMIN
 
 
 def _models(models: Iterable[str], version: str | None) -> str:

@@ -13,7 +13,7 @@ from tidegate_api.names import PICKER_FILTER
 
 if TYPE_CHECKING:
     from tidegate_api.pools import BodyMode
-    from xds_server.fleet.model.fleet import Routing
+    from xds_server.fleet.model.routing import Routing
 
 _RETRY_BODY_LIMIT = 1024 * 1024
 """Bytes of a request that Envoy keeps for a retry if the picker reads no body."""

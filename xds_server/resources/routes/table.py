@@ -5,12 +5,12 @@ encoding is fast. Canary weights are runtime values (``weights.py``). The first 
 
 1. *picked*: the picker has chosen pool and variant; its headers select the cluster.
 2. *own*: Envoy answers or forwards without a picker: health, server metadata, calls to single
-   replicas, which are refused.
+   replicas, which are refused; or the gateway answers (``gateway.py``), also about models.
 3. *named*: the path or a documented header names the pool. Routes by a version in the path come
    first, then routes by a pinned variant's headers, then the weighted draw of the variant.
 4. *unnamed*: only the body names the model. The picker chooses pool and variant, and Envoy matches
    again. Without a picker the default pool takes the request.
-5. *nobody*: no pool matches; 404.
+5. *no-pool*: no pool matches; 404.
 
 Which paths match at all is in ``paths.py``. Each route names its paths and methods one by one, so
 that no header opens another path of a replica.
@@ -37,6 +37,9 @@ from tidegate_api.names import (
     Protocol,
 )
 from tidegate_api.pools import ENVOY_POLICY
+from xds_server.fleet.guards.fronts import exposed, fronts
+from xds_server.fleet.model.fields import split_host_port
+from xds_server.fleet.parts.defaults import default_for_grpc, default_for_path, server_pool
 from xds_server.fleet.rules.bodies import (
     NEVER,
     BodyReads,
@@ -45,12 +48,14 @@ from xds_server.fleet.rules.bodies import (
     largest_body,
     path_pools,
 )
-from xds_server.fleet.rules.fleet import default_for_grpc, default_for_path
 from xds_server.fleet.view import PROTOCOLS, clusters_of, speaks
+from xds_server.resources.edge.browsers import admit_origins
+from xds_server.resources.edge.filters import guard_routes
+from xds_server.resources.edge.limits import limit_requests
 from xds_server.resources.filters.discovered import admitted
 from xds_server.resources.filters.picked_pool import follow_picker
 from xds_server.resources.filters.usage import read_usage
-from xds_server.resources.routes import paths
+from xds_server.resources.routes import gateway, paths
 from xds_server.resources.routes.forms import READ_HEADERS, UnnamedForm
 from xds_server.resources.routes.forwarding import forward
 from xds_server.resources.routes.load_reports import ask_for_loads
@@ -60,29 +65,66 @@ from xds_server.resources.routes.processing import at_least_peek, process, witho
 from xds_server.resources.routes.weights import key_prefix, of_versions, shares
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Container, Iterable, Iterator, Sequence
 
     from tidegate_api.pools import BodyMode
-    from xds_server.fleet.model.fleet import Fleet, ListenerSpec, PoolSpec, VariantSpec
+    from xds_server.fleet.guards.fronts import Front
+    from xds_server.fleet.model.fleet import Fleet, PoolSpec, VariantSpec
+    from xds_server.fleet.model.listener import ListenerSpec
 
-_ONE_REPLICA = "this call addresses one replica and is not balanced; send it to the replica itself"
+_REMEMBERED_S: Final = 86_400
+"""How long clients remember that HTTP/3 is there, seconds."""
 
 
 def route_configuration(
-    fleet: Fleet, retiring: Fleet | None = None, reads: BodyReads | None = None
+    fleet: Fleet,
+    retiring: Fleet | None = None,
+    reads: Sequence[BodyReads] | None = None,
+    front: Front | None = None,
 ) -> bytes:
-    """Return the serialized ``RouteConfiguration`` of the whole fleet.
+    """Return the serialized ``RouteConfiguration`` of one listener.
 
     Args:
         fleet: The fleet.
         retiring: The previous fleet: its clusters can still be picked, but are no longer drawn.
-        reads: What Envoy reads of bodies; that of ``fleet`` by default.
+        reads: What Envoy reads of bodies, per host of the listener; by default as in ``fleet``.
+        front: The listener; that of ``fleet`` itself by default.
     """
-    reads = body_reads(fleet) if reads is None else reads
+    front = fronts(fleet.listener)[0] if front is None else front
+    name = f"{ROUTE_CONFIG_NAME}/{front.name}" if front.name else ROUTE_CONFIG_NAME
+    config = route_pb2.RouteConfiguration(name=name)
+    config.ignore_port_in_host_matching = len(front.hosts) > 1
+    for number, each in enumerate(front.hosts):
+        part = exposed(fleet, each)
+        before = None if retiring is None else exposed(retiring, each)
+        # The attempt's number lets a first attempt past the upstream filter (`reads`).
+        host = config.virtual_hosts.add(
+            name=each.label, domains=each.domains, include_request_attempt_count=True
+        )
+        read = body_reads(part) if reads is None else reads[number]
+        _fill(host, part, before, read, alone=each.pools is not None)
+        admit_origins(host, fleet.listener.cors)
+    limit_requests(config, fleet)
+    headers = {}
+    if fleet.listener.debug_headers:
+        headers[SERVED_BY_HEADER] = "%UPSTREAM_HOST%"
+    if front.spec.http3:
+        _, port = split_host_port(front.spec.address)
+        headers["alt-svc"] = f'h3=":{port}"; ma={_REMEMBERED_S}'
+    for key, value in headers.items():
+        header = config.response_headers_to_add.add().header
+        header.key, header.value = key, value
+    return config.SerializeToString(deterministic=True)  # type: ignore[no-any-return]  # untyped library
+
+
+def _fill(
+    host: Any, fleet: Fleet, retiring: Fleet | None, reads: BodyReads, *, alone: bool
+) -> None:
+    """Write the routes to the pools of a fleet into a virtual host.
+
+    Pickers know all pools: what they choose beside these is not found.
+    """
     fleet = admitted(fleet)
-    config = route_pb2.RouteConfiguration(name=ROUTE_CONFIG_NAME)
-    # The attempt's number lets a first attempt past the upstream filter (`reads`).
-    host = config.virtual_hosts.add(name="all", domains=["*"], include_request_attempt_count=True)
     pickable = {ref: pool for pool in fleet.pools for ref in clusters_of(pool)}
     for pool in retiring.pools if retiring is not None else ():
         for ref in clusters_of(pool):
@@ -91,18 +133,20 @@ def route_configuration(
     own_paths = {path for pool in known for path in pool.match.paths}
     for ref, pool in pickable.items():
         host.routes.extend(_picked(pool, ref, own_paths))
-    host.routes.extend(_own(fleet))
+    if alone:
+        other = _answer("hidden", Call({"prefix": "/"}, ()), 404, "")
+        other.match.headers.append(header_present(CONTROL_POOL_HEADER))
+        host.routes.append(other)
+    sight = gateway.in_sight(fleet, alone=alone)
+    host.routes.extend(_own(fleet, sight))
     for pool in fleet.pools:
-        host.routes.extend(_named(pool, fleet.listener))
+        host.routes.extend(_named(pool, fleet.listener, gateway.asked_over(pool, sight)))
+    host.routes.extend(gateway.about_models(fleet.pools, sight))
     host.routes.extend(_unnamed(fleet, reads))
-    host.routes.append(_answer("nobody", Call({"prefix": "/"}, ()), 404, ""))
+    host.routes.append(_answer("no-pool", Call({"prefix": "/"}, ()), 404, ""))
     ask_for_loads(host.routes, fleet)
     read_usage(host.routes, fleet)
-    if fleet.listener.debug_headers:
-        header = config.response_headers_to_add.add()
-        header.header.key = SERVED_BY_HEADER
-        header.header.value = "%UPSTREAM_HOST%"
-    return config.SerializeToString(deterministic=True)  # type: ignore[no-any-return]  # untyped library
+    guard_routes(host.routes, {pool.name: pool for pool in reversed(known)})
 
 
 # --- the five kinds of routes -------------------------------------------------------------------
@@ -122,24 +166,28 @@ def _picked(pool: PoolSpec, ref: ClusterRef, own_paths: Iterable[str]) -> Iterat
         yield route
 
 
-def _own(fleet: Fleet) -> Iterator[Any]:
+def _own(fleet: Fleet, sight: gateway.Sight | None) -> Iterator[Any]:
     yield _answer("live", Call({"path": "/v2/health/live"}, paths.READ), 200, "")
-    http = _server_pool(fleet, "http")
-    if http is not None:
+    yield from gateway.about_the_server(sight)
+    http = server_pool(fleet, "http")
+    if http is not None and not sight:
         for path in paths.SERVER_PATHS:
             yield _unpicked(f"server{path}", Call({"path": path}, paths.READ), http, "http")
-    grpc = _server_pool(fleet, "grpc")
-    if grpc is not None:
+    grpc = server_pool(fleet, "grpc")
+    if grpc is not None and not sight:
         for path in paths.SERVER_CALLS:
             yield _unpicked(f"server{path}", Call({"path": path}, paths.POST), grpc, "grpc")
         for path in paths.SERVER_STREAMS:
             call = Call({"path": path}, paths.POST)
             yield _unpicked(f"server{path}", call, grpc, "grpc", streaming=True)
     for name, call in paths.one_replica():
-        yield _answer(f"one-replica{name}", call, 403, _ONE_REPLICA)
+        yield _answer(
+            f"one-replica{name}", call, 403, paths.refusal(name, gateway=sight is not None)
+        )
 
 
-def _named(pool: PoolSpec, listener: ListenerSpec) -> Iterator[Any]:
+def _named(pool: PoolSpec, listener: ListenerSpec, asked: Container[Protocol]) -> Iterator[Any]:
+    """Yield the routes to a pool by its names; ``asked``: over these without questions about it."""
     selectors: list[tuple[str, list[Any]]] = []
     if listener.takes(POOL_HEADER):
         selectors.append(("pool", [header_is(POOL_HEADER, pool.name)]))
@@ -149,28 +197,32 @@ def _named(pool: PoolSpec, listener: ListenerSpec) -> Iterator[Any]:
         if not speaks(pool, protocol):
             continue
         for label, headers in selectors:
-            for suffix, call, streaming in _calls_by_header(pool, protocol):
+            for suffix, call, streaming in _calls_by_header(
+                pool, protocol, asked=protocol in asked
+            ):
                 name = f"{pool.name}/{protocol}{suffix}/by-{label}"
                 yield from _drawn(name, call, headers, pool, protocol, streaming=streaming)
     if pool.match.models and speaks(pool, "http"):
-        yield from _by_path(pool)
+        yield from _by_path(pool, asked="http" in asked)
 
 
-def _calls_by_header(pool: PoolSpec, protocol: Protocol) -> Iterator[tuple[str, Call, bool]]:
+def _calls_by_header(
+    pool: PoolSpec, protocol: Protocol, *, asked: bool
+) -> Iterator[tuple[str, Call, bool]]:
     """Yield (name suffix, call, streaming) of the calls whose pool a header may name."""
     if protocol == "grpc":
-        yield from _GRPC_CALLS
+        yield from (_INFER_CALLS if asked else _GRPC_CALLS)
         return
     if pool.match.paths:
         yield "", paths.own_paths(pool.match.paths), False
     models = paths.model_list(pool.match.paths)
-    if models is not None:
+    if models is not None and not asked:
         yield "/models", models, False
 
 
-def _by_path(pool: PoolSpec) -> Iterator[Any]:
+def _by_path(pool: PoolSpec, *, asked: bool) -> Iterator[Any]:
     models = pool.match.models
-    kinds = (("", paths.inference), ("/about", paths.reads))
+    kinds = (("", paths.inference), ("/about", paths.reads))[: 1 if asked else 2]
     for version, variants in of_versions(pool).items():
         for suffix, calls in kinds:
             name = f"{pool.name}/http/version-{version}{suffix}"
@@ -313,10 +365,9 @@ def _weighted(
 # --- parts of a route ---------------------------------------------------------------------------
 
 
-_GRPC_CALLS: Final = (
-    ("-stream", paths.stream_call(), True),
-    ("", paths.unary_calls(), False),
-)
+_STREAM: Final = ("-stream", paths.stream_call(), True)
+_GRPC_CALLS: Final = (_STREAM, ("", paths.unary_calls(), False))
+_INFER_CALLS: Final = (_STREAM, ("", paths.infer_call(), False))
 """(Name suffix, call, streaming) of the gRPC calls that go to the pool of their model."""
 
 
@@ -325,12 +376,6 @@ def _route(name: str, call: Call, headers: list[Any]) -> Any:
     if call.methods:
         match.headers.append(header_in(":method", call.methods))
     return route_components_pb2.Route(name=name, match=match)
-
-
-def _server_pool(fleet: Fleet, protocol: Protocol) -> PoolSpec | None:
-    """Return the pool for calls about the server as a whole: a default pool, else the first."""
-    able = [pool for pool in fleet.pools if speaks(pool, protocol)]
-    return next((pool for pool in able if pool.default), able[0] if able else None)
 
 
 def _unpicked(

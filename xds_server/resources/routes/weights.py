@@ -24,6 +24,7 @@ import xxhash
 from envoy.config.route.v3 import route_components_pb2, route_pb2
 
 from xds_server.fleet.parts.identity import ByIdentity
+from xds_server.fleet.parts.successive import each_pool
 from xds_server.fleet.view import clusters_of
 
 if TYPE_CHECKING:
@@ -76,10 +77,9 @@ def of_versions(pool: PoolSpec) -> dict[str, list[VariantSpec]]:
     return versions
 
 
-@ByIdentity
 def neutral(fleet: Fleet) -> Fleet:
     """Return the fleet with the weights that its routes contain; see rule 3."""
-    return fleet.model_copy(update={"pools": tuple(map(_neutral_pool, fleet.pools))})
+    return _neutral(fleet)
 
 
 def spelled_out(routes: bytes, values: Mapping[str, int]) -> bytes:
@@ -120,9 +120,12 @@ def _form(pool: PoolSpec) -> str:
 
 @ByIdentity
 def _neutral_pool(pool: PoolSpec) -> PoolSpec:
-    used = {pool.variant_of(endpoint) for endpoint in pool.endpoints}
+    used = {variant for variant, _ in pool.serves}
     variants = tuple(
         variant.model_copy(update={"weight": int(variant.name in used)})
         for variant in pool.variants
     )
     return pool.model_copy(update={"variants": variants})
+
+
+_neutral: Final = each_pool(_neutral_pool)

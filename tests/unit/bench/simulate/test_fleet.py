@@ -21,6 +21,8 @@ from bench.simulate.workload import Job
 class Scripted:
     """Sends every job to the same replicas and records its notifications."""
 
+    poll_s: float | None = None
+
     def __init__(self, *replicas: int) -> None:
         self.replicas = replicas
         self.heard: list[tuple[object, ...]] = []
@@ -146,6 +148,18 @@ def test_several_replicas_restart_at_once() -> None:
     assert ("restarted", 1, 0.3) in scheduler.heard
     assert ("restarted", 2, 0.3) in scheduler.heard
     assert ("restarted", 0, 0.3) not in scheduler.heard
+
+
+def test_a_scheduler_that_polls_faster_gets_fresher_samples() -> None:
+    """Samples have the scheduler's interval, and an age in proportion to it."""
+    scheduler = Scripted(0)
+    scheduler.poll_s = 0.25
+    scenario = Scenario(replicas=1, engine=ENGINE, telemetry_s=1.0, telemetry_delay_s=0.4)
+    run(scenario, scheduler, [job(0, 0.0), job(1, 0.8)])
+    assert [(now, sample.at) for now, _, sample in scheduler.samples][:2] == [
+        (pytest.approx(0.35), 0.25),
+        (pytest.approx(0.6), 0.5),
+    ]
 
 
 def test_a_joiner_is_announced() -> None:

@@ -6,6 +6,8 @@ from dataclasses import replace
 from math import inf
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bench.engine import EngineConfig
 from bench.simulate.replica import ReplicaTask, SimulatedReplica
@@ -200,3 +202,55 @@ def test_a_failure_loses_everything() -> None:
 def test_blocks_of_engine_and_traces_are_of_one_size() -> None:
     """The block size of the engine equals that of traces."""
     assert EngineConfig().block_tokens == BLOCK_TOKENS
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 9_000), st.integers(1, 400), st.floats(0.0, 2.0)), max_size=8
+    ),
+    st.floats(0.0, 3.0),
+)
+def test_the_first_token_is_foreseen(jobs: list[tuple[int, int, float]], pause: float) -> None:
+    """What is computed of prompts in work, or cached, is not waited for, to the step and 2 %.
+
+    Answers that end meanwhile make later steps a little shorter.
+    """
+    replica, now = SimulatedReplica(ENGINE), 10.0
+    replica.arrive(task(50, 8 * 512, 1, *range(8)), 0.0)
+    drain(replica)
+    for index, (tokens, output, gap) in enumerate(jobs):
+        now += gap
+        while replica.next_at <= now:
+            replica.advance()
+        blocks = [block if block < 8 else 1000 * index + block for block in range(tokens // 512)]
+        replica.arrive(task(index, tokens, output, *blocks), now)
+    now += pause
+    while replica.next_at <= now:
+        replica.advance()
+    probe = task(100, 3000, 1, at=now)
+    foreseen = replica.first_token_s(probe.job, now)
+    replica.arrive(probe, now)
+    took = next(at for at, kind, who in drain(replica) if (kind, who) == ("first", 100)) - now
+    assert took == pytest.approx(foreseen, rel=0.02, abs=0.02)
+
+
+@given(st.lists(st.integers(512, 9_000), min_size=1, max_size=5), st.floats(0.0, 2.0))
+def test_a_shared_prompt_in_work_is_foreseen_where_planned_blocks_are_shared(
+    prompts: list[int], pause: float
+) -> None:
+    """The wait for the prompts before it is all that a prompt needs for what it shares with them.
+
+    The prompts are steps of one session, all before the first token of the first.
+    """
+    replica, now, tokens = SimulatedReplica(replace(ENGINE, cache_planned=True)), 0.0, 0
+    for index, more in enumerate(prompts):
+        tokens += more
+        replica.arrive(task(index, tokens, 50, *range(tokens // 512)), now)
+    now += pause
+    while replica.next_at <= now:
+        replica.advance()
+    probe = task(100, tokens + 700, 1, *range((tokens + 700) // 512), at=now)
+    foreseen = replica.first_token_s(probe.job, now)
+    replica.arrive(probe, now)
+    took = next(at for at, kind, who in drain(replica) if (kind, who) == ("first", 100)) - now
+    assert took == pytest.approx(foreseen, rel=0.02, abs=0.02)

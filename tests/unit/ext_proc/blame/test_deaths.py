@@ -150,7 +150,7 @@ def test_an_abandoned_request_is_an_unknown_suspect():
     assert deaths.standing(KILLER, LEFT_S + DONE) is MEMBER
 
 
-def test_replicas_that_die_together_with_many_requests_condemn_nobody():
+def test_replicas_that_die_together_with_many_requests_condemn_none():
     """``kill -9`` of two replicas: one request, moved from one to the other, is in both sets."""
     deaths = twice(FIRST, first=(SECOND,), apart=TOGETHER_S)
     assert deaths.standing(FIRST, DONE) is MEMBER
@@ -236,7 +236,7 @@ def test_a_body_that_was_answered_lately_is_no_suspect():
 
 
 def test_a_body_that_was_answered_lately_still_stands_beside_another():
-    """The intersection had two members when the replicas died, whoever is cleared."""
+    """The intersection had two members when the replicas died, even if one is cleared since."""
     deaths = Deaths()
     for replica, at in (("a", 0.0), ("b", LATER)):
         deaths.died(replica, FIRST, at, answered=True)

@@ -21,7 +21,7 @@ def test_two_requests_have_one_fingerprint_if_they_are_equal(first, second):
 
 @given(requests)
 def test_the_seed_makes_the_fingerprint(request):
-    """Pickers of one fleet agree, and nobody else can compute it."""
+    """Pickers of one fleet agree, and no other party can compute it."""
     assert Fingerprints(7).of(*request) == Fingerprints(7).of(*request)
     assert Fingerprints(7).of(*request) != Fingerprints(8).of(*request)
 

@@ -16,6 +16,7 @@ from ext_proc.blame.law import (
     all_alike,
     fails_alike,
     keeps_prompt,
+    lacks_model,
     ruling,
     stands_alone,
     survived,
@@ -41,7 +42,7 @@ def attempts() -> tuple[Attempt, ...]:
             [True, False],
             [True, False],
             [0, 200, 404, 503],
-            [None, 0, 14],
+            [None, 0, 5, 14],
         )
     )
 
@@ -171,6 +172,21 @@ def test_retries_never_exceed_the_law():
             assert not allowed[0]
         assert allowed[0] <= allowed[1]
         assert (repeat(attempt) is Repeat.ALWAYS) == allowed[0]
+
+
+def test_a_404_is_repeated_once_and_only_where_another_replica_has_the_model():
+    """It is the only begun answer that is; a second one, or one of a name nobody has, is final."""
+    for attempt in attempts():
+        marked = attempt._replace(elsewhere=True)
+        missing = attempt.ended is Ended.DONE and (
+            attempt.status == 404 or attempt.grpc_status == 5
+        )
+        assert (repeat(marked) is Repeat.ONCE) == missing == lacks_model(attempt)
+        if missing:
+            assert repeat(attempt) in {Repeat.NEVER, Repeat.ALWAYS}
+            assert [retry(marked, 0, earlier) for earlier in (0, 1, 2)] == [True, False, False]
+        else:
+            assert repeat(marked) is repeat(attempt)
 
 
 def test_only_a_read_request_without_an_answer_is_suspected():

@@ -45,6 +45,15 @@ def test_a_long_session_is_cut_and_any_text_is_an_origin():
     assert number_of("\ud800") > ANONYMOUS
 
 
+def test_an_experiment_takes_the_place_of_the_origin():
+    """Its results count for the experiment, not for who asked."""
+    origins = Origins()
+    origins.note(1, request(session="s"), ("experiment", "r0", True, True))
+    origins.note(2, request(session="s"), None)
+    assert origins.of(1) == number_of(("experiment", "r0", True, True))
+    assert origins.of(2) == number_of("s")
+
+
 def test_the_latest_tickets_are_kept():
     """At least half of the bound, and never more than it."""
     origins = Origins()

@@ -82,6 +82,7 @@ def test_every_field():
                 max_header_bytes=7680,
             ),
             slow_start=pool_pb2.SlowStart(window_seconds=30, aggression=2, min_weight=0.2),
+            deep_health=pool_pb2.DeepHealth(repository=True),
             per_endpoint_in_flight=9,
             first_answer_seconds=70,
             first_answer_least_seconds=7,
@@ -266,7 +267,7 @@ def test_senseless_constraints_are_refused(changes, place):
 
 
 def test_the_seed_is_read_and_never_shown() -> None:
-    """It is a secret: whoever prints a pool must not print it."""
+    """It is a secret, which a printed pool must not show."""
     seed = 2**64 - 59
     pool = pool_of(message(seed=seed))
     assert pool.seed == seed

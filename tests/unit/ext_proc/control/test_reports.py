@@ -31,9 +31,19 @@ class Server(report_pb2_grpc.PickerReportsServicer):
 
 def test_a_report_is_full_and_sorted():
     """It contains each endpoint with requests in flight, by name."""
-    report = report_of("picker-1", {"r2": 1, "r1": 3})
+    report = report_of("picker-1", {"r2": 1, "r1": 3}, passes={"no-pool": 2})
+    assert dict(report.passes) == {"no-pool": 2}
     assert report.picker_id == "picker-1"
     assert [(each.id, each.in_flight) for each in report.endpoints] == [("r1", 3), ("r2", 1)]
+
+
+def test_open_sequences_are_told_beside_requests():
+    """Also where nothing is in flight."""
+    report = report_of("picker-1", {"r2": 1}, sequences={"r1": 2, "r2": 3})
+    assert [(each.id, each.in_flight, each.sequences) for each in report.endpoints] == [
+        ("r1", 0, 2),
+        ("r2", 1, 3),
+    ]
 
 
 async def test_reports_follow_changes_and_survive_the_server():
@@ -98,3 +108,101 @@ async def test_a_lost_stream_is_opened_at_once_when_the_server_is_there(monkeypa
         with pytest.raises(asyncio.CancelledError):
             await task
     await server.stop(0)
+
+
+class FakeDetails:
+    """Details of a hundred replicas with long names, which change with every look."""
+
+    def __init__(self) -> None:
+        self.conditions_changed = False
+        self.begun = 0
+        self.added: list[bool] = []
+
+    def begin(self) -> None:
+        self.begun += 1
+
+    def add(self, report, *, traffic: bool) -> None:
+        self.added.append(traffic)
+        for name in NAMES:
+            report.replicas.replicas.add(pool="large-llm", id=name, reading_age_ms=1500)
+            if traffic:
+                report.traffic.endpoints.add(
+                    pool="large-llm", id=name, requests=10**6, failed=10**4
+                )
+        for number in range(4) if traffic else ():
+            every = report_pb2.Histogram(buckets=range(60), counts=[10**5] * 60)
+            report.traffic.variants.add(
+                pool="large-llm", variant=f"v{number}", first_byte=every, duration=every
+            )
+
+
+NAMES = [f"replica-{number:03}.infer.svc:8001" for number in range(100)]
+
+
+class _Recorder:
+    """A call that keeps the sizes of what is written."""
+
+    def __init__(self) -> None:
+        self.written: list[int] = []
+        self.over = False
+
+    def done(self) -> bool:
+        return self.over
+
+    async def write(self, report) -> None:
+        self.written.append(report.ByteSize())
+
+    def cancel(self) -> None:
+        self.over = True
+
+
+async def _minute(details, in_flight, *, seconds: float = 60.0) -> list[int]:
+    """Return the sizes of the reports of a minute, on a clock that only sleeps advance."""
+    now, call = [0.0], _Recorder()
+
+    async def sleep(pause: float) -> None:
+        now[0] += pause
+        call.over = now[0] >= seconds
+
+    sender = ReportSender(
+        None,
+        picker="picker-1",
+        in_flight=in_flight,
+        rng=lambda: 0.0,
+        details=details,
+        clock=lambda: now[0],
+        sleep=sleep,
+        call=lambda: call,
+    )
+    await sender.report()
+    return call.written
+
+
+async def test_all_reports_of_a_hundred_replicas_stay_below_the_bound():
+    """20 KB/s with the framing of HTTP/2 (9 + 5 bytes and more each), while all loads change."""
+    numbers, details = itertools.count(), FakeDetails()
+    sizes = await _minute(details, lambda: {name: 1 + next(numbers) for name in NAMES})
+    assert sum(sizes) + 64 * len(sizes) < 20_000 * 60
+    assert len(sizes) > 60, "drains wait for these reports"
+    assert 12 <= details.added.count(True) <= 13
+
+
+async def test_traffic_is_reported_without_a_change_of_loads():
+    """Every five seconds, also where nothing is in flight."""
+    details = FakeDetails()
+    sizes = await _minute(details, dict, seconds=30.0)
+    assert details.added == [True] * 6
+    assert len(sizes) == 6
+    assert details.begun == 1
+
+
+async def test_a_changed_condition_is_reported_at_once():
+    """An operator must not wait for the next round, and counts need not come with it."""
+    details = FakeDetails()
+
+    def loads() -> dict[str, int]:
+        details.conditions_changed = len(details.added) == 1
+        return {}
+
+    await _minute(details, loads, seconds=1.0)
+    assert details.added == [True, False]

@@ -67,6 +67,16 @@ def test_a_bound_is_sent_in_milliseconds():
     assert made.headers[1] == ("x-envoy-upstream-rq-per-try-timeout-ms", "22500")
 
 
+def test_a_404_is_repeated_where_the_decision_says_so():
+    """The header is for routes that name the answers, which generic proxies lack."""
+    made = pick(decision(repeat_missing=True))
+    assert made.headers[1] == ("x-envoy-retry-on", "retriable-headers")
+    assert len(pick(decision(repeat_missing=True, retriable=False)).headers) == 2
+    chosen, features = decision(repeat_missing=True), Features(Form.GENERATE)
+    generic = write_pick(chosen, REF, features, TEXT, generic=True)
+    assert "x-envoy-retry-on" not in dict(generic.headers)
+
+
 def test_tokens_are_estimates_and_unknown_without_a_prompt():
     """Four characters count as a token; without a prompt the number is unknown."""
     assert pick(decision()).prompt_tokens is None

@@ -46,7 +46,7 @@ def test_attempts_before_the_last_failed_on_the_picks_before_it():
     assert len(passed_over(third._replace(attempts=99, served=None))) == 3
 
 
-def test_where_the_last_attempt_reached_nobody_the_others_did_not_either():
+def test_where_the_last_attempt_reached_no_replica_the_others_did_not_either():
     """All that is known is that none of the picks served."""
     third = ENTRY._replace(attempts=3, served="10.0.0.3:8000", ended=Ended.UNREACHED)
     assert {(each.ended, each.read) for each in passed_over(third)} == {(Ended.UNREACHED, False)}

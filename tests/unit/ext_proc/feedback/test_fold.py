@@ -2,57 +2,17 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ext_proc.blame.evidence import Attempt, Ended
-from ext_proc.feedback.entries import AttemptEntry, Entry
-from ext_proc.feedback.fold import EARLY, FOREIGN, UNKNOWN, Feedback
+from ext_proc.feedback.entries import AttemptEntry
+from ext_proc.feedback.fold import EARLY, FOREIGN, UNKNOWN
 from ext_proc.routing.router import Router
-from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
 from ext_proc.routing.values.request import Features, Form, Request
 from ext_proc.routing.values.ticket import Outcome
-
-R1, R2 = EndpointKey("r1", 1), EndpointKey("r2", 1)
-
-
-def address(number: int) -> str:
-    return f"10.0.0.{number}:8000"
-
-
-def made() -> tuple[Router, Feedback]:
-    router = Router(random.Random(1))
-    endpoints = tuple(
-        Endpoint(EndpointKey(f"r{n}", 1), "stable", http=address(n), grpc=None) for n in (1, 2, 3)
-    )
-    pool = Pool(name="llm", variants=(Variant("stable", 1),), endpoints=endpoints)
-    router.set_pools({"llm": pool}, 0.0)
-    return router, Feedback(router, picker="p", life="x-")
-
-
-def entry(**changes) -> Entry:
-    usual = {
-        "picker": "p",
-        "ticket": "x-1",
-        "unreadable": False,
-        "cluster": "llm/stable/http",
-        "served": address(1),
-        "picks": ",".join(address(n) for n in (1, 2, 3)),
-        "attempts": 1,
-        "status": 200,
-        "grpc_status": None,
-        "ended": Ended.DONE,
-        "read": True,
-        "answered": True,
-        "final": True,
-        "first_byte_s": 0.1,
-        "answer_bytes": 10,
-        "ended_unix_s": 0.0,
-    }
-    return Entry(**{**usual, **changes})
+from support.log_entries import R1, R2, address, entry, made
 
 
 def test_a_retry_credits_who_served_and_blames_who_did_not():
@@ -76,7 +36,7 @@ def test_a_retry_credits_who_served_and_blames_who_did_not():
         {"ended": Ended.TRY_TIMEOUT, "status": 504, "answered": False},
     ],
 )
-def test_what_clients_do_ejects_nobody(changes):
+def test_what_clients_do_ejects_no_replica(changes):
     """Clients' bad requests, malformed bodies and disconnects eject no replica, in any number."""
     router, feedback = made()
     for _ in range(100):
@@ -84,268 +44,22 @@ def test_what_clients_do_ejects_nobody(changes):
     assert not list(router.conditions.counts())
 
 
-class Traffic:
-    """Requests of sessions, and what the log says of them."""
-
-    def __init__(self) -> None:
-        self.router, self.feedback = made()
-        self.now = 0.0
-        self.started = 0
-
-    def sent(self, session: str | None, blocks: tuple[int, ...] = ()) -> str:
-        """Decide a request of a session; return its ticket."""
-        features = Features(form=Form.GENERATE, model="m", session=session)
-        request = Request("llm", None, "http", features, blocks)
-        ticket = self.router.decide(request, self.now, 0.0).ticket
-        self.router.settle(ticket, Outcome.DONE, self.now)
-        return f"x-{ticket.id}"
-
-    def answered(self, session: str | None, number: int, **changes) -> str:
-        """Apply the final entry of a request of a session that the replica of a number served."""
-        self.now += 0.2
-        ticket = self.sent(session)
-        return self.feedback.take(entry(ticket=ticket, served=address(number), **changes), self.now)
-
-    def attempted(self, ticket: str, number: int, ended: Ended = Ended.BROKEN, **changes) -> None:
-        """Apply the entry of a failed attempt at the replica of a number."""
-        usual = {"read": True, "answered": False, "began": False, "status": 0}
-        attempt = Attempt(address(number), ended, **{**usual, **changes})
-        self.started += 1
-        self.feedback.attempted(
-            AttemptEntry("p", ticket, "llm/stable/http", attempt, float(self.started), 0.01),
-            self.now,
-        )
-
-    def conditions(self, key: EndpointKey) -> list[str]:
-        return self.router.conditions.of("llm", key)
-
-
-@pytest.fixture
-def traffic() -> Traffic:
-    return Traffic()
-
-
-def test_errors_to_several_callers_eject(traffic):
-    """The fourth session's 500 ejects, as peers answer theirs."""
-    for number in range(4):
-        traffic.answered(f"well-{number}", 2)
-        traffic.answered(f"well-{number}", 3)
-        assert traffic.conditions(R1) == []
-        assert traffic.answered(f"s{number}", 1, status=500) == "error"
-    assert traffic.conditions(R1) == ["ejected", "dead-backend"]
-
-
-@pytest.mark.parametrize("changes", [{"status": 500}, {"status": 503}, {"grpc_status": 13}])
-def test_one_callers_errors_eject_nobody(traffic, changes):
-    """Two hundred errors of one session, while others are served well everywhere."""
-    for turn in range(200):
-        traffic.answered("bad", 1 + turn % 3, **changes)
-        traffic.answered("good", 1 + turn % 3)
-    assert not list(traffic.router.conditions.counts())
-
-
-def test_one_callers_errors_alone_eject_nobody(traffic):
-    """Two hundred errors of one session on one replica, and nothing else is known."""
-    for _ in range(200):
-        traffic.answered("bad", 1, status=500)
-    assert not list(traffic.router.conditions.counts())
-
-
-def test_a_request_repeated_by_nobody_in_particular_ejects_nobody(traffic):
-    """Without session, sequence and prompt its body is its origin, where the picker has read it."""
-    for _ in range(50):
-        traffic.now += 0.2
-        request = Request("llm", None, "http", Features(Form.HTTP_INFER, model="m"), body=b"same")
-        ticket = traffic.router.decide(request, traffic.now, 0.0).ticket
-        traffic.router.settle(ticket, Outcome.DONE, traffic.now)
-        traffic.answered("well", 2)
-        failed = entry(ticket=f"x-{ticket.id}", served=address(1), status=500)
-        traffic.feedback.take(failed, traffic.now)
-    assert not list(traffic.router.conditions.counts())
-
-
-def test_errors_that_follow_the_callers_everywhere_eject_nobody(traffic):
-    """Each of two hundred sessions fails wherever it is sent."""
-    for turn in range(200):
-        traffic.answered(f"s{turn}", 1 + turn % 3, status=500)
-    assert not list(traffic.router.conditions.counts())
-
-
-def test_a_caller_is_sent_elsewhere_and_its_good_answer_there_convicts(traffic):
-    """With one caller only, where it is answered well is the evidence."""
-    for _ in range(3):
-        traffic.answered("only", 1, status=500)
-    features = Features(form=Form.GENERATE, model="m", session="only")
-    for _ in range(20):
-        decision = traffic.router.decide(Request("llm", None, "http", features), 0.1, 0.0)
-        assert decision.addresses[0] != address(1)
-    assert traffic.conditions(R1) == []
-    for _ in range(2):
-        traffic.answered("only", 2)
-    assert traffic.conditions(R1) == ["ejected", "dead-backend"]
-
-
-def test_a_caller_that_fails_elsewhere_too_convicts_nobody(traffic):
-    """Its requests are at fault: neither its errors nor its later good answers count."""
-    for number in (1, 1, 1, 2, 2, 2):
-        traffic.answered("only", number, status=500)
-    traffic.answered("only", 3)
-    assert not list(traffic.router.conditions.counts())
-
-
-def test_attempts_say_what_the_order_of_the_picks_cannot(traffic):
-    """The first pick was dead, the second had room for one only, the third answered."""
-    for session in ("a", "b", "c"):
-        ticket = traffic.sent(session)
-        traffic.attempted(ticket, 1, Ended.UNREACHED, read=False)
-        traffic.attempted(ticket, 2, Ended.LOCAL, read=False)
-        entered = entry(ticket=ticket, attempts=3, served=address(3))
-        assert traffic.feedback.take(entered, 0.0) == "good"
-    assert traffic.feedback.blamed == {
-        ("llm", "network"): 3,
-        ("llm", "us"): 3,
-        ("llm", "none"): 3,
-    }
-    assert traffic.conditions(R1) == ["ejected"]
-
-
-def test_a_replica_that_cannot_be_reached_is_judged_at_once(traffic):
-    """The request may run for a minute elsewhere before its final entry."""
-    for session in ("a", "b", "c"):
-        traffic.attempted(traffic.sent(session), 1, Ended.UNREACHED, read=False)
-    assert traffic.conditions(R1) == ["ejected"]
-
-
-def test_a_refused_start_of_a_sequence_leaves_the_lease_to_the_next_replica(traffic):
-    """The second request of the sequence may come before the first one's final entry."""
-    request = Request("llm", None, "http", Features(Form.GENERATE, model="m", sequence_id=5), ())
-    first = traffic.router.decide(request, 0.0, 0.0)
-    number = int(first.addresses[0].split(".")[3].partition(":")[0])
-    assert first.addresses[0] == address(number)
-    traffic.attempted(f"x-{first.ticket.id}", number, Ended.UNREACHED, read=False)
-    assert traffic.router.decide(request, 0.0, 0.0).addresses == first.addresses[1:2]
-
-
-def test_a_request_that_breaks_each_connection_is_blamed_itself(traffic):
-    """Too large a header, for instance: no replica is ejected, whoever sends it."""
-    for turn in range(50):
-        ticket = traffic.sent(f"s{turn}")
-        traffic.attempted(ticket, 1)
-        traffic.attempted(ticket, 2)
-        ended = {"ended": Ended.BROKEN, "answered": False, "status": 503}
-        entered = entry(ticket=ticket, attempts=2, served=address(2), **ended)
-        assert traffic.feedback.take(entered, 0.0) == "broken"
-    assert traffic.feedback.blamed == {("llm", "request"): 100}
-    assert not list(traffic.router.conditions.counts())
-
-
-def test_a_final_entry_and_its_attempt_count_once(traffic):
-    """The last attempt, if it failed, writes both."""
-    ticket = traffic.sent("s")
-    traffic.attempted(ticket, 1, Ended.UNREACHED, read=False)
-    ended = {"ended": Ended.UNREACHED, "answered": False, "status": 503}
-    assert traffic.feedback.take(entry(ticket=ticket, **ended), 0.0) == "unreached"
-    assert traffic.feedback.blamed == {("llm", "network"): 1}
-
-
-def test_suspected_deaths_are_told_as_they_are_logged(traffic, monkeypatch):
-    """Read, and broken off without an answer: by the attempt's entry, or else by the final one."""
-    told = []
-    monkeypatch.setattr(traffic.router, "died", lambda *what: told.append(what[:2]))
-    traffic.attempted("x-1", 1)
-    traffic.attempted("x-1", 2, Ended.UNREACHED, read=False)
-    traffic.attempted("x-1", 2, Ended.TRY_TIMEOUT)
-    assert told == [(R1, 1)]
-    ended = {"ended": Ended.BROKEN, "answered": False, "status": 503}
-    traffic.feedback.take(entry(ticket="x-2", served=address(2), **ended), 0.0)
-    traffic.feedback.take(entry(ticket="x-3", ended=Ended.BROKEN), 0.0)
-    assert told == [(R1, 1), (R2, 2)]
-    traffic.attempted("x-4", 1)
-    traffic.feedback.take(entry(ticket="x-4", **ended), 0.0)
-    assert told == [(R1, 1), (R2, 2), (R1, 4)], "once"
-
-
-def test_the_prompt_is_confirmed_or_rejected(traffic, monkeypatch):
-    """By the first byte of an answer below 400, or by the end without one."""
-    told = []
-    monkeypatch.setattr(traffic.router, "confirmed", lambda number, _: told.append(number))
-    monkeypatch.setattr(traffic.router, "rejected", lambda number: told.append(-number))
-    gone = {"ended": Ended.LEFT, "answered": False, "status": 0}
-    for number, changes in enumerate(
-        [{}, {"status": 400}, {"ended": Ended.LEFT}, gone, {"status": 500}, {"served": None}], 1
-    ):
-        traffic.feedback.take(entry(ticket=f"x-{number}", **changes), 0.0)
-    early = {"final": False, "first_at_s": 1.4, "lasted_s": 2.0}
-    traffic.feedback.take(entry(ticket="x-7", **early), 0.0)
-    traffic.feedback.take(entry(ticket="x-8", status=404, **early), 0.0)
-    assert told == [1, -2, 3, -4, -5, -6, 7]
-
-
-def test_good_answers_of_suspects_are_told(traffic, monkeypatch):
-    """Of no other request."""
-    told = []
-    monkeypatch.setattr(traffic.router, "answered_well", lambda *what: told.append(what[:2]))
-    traffic.router.suspects = {2}
-    for number in (1, 2):
-        traffic.feedback.take(entry(ticket=f"x-{number}"), 0.0)
-    assert told == [(2, R1)]
-
-
-def kept(traffic: Traffic, ticket: int) -> None:
-    """Let the router keep a request's body, and a replica die with it."""
-    traffic.router.suspicion.open[ticket] = "llm", "m", b"body"
-    traffic.attempted(f"x-{ticket}", 1)
-
-
-def held(traffic: Traffic) -> int:
-    return traffic.router.suspicion.deaths.suspects
-
-
 @pytest.mark.parametrize(
-    ("changes", "suspects"),
+    ("changes", "answers"),
     [
-        ({}, 0),
-        ({"status": 404}, 0),
-        ({"ended": Ended.LEFT}, 0),
-        ({"status": 500}, 1),
-        ({"grpc_status": 13}, 1),
-        ({"ended": Ended.TRY_TIMEOUT, "status": 504, "answered": False}, 1),
+        ({}, 1),
+        ({"status": 500}, 0),
+        ({"answer_bytes": 0}, 0),
+        ({"answered": False, "status": 0, "first_byte_s": None}, 0),
+        ({"attempts": 2}, 0),
     ],
 )
-def test_an_answer_below_500_clears_a_suspect(traffic, changes, suspects):
-    """The replica survived the request, whatever it thought of it."""
-    kept(traffic, 1)
-    assert held(traffic) == 1
-    served = entry(ticket="x-1", served=address(2), attempts=2, **changes)
-    traffic.feedback.take(served, 0.0)
-    assert held(traffic) == suspects
-
-
-@pytest.mark.parametrize("attempts", [1, 2])
-@pytest.mark.parametrize(("answer_bytes", "suspects"), [(10, 0), (0, 1)])
-def test_a_running_answer_clears_a_suspect(traffic, attempts, answer_bytes, suspects):
-    """A long generation need not end for that."""
-    kept(traffic, 1)
-    early = {"final": False, "attempts": attempts, "answer_bytes": answer_bytes}
-    traffic.feedback.take(entry(ticket="x-1", **early), 0.0)
-    assert held(traffic) == suspects
-
-
-def test_a_refused_connection_confirms_a_death(traffic):
-    """Nothing listens where the connection broke."""
-    kept(traffic, 1)
-    deaths = traffic.router.suspicion.deaths
-    assert [each[3] for each in deaths.kept()] == [False]
-    traffic.attempted("x-2", 1, Ended.UNREACHED, read=False)
-    assert [each[3] for each in deaths.kept()] == [True]
-
-
-def test_a_request_that_its_caller_left_may_have_caused_a_death(traffic):
-    """So the others on the replica are not the only ones that may have."""
-    gone = {"ended": Ended.LEFT, "answered": False, "status": 0}
-    traffic.feedback.take(entry(ticket="x-9", **gone), 0.0)
-    kept(traffic, 1)
-    assert [each[2] for each in traffic.router.suspicion.deaths.kept()] == [True]
+def test_an_answer_that_its_client_left_tells_when_it_began(changes, answers):
+    """OpenAI's client closes the connection at ``[DONE]``, often before the answer's last bytes."""
+    router, feedback = made()
+    feedback.take(entry(ended=Ended.LEFT, first_at_s=0.1, **changes), 1.0)
+    replica = router.registry.members[R1]
+    assert replica.served["llm"].describe()["answers"] == answers
 
 
 def test_attempts_of_others_are_counted_only(traffic):
@@ -379,7 +93,8 @@ def test_attempts_of_others_are_counted_only(traffic):
         ({"final": False, "served": None}, EARLY),
         ({"final": False, "ticket": "x-99"}, EARLY),
         ({"final": False, "ticket": "x-no"}, EARLY),
-        ({"ticket": ""}, "good"),
+        ({"ticket": ""}, FOREIGN),
+        ({"ticket": "x-"}, "good"),
     ],
 )
 def test_entries_that_fit_nothing_are_counted(changes, outcome):
@@ -465,6 +180,14 @@ def test_a_long_request_teaches_its_first_byte_once():
     assert estimates(router) == (1.4, 0, 1)
 
 
+def test_a_call_that_is_no_inference_teaches_no_time():
+    """Clients ask for readiness and metadata before each request; such picks are not charged."""
+    router, feedback = made()
+    assert feedback.take(entry(ticket="x-", first_at_s=0.001, first_byte_s=0.001), 1.0) == "good"
+    assert estimates(router) == (None, None, 0)
+    assert router.conditions.of("llm", R1) == []
+
+
 def test_a_retried_answer_teaches_no_time():
     """Its time includes the attempts at other replicas."""
     router, feedback = made()
@@ -521,8 +244,8 @@ def infer(router: Router, form: Form = Form.GENERATE) -> None:
         {"ended": Ended.TIMEOUT, "status": 504, "answered": False},
     ],
 )
-def test_work_that_nobody_waits_for_is_charged(changes):
-    """Triton computes a unary inference to its end, whoever has left."""
+def test_work_that_no_client_waits_for_is_charged(changes):
+    """Triton computes a unary inference to its end, even if the client has left."""
     router, feedback = made()
     infer(router)
     feedback.take(entry(**changes), 2.0)

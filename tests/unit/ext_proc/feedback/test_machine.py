@@ -23,6 +23,7 @@ from ext_proc.routing.router import Router
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
 from ext_proc.routing.values.request import Features, Form, Request
 from ext_proc.routing.values.ticket import Outcome
+from support.tries import tries
 
 COUNT: Final = 4
 SICK: Final = ("refuses", "breaks", "freezes", "errors", "full", "breaks off")
@@ -197,7 +198,7 @@ class Proxy(RuleBasedStateMachine):
 
 
 TestProxy = Proxy.TestCase
-TestProxy.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestProxy.settings = settings(max_examples=tries(25), stateful_step_count=40, deadline=None)
 
 
 def test_the_model_repeats_what_the_law_allows() -> None:

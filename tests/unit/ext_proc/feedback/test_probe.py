@@ -9,8 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from ext_proc.feedback import probe
-from ext_proc.feedback.probe import INDEX_PATH, Prober, Target, targets_of
+from ext_proc.feedback.probe import Prober, Target, targets_of
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
 
 KEY = EndpointKey("r1", 1)
@@ -124,7 +123,7 @@ async def test_a_path_that_is_not_tritons_is_asked_alone():
         assert not await Prober(lambda *_: None).probe(session, url)
 
 
-async def test_nobody_there_is_a_no_and_a_return_is_seen():
+async def test_a_closed_port_is_a_no_and_a_return_is_seen():
     """A refused connection and a wrong address mean not ready; the loop continues."""
     status = [400]
     async with (
@@ -139,57 +138,3 @@ async def test_nobody_there_is_a_no_and_a_return_is_seen():
             pass
         prober.set_targets(set())
         assert prober._tasks == {}
-
-
-def test_a_pool_that_wants_it_asks_the_repository_too():
-    """The probe covers the pool's models, in the version of the variant."""
-    pool = Pool(
-        name="llm",
-        models=frozenset({"m"}),
-        variants=(Variant("stable", 1, model_version="2"),),
-        endpoints=(Endpoint(KEY, "stable", http="10.0.0.1:8000", grpc=None),),
-        repository=True,
-    )
-    url = f"http://10.0.0.1:8000{INDEX_PATH}"
-    assert targets_of({"llm": pool}) == {Target("llm", KEY, url, 5.0, frozenset({"m"}), "2")}
-
-
-READY = b'[{"name":"m","version":"1","state":"READY"}]'
-LOADING = b'[{"name":"m","version":"1","state":"LOADING","reason":""}]'
-
-
-async def test_what_the_index_says_and_what_says_nothing(monkeypatch):
-    """A state is reported; an error, a page that is too large, or an invalid one is no state."""
-    monkeypatch.setattr(probe, "MAX_BYTES", 1000)
-    answers = [(200, READY), (500, b""), (200, b"[" * 2000), (200, b"<html>"), (200, LOADING)]
-    received = []
-
-    async def answer(request: web.Request) -> web.Response:
-        received.append((request.method, request.path))
-        status, body = answers[min(len(received), len(answers)) - 1]
-        return web.Response(status=status, body=body)
-
-    app = web.Application()
-    app.router.add_post(INDEX_PATH, answer)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    results: asyncio.Queue[tuple[str, EndpointKey, str | None]] = asyncio.Queue()
-    prober = Prober(
-        lambda *_: pytest.fail("readiness was not requested"),
-        lambda *result: results.put_nowait(result),
-        jitter=lambda: 0.0,
-    )
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}{INDEX_PATH}"
-    prober.set_targets({Target("llm", KEY, url, 0.01, frozenset({"m"}))})
-    task = asyncio.create_task(prober.run())
-    try:
-        async with asyncio.timeout(60):
-            assert await results.get() == ("llm", KEY, None)
-            assert await results.get() == ("llm", KEY, "m: LOADING")
-        assert len(received) == len(answers)
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-        await runner.cleanup()

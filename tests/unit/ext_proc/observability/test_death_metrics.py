@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from ext_proc.blame.deaths import DEATH_S
-from ext_proc.observability.death_metrics import DeathMetrics
+from ext_proc.observability.replica_metrics import DeathMetrics
 from support.streams import llm, router
 
 

@@ -86,7 +86,7 @@ async def test_the_debug_page(registry):
     async with TestClient(TestServer(app)) as client:
         page = await client.get("/metrics")
         text = await page.text()
-        assert 'tidegate_picker_refusals_total{reason="saturated"} 1.0' in text
+        assert 'tidegate_picker_refusals_total{pool="",reason="saturated"} 1.0' in text
         assert "tidegate_picker_served_elsewhere_total 1.0" in text
         assert (await (await client.get("/debug/state")).json()) == {"router": {"1": "{'a'}"}}
         assert (await client.get("/healthz")).status == 503

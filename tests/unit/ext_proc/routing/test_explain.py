@@ -98,13 +98,13 @@ def test_in_a_large_pool_the_rest_is_counted(build: Build) -> None:
 
 
 def test_recent_decisions_are_a_bounded_sample(build: Build) -> None:
-    """Every 32nd decision is kept, and of these the latest 64."""
+    """Every 32nd decision is kept where they come fast, and of these the latest 64."""
     router = build.router(build.pool(2))
     for number in range(EVERY * (KEPT + 3)):
-        router.decide(build.request((1,)), float(number), 0.0)
-    recent: Any = json.loads(json.dumps(router.state(float(number))["recent"]))
+        router.decide(build.request((1,)), number / EVERY / 2, 0.0)
+    recent: Any = json.loads(json.dumps(router.state(number / EVERY / 2)["recent"]))
     assert len(recent) == KEPT
-    assert recent[0]["age_s"] > recent[-1]["age_s"] == EVERY - 1
+    assert recent[0]["age_s"] > recent[-1]["age_s"] == pytest.approx((EVERY - 1) / EVERY / 2, 0.01)
     assert recent[0]["matched_blocks"] == 1
     assert set(recent[0]["scores"]) == {"r0", "r1"}
 
@@ -141,6 +141,15 @@ def test_a_sample_holds_the_parts_of_its_moment(build: Build) -> None:
         assert each["price"] == pytest.approx(sum(each["parts"].values()))
         assert each["parts"]["drain_s"] == 0.0
     assert (sample["removed"], sample["not_drawn"]) == ({}, 0)
+
+
+def test_a_decision_after_a_quiet_time_is_sampled(build: Build) -> None:
+    """Where few requests come, each is explained; a count alone would show old ones."""
+    router = build.router(build.pool(2))
+    for at in (0.0, 0.9, 1.0, 1.5, 60.0):
+        router.decide(build.request((1,)), at, 0.0)
+    recent: Any = router.state(60.0)["recent"]
+    assert [each["age_s"] for each in recent] == [60.0, 59.0, 0.0]
 
 
 def test_samples_are_apart_in_time(build: Build) -> None:

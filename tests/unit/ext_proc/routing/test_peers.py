@@ -116,8 +116,10 @@ def test_the_clock_moves_by_what_was_sent_since():
     for each in before:  # a first share counts only what is in flight
         made.peers.follow(1, each, 5.0)
         assert replica.busy_until == pytest.approx(5.0 + 2e4 * per_token)
+        assert replica.prefilled == 2e4
     made.peers.follow(1, Share(POOL, key(0), 3, 3e4, 101, 1e9 + 1e4), 5.0)
     assert replica.busy_until == pytest.approx(5.0 + 3e4 * per_token)
+    assert replica.prefilled == 3e4
 
 
 def test_an_endpoint_that_left_is_not_counted():

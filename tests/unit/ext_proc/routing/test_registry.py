@@ -190,6 +190,27 @@ def test_a_pool_of_paths_takes_the_models_that_no_other_has_there(build: Build) 
     assert found("/v1/completions", "n") is RefusalKind.UNKNOWN_MODEL
 
 
+def test_the_default_pool_for_http_takes_what_no_path_assigns(build: Build) -> None:
+    """Without models of its own it takes every model, but not on the paths of others."""
+    named = build.pool(name="a", models=frozenset({"m"}), paths=frozenset({CHAT}))
+    any_model = build.pool(
+        name="b", models=frozenset(), paths=frozenset({"/b"}), default_for_http=True
+    )
+    router = build.router(named, any_model)
+
+    def found(path: str, protocol: str = "http", **features: str) -> str | RefusalKind:
+        answer = router.pool_for(Features(Form.OPENAI, **features), path, protocol)
+        return answer.kind if isinstance(answer, Refusal) else answer
+
+    assert found("/v1/embeddings") == "b"
+    assert found("/v1/embeddings", model="zzz") == "b"
+    assert found("/v1/embeddings", model="m") == "a"
+    assert found(CHAT, model="zzz") is RefusalKind.UNKNOWN_MODEL
+    assert found(CHAT) is RefusalKind.UNKNOWN_MODEL
+    assert found("/x", "grpc", model="zzz") is RefusalKind.UNKNOWN_MODEL
+    assert found("/x", "grpc") is RefusalKind.UNKNOWN_MODEL
+
+
 def test_the_pool_is_found_by_header_model_path_or_default(build: Build) -> None:
     """The header is read first, then the model, then the default of the form."""
     router = build.router(

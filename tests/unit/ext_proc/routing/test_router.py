@@ -54,6 +54,7 @@ def test_a_conversation_stays_where_its_prefix_is(build: Build) -> None:
     """Each turn goes to the replica of the previous turn, and only the new part is work."""
     router = build.router(build.pool(8))
     first = decide(router, build.request((1, 2, 3)))
+    end(router, first)
     second = decide(router, build.request((1, 2, 3, 4)))
     assert second.addresses[0] == first.addresses[0]
     assert (second.reason, second.matched_blocks) == ("prefix", 3)

@@ -14,6 +14,8 @@ from ext_proc.routing.values.ticket import Outcome
 from support.routing import PROMPT, decide, end, refuse
 
 if TYPE_CHECKING:
+    from ext_proc.routing.router import Router
+
     from .conftest import Build
 
 
@@ -123,3 +125,68 @@ def test_reuse_is_counted_for_known_endpoints(build: Build) -> None:
     assert router.reuse.tokens() == {"r0": 32.0}
     router.set_pools({"llm": build.pool(0)}, 1.0)
     assert router.reuse.tokens() == {}
+
+
+def _reporting(build: Build, count: int) -> Router:
+    """Return the router of a pool of engines that report their caches."""
+    pool = build.pool(count)
+    router = build.router(pool)
+    for each in pool.endpoints:
+        router.index.set_reporting(each.key, complete=True)
+    return router
+
+
+def test_new_prompts_go_round_idle_replicas(build: Build) -> None:
+    """Prompts that no replica holds: each goes to the replica that was sent the fewest tokens.
+
+    Of equal ones it is the one whose last prefill ended first. Their engines report their caches.
+    """
+    router = _reporting(build, 4)
+    picks = []
+    for number in range(12):
+        blocks = tuple(range(100 * number + 1, 100 * number + 9))
+        decision = decide(router, build.request(blocks, prompt=b"x" * 4096), 10.0 * number)
+        end(router, decision)
+        picks.append(decision.addresses[0])
+    assert len(set(picks[:4])) == 4
+    assert picks[4:8] == picks[:4] == picks[8:]
+
+
+def test_prompts_of_kinds_that_alternate_share_the_caches(build: Build) -> None:
+    """Neither kind has a cache of its own, while the other cache is crowded."""
+    router = _reporting(build, 2)
+    blocks: dict[str, list[int]] = {}
+    for number in range(40):
+        count = 24 if number % 2 else 8
+        prompt = tuple(range(100 * number + 1, 100 * number + 1 + count))
+        request = build.request(prompt, prompt=b"x" * 512 * count)
+        decision = decide(router, request, 10.0 * number)
+        end(router, decision)
+        blocks.setdefault(decision.addresses[0], []).append(count)
+    one, other = blocks.values()
+    assert {*one} == {*other} == {8, 24}
+    assert abs(sum(one) - sum(other)) <= 24
+
+
+def test_idle_replicas_are_drawn_at_random_without_a_prompt(build: Build) -> None:
+    """A prompt's prefill says nothing of who should answer a request that has none."""
+    router = _reporting(build, 4)
+    end(router, decide(router, build.request((1, 2), prompt=b"x" * 1024), 0.0))
+    picks = set()
+    for number in range(60):
+        decision = decide(router, build.request(), 10.0 + number)
+        end(router, decision)
+        picks.add(decision.addresses[0])
+    assert len(picks) == 4
+
+
+def test_prompts_are_drawn_at_random_where_no_cache_is_reported(build: Build) -> None:
+    """Several pickers that all follow the ends of prefills would meet on one replica."""
+    router = build.router(build.pool(4))
+    picks = []
+    for number in range(24):
+        blocks = tuple(range(100 * number + 1, 100 * number + 9))
+        decision = decide(router, build.request(blocks, prompt=b"x" * 4096), 10.0 * number)
+        end(router, decision)
+        picks.append(decision.addresses[0])
+    assert any(len(set(picks[at : at + 4])) < 4 for at in range(0, 24, 4))

@@ -83,7 +83,7 @@ TestKiller = KillerMachine.TestCase
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("count", [6, 100])
 @pytest.mark.parametrize("apart", [0.0, 0.1, 0.3, 1.0, 4.0])
-def test_an_operators_kills_refuse_nobody(seed: int, count: int, apart: float):
+def test_an_operators_kills_refuse_no_request(seed: int, count: int, apart: float):
     """``kill -9`` of two of three replicas under load, whose clients send their requests again.
 
     With six requests the sets of the two deaths often have exactly one in common.

@@ -24,7 +24,7 @@ class Grown:
         self.calls = Calls()
         self.server = GrowingServer(2 * MIB)
         self.server.add_generic_rpc_handlers((self.calls.handler(),))
-        self.port = self.server.add_insecure_port("127.0.0.1:0")
+        self.port = self.server.add_port("127.0.0.1:0")
 
     async def grow(self, limit: int) -> None:
         """Raise the limit, and wait until it is in force."""
@@ -33,10 +33,13 @@ class Grown:
             await self.server._growth
 
     async def once(self, size: int, **options: Any) -> grpc.StatusCode:
-        """Send one message on a connection of its own; return the call's status."""
+        """Send one message on a connection of its own; return the call's status.
+
+        The kernel resets connections that a replaced server had not yet accepted.
+        """
         pool = [*ANY_SIZE, ("grpc.use_local_subchannel_pool", 1)]
         async with grpc.aio.insecure_channel(f"127.0.0.1:{self.port}", options=pool) as channel:
-            call = channel.unary_unary("/test.T/once")(bytes(size), **options)
+            call = channel.unary_unary("/test.T/once")(bytes(size), wait_for_ready=True, **options)
             return await call.code()
 
 
@@ -118,7 +121,7 @@ async def test_a_port_in_use_is_an_error(grown: Grown) -> None:
     """Replacements share the port, other servers do not."""
     for address in (f"127.0.0.1:{grown.port}", "127.0.0.1:99999", "192.0.2.1:0"):
         with pytest.raises(RuntimeError):
-            GrowingServer(MIB).add_insecure_port(address)
+            GrowingServer(MIB).add_port(address)
 
 
 async def test_compressed_messages_are_not_taken(grown: Grown) -> None:

@@ -49,7 +49,7 @@ async def test_replicas_do_not_wait_for_each_other() -> None:
     assert holds.held == GROUP
 
 
-async def test_nobody_is_left_when_the_first_one_goes() -> None:
+async def test_none_is_left_when_the_first_one_goes() -> None:
     """Its stream may end while it waits; the others are released and the group is closed."""
     holds = Holds(lambda: 0.0)  # time stands still: only the end of the first one frees them
     first = asyncio.create_task(holds.wait(KEY, MOST_S))

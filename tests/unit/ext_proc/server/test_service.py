@@ -11,6 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
+from ext_proc.exchange import ExchangeOptions
 from ext_proc.observability.metrics import Metrics
 from ext_proc.routing.policies.base import HELD
 from ext_proc.routing.values.ticket import Outcome
@@ -105,7 +106,7 @@ async def test_subsets_without_a_match(hint):
     async with Peer(router(llm())) as peer:
         _, (answer,) = await peer.talk(Messages().head(end=True, subset=hint))
         assert (answer.status, answer.reason) == (503, "no-endpoints")
-        assert peer.counted("refusals_total", reason="no-endpoints") == 1
+        assert peer.counted("refusals_total", pool="llm", reason="no-endpoints") == 1
 
 
 async def test_the_body_message_decides_about_the_subset():
@@ -168,7 +169,34 @@ async def test_no_pools_is_no_pick():
     async with Peer(router()) as peer:
         _, (answer,) = await peer.talk(Messages().head())
         assert (answer.kind, answer.picked) == ("request_headers", None)
-        assert peer.counted("passes_total", reason="no-pools") == 1
+        assert peer.counted("passes_total", pool="", reason="no-pools") == 1
+
+
+async def test_a_required_pick_that_is_not_there():
+    """Each request is refused, and both counts tell it."""
+    async with Peer(router(), options=ExchangeOptions(require_pick=True)) as peer:
+        _, (answer,) = await peer.talk(Messages().head())
+        assert (answer.status, answer.reason) == (503, "no-pick")
+        assert peer.counted("passes_total", pool="", reason="no-pools") == 1
+        assert peer.counted("refusals_total", pool="", reason="no-pick") == 1
+
+
+@pytest.mark.parametrize("transport", ["grpc", "nghttp2"])
+async def test_a_required_pick_and_a_bug(monkeypatch, transport):
+    """A stream that fails is refused before it is closed."""
+    monkeypatch.setattr(Peer, "transport", transport)
+    request_router = router(llm(body="none"))
+
+    def broken(*_):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(request_router, "decide", broken)
+    async with Peer(request_router, options=ExchangeOptions(require_pick=True)) as peer:
+        call, (answer,) = await peer.talk(Messages().head())
+        assert (answer.status, answer.reason) == (503, "no-pick")
+        assert peer.counted("errors_total", kind="internal") == 1
+        assert peer.counted("passes_total", pool="", reason="failed") == 1
+        await peer.finish(call)
 
 
 async def test_cancelled_after_the_decision():
@@ -322,7 +350,7 @@ async def test_health():
         assert (await watch.read()).status == serving
         assert [await check(name) for name in names] == [serving] * 3
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await check("nobody")
+            await check("absent")
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
         watch.cancel()
 
@@ -359,6 +387,9 @@ async def test_a_waiting_stream_keeps_no_message():
     class Stream:
         """Delivers the messages, and counts the references to the last one at the end."""
 
+        def invocation_metadata(self):
+            return ()
+
         async def read(self):
             if sent:
                 self.message = sent.pop(0)
@@ -372,3 +403,12 @@ async def test_a_waiting_stream_keeps_no_message():
     server = PickerServer(router(llm()), picker="p", metrics=Metrics(CollectorRegistry()))
     await server.process(None, Stream())
     assert references == [2]  # the stream's own, and the call that counts
+
+
+async def test_a_refusal_without_a_pool_has_none_in_its_label():
+    """The name that a client invents is no label; the control server hears of the refusal."""
+    async with Peer(router(llm())) as peer:
+        sent = Messages(route="unnamed/http").head("/v2/models/invented/generate", end=True)
+        _, (answer,) = await peer.talk(sent)
+        assert answer.reason == "unknown-model"
+        assert peer.counted("refusals_total", pool="", reason="unknown-model") == 1

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from ext_proc.telemetry import decoupled
-from ext_proc.telemetry.decoupled import DecoupledModels, decoupled_in
+from ext_proc.telemetry.decoupled import AskedTriton, DecoupledModels, decoupled_in
 
 
 @pytest.mark.parametrize(
@@ -80,10 +80,10 @@ async def test_models_are_asked_once_and_after_a_restart():
     """A restarted replica may have another configuration."""
     answers = {"m": config(on=True), "a model": config(on=False)}
     async with replica(answers) as (address, asked), asking() as (models, changed):
-        models.set_targets({"r1": (address, frozenset({"m", "a model"}))})
+        models.set_targets({"r1": AskedTriton(address, frozenset({"m", "a model"}))})
         await known(models, changed, lambda each: each.of("r1") == {"m"})
         assert asked == ["a model", "m"]
-        models.set_targets({"r1": (address, frozenset({"m", "a model"}))})
+        models.set_targets({"r1": AskedTriton(address, frozenset({"m", "a model"}))})
         answers["a model"] = config(on=True)
         models.restarted("r1")
         await known(models, changed, lambda each: each.of("r1") == {"m", "a model"})
@@ -97,7 +97,7 @@ async def test_a_model_that_is_not_loaded_is_asked_again(monkeypatch):
     monkeypatch.setattr(decoupled, "AGAIN_S", 0.01)
     answers = {}
     async with replica(answers) as (address, asked), asking() as (models, changed):
-        models.set_targets({"r1": (address, frozenset({"m"}))})
+        models.set_targets({"r1": AskedTriton(address, frozenset({"m"}))})
         async with asyncio.timeout(60):
             while len(asked) < 3:  # noqa: ASYNC110 - the server does not show it
                 await asyncio.sleep(0.01)
@@ -117,7 +117,7 @@ async def test_what_is_no_triton_is_left_alone(monkeypatch):
         asking() as (models, changed),
     ):
         both = frozenset({"m", "n"})
-        models.set_targets({"r1": (engine, both), "r2": (triton, both)})
+        models.set_targets({"r1": AskedTriton(engine, both), "r2": AskedTriton(triton, both)})
         await known(models, changed, lambda each: each.of("r2") == {"n"})
         async with asyncio.timeout(60):
             while again.count("m") < 4:  # noqa: ASYNC110 - the server does not show it

@@ -10,7 +10,7 @@ from ext_proc.routing.state.replica import FRESH_S
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.settings import CustomMetric
-from ext_proc.telemetry.hub import GPU, PAGE, PUSH, SILENT_AFTER, Hub
+from ext_proc.telemetry.hub import COMPLAIN_S, GPU, PAGE, PUSH, SILENT_AFTER, Hub
 from ext_proc.telemetry.news import PushEnded, Restarted, ScrapeFailed
 from tidegate_api.names import LOAD_HEADER
 
@@ -157,7 +157,7 @@ async def test_what_is_read_is_what_the_fleet_says(made):
 REPORT = ((LOAD_HEADER, "TEXT named_metrics.queue_size=3"),)
 
 
-async def test_a_load_report_counts_where_nobody_else_tells(made):
+async def test_a_load_report_counts_where_no_other_source_tells(made):
     """Besides a page, which has values per model, it would count requests twice."""
     made.hub.reported("a", REPORT)
     assert made.router.calls == [("observe", "a", (Reading(100.0, queued=3.0),))]
@@ -188,3 +188,26 @@ def test_decoupled_models_are_read_so():
     assert vocabulary.decoupled == {"m"}
     assert vocabulary.declared == (CustomMetric("queued", "q"),)
     assert made.hub._scraper._targets["b"].vocabulary.decoupled == frozenset()
+
+
+async def test_a_page_that_is_not_read_is_logged_and_its_return(made):
+    """Once in a minute for each replica, however often it comes and goes; one failure is none."""
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(5):
+            for failures in range(1, 5):
+                made.hub._not_read("a", failures, "refused")
+            made.hub._read("a", (Reading(made.now, "m"),))
+            made.now += 1.0
+        made.hub._not_read("b", SILENT_AFTER - 1, "refused")
+    assert [(line["event"], line["replica"]) for line in logs] == [
+        ("page_not_read", "a"),
+        ("page_read_again", "a"),
+    ]
+    assert (logs[0]["url"], logs[0]["reason"]) == ("http://127.0.0.1:1/metrics", "refused")
+    made.now += COMPLAIN_S
+    with structlog.testing.capture_logs() as logs:
+        made.hub._not_read("a", SILENT_AFTER, "refused")
+    assert len(logs) == 1
+    made.hub.set_pools({})
+    assert not made.hub._unread
+    assert not made.hub._complained

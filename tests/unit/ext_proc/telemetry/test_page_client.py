@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from ext_proc.telemetry import page_client
 from ext_proc.telemetry.page_client import PageClient
+from support.certificates import Authority
+from tidegate_common.upstream.contexts import ReplicaTls
 
 PAGE = b"a 1\nb 2\n"
 SIZED = b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n" + PAGE
@@ -143,7 +145,7 @@ async def test_an_answer_that_never_comes_costs_its_time():
         assert (await fetch(client)).startswith("TimeoutError")
 
 
-async def test_what_nobody_asked_for_ends_the_connection():
+async def test_what_was_not_asked_for_ends_the_connection():
     """A second response to one request is not taken for that of the next."""
     server = Server(SIZED + SIZED, SIZED)
     async with serving(server) as client:
@@ -242,3 +244,29 @@ async def test_tls_is_spoken_where_the_url_says_so(monkeypatch):
     assert await fetch(client) == "OSError: not here"
     assert (connected["host"], connected["port"]) == ("h", 443)
     assert connected["ssl"].verify_mode is page_client.ssl.CERT_REQUIRED
+
+
+async def test_a_page_of_a_pool_with_tls_is_read_as_the_pool_says(tmp_path):
+    """With its authority and name, not the system's; a page of another name is not read."""
+    authority = Authority(tmp_path, "ca")
+    pair = authority.sign("replica", "DNS:triton.test")
+    server = Server(SIZED, SIZED)
+    context = authority.server(pair, ask_clients=False)
+    listening = await asyncio.start_server(server.talk, "127.0.0.1", 0, ssl=context)
+    url = f"https://127.0.0.1:{listening.sockets[0].getsockname()[1]}/metrics"
+    found = []
+    for name in ("triton.test", "other.test", None):
+        tls = ReplicaTls(ca=str(authority.own.certificate), server_name=name)
+        client = PageClient(url, timeout_s=60.0, max_bytes=1000, tls=tls)
+        found.append(await fetch(client))
+        client.close()
+    listening.close()
+    assert found[0] == found[2] == PAGE
+    assert "certificate is not valid for 'other.test'" in found[1]
+
+
+async def test_files_that_are_not_here_fail_a_page_with_their_names():
+    """The reason is logged as that of a page that cannot be read."""
+    tls = ReplicaTls(ca="/nowhere/ca.crt")
+    client = PageClient("https://127.0.0.1:1/metrics", timeout_s=60.0, max_bytes=10, tls=tls)
+    assert "cannot read /nowhere/ca.crt" in await fetch(client)

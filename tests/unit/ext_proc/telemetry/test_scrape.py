@@ -163,7 +163,7 @@ async def test_endless_page_costs_its_timeout(replica):
         assert "no page within" in recorder.calls[0][3]
 
 
-async def test_nobody_listens():
+async def test_a_closed_port():
     """A refused connection is a failed scrape."""
     recorder = Recorder()
     async with scraping(recorder, {"r": "http://127.0.0.1:1/metrics"}) as scraper:

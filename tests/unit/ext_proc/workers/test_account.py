@@ -69,11 +69,18 @@ def test_early_requests_teach_one_by_one_and_later_ones_each_fourth():
     assert samples[0] == LatencySample(ticket(0), 2.0)
 
 
-@pytest.mark.parametrize(("outcome", "drain_s"), [(Outcome.ABORTED, 0.0), (Outcome.DONE, None)])
-def test_what_teaches_nothing_here_is_no_sample(outcome, drain_s):
-    """Only requests that ended normally, on their first replica, are samples."""
+@pytest.mark.parametrize(
+    ("outcome", "changes"),
+    [
+        (Outcome.ABORTED, {"drain_s": 0.0}),
+        (Outcome.DONE, {"drain_s": None}),
+        (Outcome.DONE, {"coming": 64.0}),
+    ],
+)
+def test_what_teaches_nothing_here_is_no_sample(outcome, changes):
+    """Only requests of known work that ended normally, on their first replica, are samples."""
     account = Account()
-    account.take(Charged(ticket(1, drain_s=drain_s)), 1.0)
+    account.take(Charged(ticket(1, **changes)), 1.0)
     assert account.take(Settled(1, outcome), 2.0) == ()
 
 

@@ -14,7 +14,7 @@ import aiohttp
 
 from tidegate.stack.processes.ports import HeldPorts
 
-NOBODY = "127.0.0.1:1"
+CLOSED_PORT = "127.0.0.1:1"
 
 
 @asynccontextmanager
@@ -23,7 +23,7 @@ async def workers(listen: str, metrics: str, *more: str):
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "ext_proc", "--workers", "2", "--listen", listen, "--metrics", metrics),
-        *("--xds", NOBODY, "--id", "p", "--log-format", "json", *more),
+        *("--xds", CLOSED_PORT, "--id", "p", "--log-format", "json", *more),
         stderr=asyncio.subprocess.PIPE,
     )
     try:

@@ -19,6 +19,7 @@ from ext_proc.routing.peers import LatencySample, Share
 from ext_proc.routing.state.leases import Lease, Leased, LeaseKey, Released
 from ext_proc.routing.state.ledger import MAX_TICKETS
 from ext_proc.routing.suspicion import CallerLeft, Died, Gone, SuspectCleared, SuspectRun
+from ext_proc.routing.values.listing import Listing, PlacementState, Row
 from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.request import SequenceKey
@@ -26,7 +27,7 @@ from ext_proc.routing.values.ticket import Ticket
 from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
 from ext_proc.workers.decode import Decoder
 from ext_proc.workers.encode import Encoder
-from ext_proc.workers.news import Indexed, Probed, SnapshotEnd
+from ext_proc.workers.news import Looked, LookWanted, Probed, SnapshotEnd
 from ext_proc.workers.records import (
     INSERTED,
     JSON,
@@ -62,6 +63,14 @@ readings = st.builds(
     kv_used=maybe,
     saturated=st.none() | st.booleans(),
     failures_per_s=st.lists(st.tuples(texts, times), max_size=2).map(tuple),
+)
+listings = st.builds(
+    Listing,
+    times,
+    st.lists(st.builds(Row, texts, texts, st.sampled_from(PlacementState), texts), max_size=3).map(
+        tuple
+    ),
+    st.booleans(),
 )
 fingerprints = st.binary(min_size=BYTES, max_size=BYTES)
 events = st.one_of(
@@ -105,7 +114,8 @@ events = st.one_of(
     st.builds(PushEnded, texts),
     st.just(SnapshotEnd()),
     st.builds(Probed, texts, keys, st.booleans()),
-    st.builds(Indexed, texts, keys, st.none() | texts),
+    st.builds(Looked, keys, st.none() | listings),
+    st.builds(LookWanted, keys),
     st.builds(
         Judged,
         texts,

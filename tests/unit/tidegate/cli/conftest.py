@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from concurrent import futures
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,10 @@ class FakeAdmin(AdminServicer):
 
     def __init__(self) -> None:
         self.requests: list[Any] = []
+        self.metadata: list[dict[str, Any]] = []
+        """What came with each change."""
+        self.calls: dict[str, Any] = {}
+        """Calls that an older control server does not know, by name."""
         self.result = api.ChangeResult(
             revision=8,
             changes=["pool llm: variant canary weight 5 -> 10"],
@@ -49,7 +54,9 @@ class FakeAdmin(AdminServicer):
             acked=2,
             elapsed_ms=21.4,
         )
+        self.found = api.GetRequestResponse()
         self.error: tuple[grpc.StatusCode, str] | None = None
+        self.fleet_json = json.dumps(FLEET)
         self.status = api.GetStatusResponse(
             revision=7,
             settled=True,
@@ -76,12 +83,13 @@ class FakeAdmin(AdminServicer):
 
     def _change(self, request: Any, context: grpc.ServicerContext) -> api.ChangeResult:
         self.requests.append(request)
+        self.metadata.append(dict(context.invocation_metadata()))
         if self.error is not None:
             context.abort(*self.error)
         return self.result
 
     Apply = SetWeights = SetDraining = Rollback = _change
-    SetBreaker = SetSlowStart = SetDropOverload = _change
+    SetBreaker = SetSlowStart = SetDropOverload = SetStandby = _change
 
     def Diff(self, request: Any, _context: Any) -> api.DiffResponse:  # noqa: N802 - gRPC
         """Return one difference between two revisions, none against the fleet in force."""
@@ -91,11 +99,54 @@ class FakeAdmin(AdminServicer):
 
     def GetFleet(self, _request: Any, _context: Any) -> api.GetFleetResponse:  # noqa: N802 - gRPC
         """Return the fleet; ``r1`` has three requests in flight."""
-        return api.GetFleetResponse(revision=7, fleet_json=json.dumps(FLEET), in_flight={"r1": 3})
+        return api.GetFleetResponse(revision=7, fleet_json=self.fleet_json, in_flight={"r1": 3})
 
     def GetStatus(self, _request: Any, _context: Any) -> api.GetStatusResponse:  # noqa: N802 - gRPC
         """Return the status that the test set."""
         return self.status
+
+    def GetReplicas(self, request: Any, context: Any) -> api.GetReplicasResponse:  # noqa: N802 - gRPC
+        """Return what the test set; by default as a server that does not know the call."""
+        call = self.calls.get("GetReplicas", AdminServicer.GetReplicas)
+        answer: api.GetReplicasResponse = call(self, request, context)
+        return answer
+
+    def GetDrain(self, request: Any, context: Any) -> api.GetDrainResponse:  # noqa: N802 - gRPC
+        """As above."""
+        call = self.calls.get("GetDrain", AdminServicer.GetDrain)
+        answer: api.GetDrainResponse = call(self, request, context)
+        return answer
+
+    def GetModels(self, request: Any, context: Any) -> api.GetModelsResponse:  # noqa: N802 - gRPC
+        """As above."""
+        call = self.calls.get("GetModels", AdminServicer.GetModels)
+        answer: api.GetModelsResponse = call(self, request, context)
+        return answer
+
+    def _model(self, request: Any, context: Any) -> api.ModelOperation:
+        self.requests.append(request)
+        call = self.calls[type(request).__name__.removesuffix("Request")]
+        answer: api.ModelOperation = call(self, request, context)
+        return answer
+
+    LoadModel = UnloadModel = AbortModel = GetOperations = GetModelParity = _model
+
+    def GetTraffic(self, request: Any, context: Any) -> api.GetTrafficResponse:  # noqa: N802 - gRPC
+        """As above."""
+        call = self.calls.get("GetTraffic", AdminServicer.GetTraffic)
+        answer: api.GetTrafficResponse = call(self, request, context)
+        return answer
+
+    def GetConfig(self, request: Any, context: Any) -> api.GetConfigResponse:  # noqa: N802 - gRPC
+        """As above."""
+        call = self.calls.get("GetConfig", AdminServicer.GetConfig)
+        answer: api.GetConfigResponse = call(self, request, context)
+        return answer
+
+    def GetRequest(self, request: Any, _context: Any) -> api.GetRequestResponse:  # noqa: N802 - gRPC
+        """Return what the pickers know of a request."""
+        self.requests.append(request)
+        return self.found
 
     def ListRevisions(  # noqa: N802 - gRPC
         self, request: Any, _context: Any
@@ -125,6 +176,14 @@ def admin() -> Iterator[FakeAdmin]:
     server.stop(0).wait()
 
 
+@pytest.fixture
+def silent_server() -> Iterator[str]:
+    """Listen at an address, and answer nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        host, port = listening.getsockname()
+        yield f"{host}:{port}"
+
+
 @dataclass(frozen=True)
 class Ran:
     """Exit code and output of a command."""
@@ -152,6 +211,7 @@ class Run:
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run commands with captured output, 100 columns wide."""
-    monkeypatch.delenv("TIDEGATE_SERVER", raising=False)
+    for name in ("TIDEGATE_SERVER", "TIDEGATE_TOKEN", "TIDEGATE_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "100")
     return Run(capsys)

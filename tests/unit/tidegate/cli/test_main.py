@@ -59,9 +59,9 @@ def test_a_wrong_command_line_is_exit_code_2(run: Run, arguments: tuple[str, ...
 
 
 def test_a_missing_server_is_one_sentence(run: Run) -> None:
-    """No server at the address: exit code 1 and one line with the fix, no traceback."""
+    """No server at the address: exit code 3 and one line with the fix, no traceback."""
     ran = run("status", "--server", "127.0.0.1:1")
-    assert ran.code == 1
+    assert ran.code == 3
     assert ran.out == ""
     assert ran.err.count("\n") == 1
     assert "cannot reach the control server at 127.0.0.1:1" in ran.err

@@ -22,8 +22,10 @@ def test_a_bundle_becomes_its_options() -> None:
 
     run = expand_bundles(verb)
     shown = signature(run).parameters
-    assert list(shown) == ["name", "server", "output"]
+    tls = ["tls_cert", "tls_key", "tls_ca", "tls_server_name"]
+    assert list(shown) == ["name", "server", "output", *tls]
     assert shown["server"].default == ADMIN_ADDRESS
-    run(name="b", server="1.2.3.4:5", output=Output.JSON)
-    assert taken == [("b", ReadFlags("1.2.3.4:5", Output.JSON))]
+    plain = {"tls_cert": None, "tls_key": None, "tls_ca": None, "tls_server_name": ""}
+    run(name="b", server="1.2.3.4:5", output=Output.JSON, **plain)
+    assert taken == [("b", ReadFlags(server="1.2.3.4:5", output=Output.JSON))]
     assert run.__doc__ == "Do it."

@@ -1,5 +1,6 @@
 """Envoy's bootstrap and command line."""
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -9,7 +10,13 @@ from pydantic import ValidationError
 
 from tidegate.stack.assets import ExtraMissingError, asset
 from tidegate.stack.bounds import MAX_CONNECTIONS, MAX_HEAP_MIB
-from tidegate.stack.envoy import envoy_binary, envoy_command, render_bootstrap
+from tidegate.stack.envoy import (
+    BootstrapTls,
+    envoy_binary,
+    envoy_command,
+    render_bootstrap,
+    secrets_of,
+)
 from xds_server.fleet.model.resilience import Timeouts
 
 
@@ -143,7 +150,7 @@ def test_the_process_is_bounded():
 
 
 def test_the_template_has_the_default_bounds():
-    """Whoever copies the file gets what the command line says."""
+    """A copy of the file says what the command line says."""
     heap, connections = render()["overload_manager"]["resource_monitors"]
     assert heap["typed_config"]["max_heap_size_bytes"] == MAX_HEAP_MIB * 2**20
     assert connections["typed_config"]["max_active_downstream_connections"] == MAX_CONNECTIONS
@@ -158,3 +165,54 @@ def test_a_bound_without_room_is_refused(bound):
     """Envoy would refuse every request."""
     with pytest.raises(ValueError, match="at least"):
         render(**bound)
+
+
+TLS = BootstrapTls(Path("/c/tls.crt"), Path("/c/tls.key"), Path("/a/ca.crt"), Path("/etc/envoy"))
+
+
+def tls_context(**changes):
+    """Return the TLS context of the control server's cluster."""
+    found = render(**{"tls": TLS, **changes})["static_resources"]["clusters"][0]
+    return found["transport_socket"]["typed_config"]
+
+
+@pytest.mark.parametrize(
+    ("address", "name", "kind", "expected", "sni"),
+    [
+        ("127.0.0.1:18000", "", "IP_ADDRESS", "127.0.0.1", None),
+        ("control.infer:18000", "", "DNS", "control.infer", "control.infer"),
+        ("10.0.0.9:18000", "control.tidegate", "DNS", "control.tidegate", "control.tidegate"),
+        ("10.0.0.9:1", "spiffe://a/control", "URI", "spiffe://a/control", None),
+    ],
+)
+def test_the_control_servers_certificate_must_have_its_name(address, name, kind, expected, sni):
+    """Any other certificate of the authority would do else, an Envoy's for example."""
+    tls = dataclasses.replace(TLS, server_name=name)
+    context = tls_context(xds_address=address, tls=tls)
+    validation = context["common_tls_context"]["combined_validation_context"]
+    (name,) = validation["default_validation_context"]["match_typed_subject_alt_names"]
+    assert name == {"san_type": kind, "matcher": {"exact": expected}}
+    assert context.get("sni") == sni
+
+
+def test_certificates_are_read_again_when_they_are_replaced():
+    """The cluster takes them from files that name them and the folders to watch."""
+    common = tls_context()["common_tls_context"]
+    (own,) = common["tls_certificate_sds_secret_configs"]
+    trusted = common["combined_validation_context"]["validation_context_sds_secret_config"]
+    files = {name: yaml.safe_load(text)["resources"] for name, text in secrets_of(TLS).items()}
+    for secret in (own, trusted):
+        path = Path(secret["sds_config"]["path_config_source"]["path"])
+        assert path.parent == TLS.folder
+        (found,) = files[path.name]
+        assert found["name"] == secret["name"]
+    (pair,) = files["tidegate-certificate.yaml"]
+    assert pair["tls_certificate"]["watched_directory"] == {"path": "/c"}
+    assert pair["tls_certificate"]["private_key"] == {"filename": "/c/tls.key"}
+    (trusted,) = files["tidegate-ca.yaml"]
+    assert trusted["validation_context"]["trusted_ca"] == {"filename": "/a/ca.crt"}
+
+
+def test_a_bootstrap_without_certificates_is_plain():
+    """As before."""
+    assert "transport_socket" not in render()["static_resources"]["clusters"][0]

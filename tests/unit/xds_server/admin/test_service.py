@@ -10,16 +10,20 @@ from types import SimpleNamespace
 
 import grpc
 import pytest
+from google.protobuf import any_pb2
 
 from support.fleets import fleet
+from support.operators import calls
 from tidegate_api.admin.v1 import admin_pb2, admin_pb2_grpc
-from xds_server.admin import service as module
+from tidegate_api.names import CLUSTER_TYPE
+from xds_server.admin.answers import explained as module
 from xds_server.admin.csds import ClientStatusService
-from xds_server.admin.service import AdminServer, AdminService
+from xds_server.admin.server import MAX_MESSAGE_BYTES, AdminServer
+from xds_server.admin.service import AdminService
 from xds_server.control.fleet_control import Control
 from xds_server.control.operation import Busy
 from xds_server.fleet.store import RevisionStore, StoreError
-from xds_server.protocol.messages import RefusedPeer
+from xds_server.protocol.messages import RefusedPeer, ResourceView
 
 TEXT = fleet().model_dump_json()
 
@@ -77,8 +81,15 @@ class FakeAds:
                 types=(view,),
                 build="1.36.4",
                 lost=("this", "that"),
+                number=7,
             ),
         )
+
+    def resources(self, number: int) -> tuple[ResourceView, ...]:
+        """Return a cluster that the client does not have yet."""
+        assert number == 7
+        packed = any_pb2.Any(type_url=CLUSTER_TYPE, value=b"\n\x03llm").SerializeToString()
+        return (ResourceView(CLUSTER_TYPE, "llm", "v2", "v1", "STALE", packed),)
 
     def in_flight(self) -> dict[str, int]:
         """Return a count."""
@@ -102,8 +113,9 @@ async def admin() -> AsyncIterator[Admin]:
         control = Control(store, ads, lambda: 5, lambda: 1.0)
         await control.start(TEXT, "fleet.yaml")
         found: list[RefusedPeer] = []
-        service = AdminService(control, ads, refused=lambda: found)
-        server = AdminServer(service, ClientStatusService(ads))
+        passes = {"p1": {"no-pool": 3}}
+        service = AdminService(control, ads, refused=lambda: found, passes=lambda: passes)
+        server = AdminServer(service, ClientStatusService(ads), calls())
         address = server.bind("127.0.0.1:0")
         await server.start()
         async with grpc.aio.insecure_channel(address) as channel:
@@ -157,6 +169,18 @@ async def test_a_fleet_is_applied(admin: Admin) -> None:
     assert (await admin.stub.Apply(request)).revision == 2
 
 
+async def test_resources_of_clients_are_shown(admin: Admin) -> None:
+    """With both versions, and what they say where that is asked for."""
+    answer = await admin.stub.GetConfig(admin_pb2.GetConfigRequest(content=True))
+    (client,) = answer.clients
+    (found,) = client.resources
+    assert (client.node, found.type, found.name) == ("envoy-1", "CDS", "llm")
+    assert (found.version, found.version_acked, found.state) == ("v2", "v1", "STALE")
+    assert json.loads(found.json)["name"] == "llm"
+    code, said = await refused(admin.stub.GetConfig(admin_pb2.GetConfigRequest(client="envoy-9")))
+    assert (code, "did you mean 'envoy-1'" in said) == (grpc.StatusCode.NOT_FOUND, True)
+
+
 async def test_a_rollback_makes_a_revision(admin: Admin) -> None:
     """Revisions are listed newest first, with author and reason."""
     await admin.stub.SetWeights(
@@ -166,7 +190,8 @@ async def test_a_rollback_makes_a_revision(admin: Admin) -> None:
     assert (await admin.stub.Rollback(request)).revision == 3
     listed = (await admin.stub.ListRevisions(admin_pb2.ListRevisionsRequest())).revisions
     assert [revision.number for revision in listed] == [3, 2, 1]
-    assert (listed[0].author, listed[0].reason, listed[0].at_unix_ms) == ("ann", "why", 5)
+    newest = listed[0]
+    assert (newest.author, newest.reason, newest.at_unix_ms) == ("anonymous (ann)", "why", 5)
     limited = await admin.stub.ListRevisions(admin_pb2.ListRevisionsRequest(limit=1))
     assert len(limited.revisions) == 1
 
@@ -196,6 +221,9 @@ async def test_status_has_what_is_not_stored_and_who_is_refused(admin: Admin) ->
     admin.control.journal.fault = "disk full"
     status = await admin.stub.GetStatus(admin_pb2.GetStatusRequest())
     assert (status.store_error, list(status.unwritten)) == ("disk full", [])
+    assert [(each.picker, dict(each.by_reason)) for each in status.passes] == [
+        ("p1", {"no-pool": 3})
+    ]
     (found,) = status.refused
     assert (found.peer, found.node, found.reason) == ("ipv4:10.0.0.9:5", "old", "use ADS")
     assert (found.count, found.last_seconds) == (3, 2.5)
@@ -274,7 +302,7 @@ async def test_other_errors_have_their_status(
 
 async def test_a_request_is_bounded(admin: Admin) -> None:
     """A fleet above the file's bound is not received."""
-    request = admin_pb2.ApplyRequest(fleet="#" * (module.MAX_MESSAGE_BYTES + 1))
+    request = admin_pb2.ApplyRequest(fleet="#" * (MAX_MESSAGE_BYTES + 1))
     code, _ = await refused(admin.stub.Apply(request))
     assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
@@ -282,7 +310,8 @@ async def test_a_request_is_bounded(admin: Admin) -> None:
 async def test_a_port_in_use_is_an_error(admin: Admin) -> None:
     """Two servers on one port would each get half of the calls."""
     service = AdminService(admin.control, FakeAds())
-    first, second = (AdminServer(service, ClientStatusService(FakeAds())) for _ in range(2))
+    status = ClientStatusService(FakeAds())
+    first, second = (AdminServer(service, status, calls()) for _ in range(2))
     address = first.bind("127.0.0.1:0")
     with pytest.raises(OSError, match="cannot listen on"):
         second.bind(address)

@@ -49,7 +49,7 @@ def test_a_build_lacks_what_came_after_it(build, count: int) -> None:
 
 @pytest.mark.parametrize("feature", FEATURES, ids=lambda f: f.lost)
 def test_each_feature_is_in_what_we_send(feature) -> None:
-    """A path that finds nothing any more would protect nobody."""
+    """A path that finds nothing any more would protect no Envoy."""
     whole = snapshot()
     changed = [
         resource.name

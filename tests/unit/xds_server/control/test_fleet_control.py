@@ -219,7 +219,8 @@ async def test_a_restart_recalls_what_clients_may_still_route_to(tmp_path) -> No
     with closing(RevisionStore(tmp_path)) as store:
         world = World(store)
         await world.control.start(TEXT, "fleet.yaml")
-        (first, _) = world.publisher.published[0].stages
+        (early, first, _) = world.publisher.published[0].stages
+        assert (early.audience, early.urgent) == ("picker", True)
         (past,) = first.past
         gone = past.resources(CLUSTER_TYPE).keys() - first.snapshot.resources(CLUSTER_TYPE).keys()
         assert gone == {"llm/canary/http", "llm/canary/grpc"}

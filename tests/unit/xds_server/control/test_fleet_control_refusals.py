@@ -63,6 +63,24 @@ async def test_a_rejected_revision_falls_back(world: World) -> None:
     assert world.control.refusal == ""
 
 
+async def test_a_file_as_it_was_ends_a_refusal_of_its_edit(world: World) -> None:
+    """What was refused is no longer wanted, and status has no reason to tell of it."""
+    before = fleet().model_dump_json()
+    await world.control.apply_file(before, "fleet.yaml")
+    world.publisher.published[-1].end()
+    await world.quiet()
+    world.publisher.at_once = False
+    edited = fleet(pool("b")).model_dump_json()
+    await world.control.apply_file(edited, "fleet.yaml")
+    world.publisher.published[-1].end("abandoned", "add")
+    await world.quiet()
+    assert "was refused" in world.control.refusal
+    assert world.control.file_error == world.control.refusal
+    world.publisher.published[-1].end()
+    await world.control.apply_file(before, "fleet.yaml")
+    assert (world.control.refusal, world.control.file_error) == ("", "")
+
+
 async def test_the_fallback_starts_from_the_clients_state(world: World) -> None:
     """Before the switch that is the previous fleet; a rejected cluster is not sent again."""
     world.publisher.at_once = False
@@ -150,6 +168,17 @@ async def test_the_outcome_of_a_revision_is_stored(world: World) -> None:
     await world.control.set_weights("llm", {"canary": 30}, WAIT)
     await world.quiet()
     (newest, _) = await world.control.revisions(10)
+    assert newest.outcome == "acknowledged by 2 of 2 clients over RDS in 500 ms"
+
+
+async def test_publishing_a_revision_again_keeps_its_outcome(world: World) -> None:
+    """Other replicas are found, or clients are fewer: that says nothing new of the revision."""
+    await world.control.set_weights("llm", {"canary": 30}, WAIT)
+    await world.quiet()
+    await world.control.publish_sick({})
+    world.publisher.published[-1].end()
+    await world.quiet()
+    newest, _ = await world.control.revisions(10)
     assert newest.outcome == "acknowledged by 2 of 2 clients over RDS in 500 ms"
 
 

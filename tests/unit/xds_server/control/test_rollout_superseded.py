@@ -128,7 +128,7 @@ class World:
             self.take(self.publisher.request(number, request, self.now)[0])
 
     def quiet(self) -> None:
-        """Let all clients answer until nobody owes an answer."""
+        """Let all clients answer until none owes an answer."""
         while any(self.waiting.values()):
             for number in self.waiting:
                 self.answer(number)

@@ -14,6 +14,7 @@ from xds_server.fleet.change import (
     merge,
     set_draining,
     set_section,
+    set_standby,
     set_weights,
 )
 from xds_server.fleet.model.fleet import Fleet
@@ -216,3 +217,29 @@ def test_limits_set_at_run_time_survive_an_edit_elsewhere() -> None:
     assert kept.zones == ("a",)
     edited = fleet(pool(circuit_breaker={"max_pending": 6}))
     assert merge(file, edited, live) == edited
+
+
+def test_a_standby_is_taken_into_use_and_back() -> None:
+    """In every pool, or in one."""
+    one = fleet(
+        pool("a", endpoints=[endpoint(1, standby=True)]), pool("b", endpoints=[endpoint(1)])
+    )
+    both = set_standby(one, "r1", True)
+    assert [each.endpoints[0].standby for each in both.pools] == [True, True]
+    assert set_standby(both, "b/r1", False) == one
+    assert set_standby(one, "a/r1", True) == one
+    with pytest.raises(UnknownName, match="no endpoint 'r9'"):
+        set_standby(one, "r9", True)
+    with pytest.raises(UnknownName, match="no endpoint of pool 'b' 'r9'"):
+        set_standby(one, "b/r9", True)
+
+
+def test_a_promotion_survives_an_edit() -> None:
+    """As a drain does, unless the edit says otherwise."""
+    last = fleet(pool(endpoints=[endpoint(1), endpoint(2, standby=True)]))
+    live = set_standby(last, "r2", False)
+    edited = fleet(pool(endpoints=[endpoint(1), endpoint(2, standby=True), endpoint(3)]))
+    assert [each.standby for each in merge(last, edited, live).pools[0].endpoints] == [False] * 3
+    turned = fleet(pool(endpoints=[endpoint(1, standby=True), endpoint(2, standby=True)]))
+    merged = merge(last, turned, live).pools[0].endpoints
+    assert [each.standby for each in merged] == [True, False]

@@ -109,7 +109,7 @@ def test_a_merge_takes_mappings_only() -> None:
 
 def test_an_alias_needs_its_anchor() -> None:
     """The error names the alias."""
-    assert "*nobody" in refused("a: *nobody").reason
+    assert "*absent" in refused("a: *absent").reason
 
 
 def test_an_alias_does_not_contain_itself() -> None:

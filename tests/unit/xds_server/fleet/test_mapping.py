@@ -6,9 +6,8 @@ import pytest
 
 from tidegate_api.fleet.v1 import pool_pb2
 from xds_server.fleet.mapping import MessageCopier
-from xds_server.fleet.model.fleet import Routing
 from xds_server.fleet.model.resilience import SlowStartSpec
-from xds_server.fleet.model.routing import ModelNeedsSpec
+from xds_server.fleet.model.routing import ModelNeedsSpec, Routing
 
 
 def test_names_may_differ_by_a_unit() -> None:

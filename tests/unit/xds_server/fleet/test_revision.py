@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from support.fleets import endpoint, fleet, pool
-from xds_server.fleet.revision import next_incarnations, text_hash
+from xds_server.fleet.revision import lasting_outcome, next_incarnations, text_hash
 
 
 def with_replicas(*numbers: int, **more):
@@ -47,3 +49,18 @@ def test_texts_differ_by_their_hash() -> None:
     """Even a comment changes the hash."""
     assert text_hash("a") == text_hash("a")
     assert text_hash("a") != text_hash("a #")
+
+
+@pytest.mark.parametrize(
+    ("known", "new", "lasting"),
+    [
+        ("", "acknowledged by 0 of 0 clients", "acknowledged by 0 of 0 clients"),
+        ("acknowledged by 0 of 0 clients", "acknowledged by 2 of 2", "acknowledged by 2 of 2"),
+        ("acknowledged by 2 of 2", "acknowledged by 0 of 0 clients", "acknowledged by 2 of 2"),
+        ("superseded by the next revision", "acknowledged by 1 of 1", "superseded by the next rev"),
+        ("acknowledged by 2 of 2", "refused by envoy-1", "refused by envoy-1"),
+    ],
+)
+def test_what_was_recorded_of_a_revision_stays(known: str, new: str, lasting: str) -> None:
+    """A restart publishes it again, to the clients of that moment; only a refusal is news."""
+    assert lasting_outcome(known, new).startswith(lasting)

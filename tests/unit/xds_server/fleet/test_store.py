@@ -308,7 +308,7 @@ def unfinished(store: RevisionStore) -> list[str]:
     ],
 )
 def test_clients_may_have_what_came_since_they_accepted(outcomes, names) -> None:
-    """That nobody was connected, as after each start, says nothing of what clients have."""
+    """That no client was connected, as after each start, says nothing of what clients have."""
     assert unfinished(numbered(*outcomes)) == names
 
 

@@ -66,6 +66,8 @@ class World:
         self.run: PublicationRun | None = None
         self.good = self.target = "a"
         self.drains = ""
+        self.falls_back = False
+        """Whether a refused change is followed by the last good state, as in the control server."""
 
     def join(self, node: str, audience: Audience, manner: Manner, *, delta: bool) -> None:
         """Connect an actor and let it subscribe."""
@@ -120,6 +122,10 @@ class World:
         at = self.publisher.wake_at
         if at is not None and at <= self.now:
             self.take(self.publisher.tick(self.now))
+        run = self.run
+        if self.falls_back and run and self.publisher.outcome(run, self.now).state == "abandoned":
+            self.target = self.good  # with all drains, as the fallback to a good revision has
+            self.publish(*self.stages())
 
     def until(self, held: Callable[[], bool], within: float) -> None:
         """Let time pass until ``held``; fail after ``within`` seconds."""
@@ -232,8 +238,9 @@ def test_healthy_clients_get_drains_and_the_newest_state_in_time(
     waves: bool,
     data: st.DataObject,
 ) -> None:
-    """Mute, slow, refusing, flapping and twin clients hold up nobody, in storms too."""
+    """Mute, slow, refusing, flapping and twin clients hold up no other, in storms too."""
     world = crowd(others, on_reject, waves=waves)
+    world.falls_back = True
     for count, gap in enumerate(gaps):
         if data.draw(st.booleans(), label="drain"):
             world.drain(count)

@@ -8,7 +8,7 @@ from tidegate_api.names import CLUSTER_TYPE, ENDPOINT_TYPE, ROUTE_TYPE
 from xds_server.protocol import retired as retired_module
 from xds_server.protocol.course import BRIDGE_S
 from xds_server.protocol.messages import DeltaRequest, SotwRequest
-from xds_server.protocol.retired import Retired
+from xds_server.protocol.retired import Retired, bridged
 from xds_server.protocol.snapshot import Snapshot
 from xds_server.protocol.stream import DeltaStream
 from xds_server.protocol.transaction import Publisher, Stage
@@ -32,8 +32,7 @@ def test_a_client_that_held_it_gets_it_once_more() -> None:
     kept = Retired()
     kept.withdraw(envoys("ab"), envoys("b"))
     for request in (had("ab"), SotwRequest(CLUSTER_TYPE, version="old")):
-        bridge = kept.bridge(request, envoys("b"))
-        assert bridge is not None
+        bridge = bridged(envoys("b"), kept.needed(request, envoys("b")))
         assert set(bridge.resources(CLUSTER_TYPE)) == {"a", "b"}
         assert set(bridge.resources(ENDPOINT_TYPE)) == {"a", "b"}
         assert bridge.version(ROUTE_TYPE) == envoys("b").version(ROUTE_TYPE)
@@ -51,7 +50,7 @@ def test_a_new_or_current_client_gets_no_bridge() -> None:
         SotwRequest(CLUSTER_TYPE, version=current),
         SotwRequest(ROUTE_TYPE, version="old"),
     ]
-    assert [kept.bridge(request, envoys("b")) for request in requests] == [None] * 5
+    assert [kept.needed(request, envoys("b")) for request in requests] == [()] * 5
 
 
 def test_what_is_in_force_again_is_forgotten() -> None:
@@ -59,7 +58,7 @@ def test_what_is_in_force_again_is_forgotten() -> None:
     kept = Retired()
     kept.withdraw(envoys("ab"), envoys("b"))
     kept.withdraw(envoys("b"), envoys("ab"))
-    assert kept.bridge(had("ab"), envoys("ab")) is None
+    assert kept.needed(had("ab"), envoys("ab")) == ()
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,8 +66,7 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retired_module, "MAX_RETIRED", 2)
     kept = Retired()
     kept.withdraw(envoys("abcd"), envoys("d"))
-    bridge = kept.bridge(had("abcd"), envoys("d"))
-    assert bridge is not None
+    bridge = bridged(envoys("d"), kept.needed(had("abcd"), envoys("d")))
     assert set(bridge.resources(CLUSTER_TYPE)) == {"b", "c", "d"}
 
 
@@ -108,11 +106,52 @@ def test_a_returning_client_loses_a_cluster_after_its_routes() -> None:
     ]
 
 
+@pytest.mark.parametrize("waves", [False, True])
+def test_a_newer_change_does_not_take_the_bridge_away(waves) -> None:
+    """The client's routes are still those of before: a cluster removed now would fail requests."""
+    publisher, stream = Publisher(), DeltaStream("s")
+    publisher.publish((Stage("add", "envoy", envoys("ab")),), 0.0)
+    publisher.publish((Stage("remove", "envoy", envoys("b")),), 0.0)
+    publisher.connect(1, "n", "envoy", stream, 0.0)
+    sent, _ = publisher.request(1, had("ab"), 0.0)
+    waiting = [response for _, response in sent]
+    _, sent = publisher.publish((Stage("add", "envoy", envoys("bc")),), 0.0, waves=waves)
+    waiting += [response for _, response in sent]
+    assert not [name for response in waiting for name in response.removed]
+    removed_at = None
+    now = 0.0
+    routes = [DeltaRequest(ROUTE_TYPE, subscribe=("r",))]
+    while removed_at is None and now < 5 * BRIDGE_S:
+        requests = [*(DeltaRequest(r.type_url, nonce=r.nonce) for r in waiting), *routes]
+        waiting, routes = [], []
+        for request in requests:
+            sent, _ = publisher.request(1, request, now)
+            waiting += [response for _, response in sent]
+        now += 0.05
+        waiting += [response for _, response in publisher.tick(now)]
+        if any("a" in response.removed for response in waiting):
+            removed_at = now
+    assert removed_at is not None
+    assert removed_at >= BRIDGE_S
+    assert "a" not in stream.snapshot.resources(CLUSTER_TYPE)
+
+
 def test_a_client_of_an_earlier_server_gets_its_bridge() -> None:
     """What clients may have from before the start is withdrawn by the first stage."""
     publisher, stream = Publisher(), DeltaStream("1")
     publisher.publish([Stage("add", "envoy", envoys("b"), past=(envoys("ac"), envoys("ab")))], 0.0)
     publisher.connect(1, "gw-1", "envoy", stream, 0.0)
     sent, _ = publisher.request(1, had("a"), 0.0)
+    assert sorted(r.name for _, response in sent for r in response.resources) == ["a", "b"]
+    assert not [name for _, response in sent for name in response.removed]
+
+
+def test_a_client_that_came_before_the_first_publication_gets_its_bridge() -> None:
+    """A server that was restarted accepts connections while it still reads its revisions."""
+    publisher, stream = Publisher(), DeltaStream("1")
+    publisher.connect(1, "gw-1", "envoy", stream, 0.0)
+    assert publisher.request(1, had("a"), 0.0) == ([], None)
+    stages = [Stage("add", "envoy", envoys("b"), past=(envoys("ab"),))]
+    _, sent = publisher.publish(stages, 0.0)
     assert sorted(r.name for _, response in sent for r in response.resources) == ["a", "b"]
     assert not [name for _, response in sent for name in response.removed]

@@ -5,7 +5,7 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xds_server.protocol.snapshot import Snapshot
+from xds_server.protocol.snapshot import Resource, Snapshot, TypeSet, changed_names
 
 T = "type.googleapis.com/test.Thing"
 
@@ -107,3 +107,28 @@ def test_the_plain_form_follows_from_the_contents() -> None:
     assert first.plain is first.plain
     assert first.plain.plain is first.plain
     assert other.plain is other
+
+
+CONTENTS = st.dictionaries(st.sampled_from("abcde"), st.binary(max_size=1))
+
+
+@given(steps=st.lists(CONTENTS, min_size=1, max_size=5))
+def test_a_patched_set_is_the_one_that_would_be_built(steps: list[dict[str, bytes]]) -> None:
+    """Version, order, resources and differences are those of a set built from all messages."""
+    here = TypeSet.of(T, {})
+    for messages in steps:
+        changes = {
+            name: Resource.of(T, name, messages[name]) if name in messages else None
+            for name in {*here.resources, *messages}
+        }
+        patched, built = here.patched(changes), TypeSet.of(T, messages)
+        assert patched.version == built.version
+        assert list(patched.resources.items()) == list(built.resources.items())
+        assert changed_names(here, patched) == changed_names(here, built)
+        here = patched
+
+
+def test_a_patch_that_changes_nothing_is_the_same_set() -> None:
+    """What follows finds by identity that nothing has changed."""
+    made = TypeSet.of(T, {"a": b"1", "b": b"2"})
+    assert made.patched({"a": Resource.of(T, "a", b"1"), "c": None}) is made

@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from support.tries import tries
 from tidegate_api.names import CLUSTER_TYPE, ENDPOINT_TYPE, LISTENER_TYPE, ROUTE_TYPE
 from xds_server.protocol.messages import DeltaRequest, SotwRequest
 from xds_server.protocol.snapshot import Snapshot
@@ -276,7 +277,9 @@ def _identity(response: ResourceResponse) -> tuple[str, ...]:
     return tuple(sorted(versions + [f"-{name}" for name in response.removed]))
 
 
-_SETTINGS = settings(max_examples=150, stateful_step_count=40, deadline=None, derandomize=True)
+_SETTINGS = settings(
+    max_examples=tries(60), stateful_step_count=40, deadline=None, derandomize=True
+)
 
 TestSotw = SotwMachine.TestCase
 TestSotw.settings = _SETTINGS

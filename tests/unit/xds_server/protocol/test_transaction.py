@@ -1,4 +1,4 @@
-"""The publisher: stages, deadlines, drains, NACKs, clients that catch up."""
+"""The publisher: stages, deadlines, NACKs, clients that catch up."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from dataclasses import replace
 import pytest
 
 from support.publications import Simulation, envoys, five, pools, running
-from xds_server.protocol.gate.drains import REPORT_PATIENCE_S
 from xds_server.protocol.gate.patience import LEAST_S, WARMING_S
+from xds_server.protocol.messages import short_type
 from xds_server.protocol.publication import MAX_STAGES
 from xds_server.protocol.snapshot import Snapshot
-from xds_server.protocol.transaction import (
-    PublicationOutcome,
-    PublicationRun,
-    Stage,
-)
+from xds_server.protocol.tracker import Content, TypeTracker
+from xds_server.protocol.transaction import PublicationOutcome, Stage
 
 
 def test_without_clients_a_publication_passes_at_once() -> None:
@@ -56,6 +53,28 @@ def test_stages_go_one_by_one_across_clients() -> None:
     assert sim.outcome(run) == PublicationOutcome(
         "done", 2, 2, (), ("CDS", "POOL", "RDS"), 0.0, "remove"
     )
+
+
+def test_only_types_that_a_stage_changes_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage that changes nothing costs a client nothing: most changes have one that does."""
+    sim, looked = running(), list[str]()
+    due = TypeTracker.due
+
+    def seen(tracker: TypeTracker, snapshot: Snapshot, now: float) -> Content | None:
+        looked.append(short_type(tracker.type_url))
+        return due(tracker, snapshot, now)
+
+    monkeypatch.setattr(TypeTracker, "due", seen)
+    run = sim.publish(
+        Stage("add", "envoy", envoys("a", "a")),
+        Stage("use", "picker", pools("a")),
+        Stage("switch", "envoy", envoys("a", "10%")),
+        Stage("stop", "picker", pools("a")),
+        Stage("remove", "envoy", envoys("a", "10%")),
+    )
+    sim.answer(1)
+    assert sim.outcome(run).state == "done"
+    assert looked == ["RDS", "RDS"]  # to send it, and after the answer
 
 
 def test_an_unchanged_stage_passes_at_once() -> None:
@@ -100,7 +119,7 @@ def test_a_stalled_client_leaves_the_gate_and_gets_no_next_stage() -> None:
 
 
 def test_a_silent_client_delays_one_change_and_no_further_one() -> None:
-    """Rules 1 and 3: changes that supersede each other restart nobody's clock."""
+    """Rules 1 and 3: changes that supersede each other restart no client's clock."""
     sim = running(envoy_count=2)
     for number in range(10):
         sim.at(float(number))
@@ -139,7 +158,7 @@ def test_a_late_client_that_reconnects_is_not_waited_for_again() -> None:
     assert sim.outcome(run).state == "done"
 
 
-def test_an_urgent_stage_waits_for_nobody() -> None:
+def test_an_urgent_stage_waits_for_no_client() -> None:
     """Rule 1: the stage after it begins at once."""
     sim = running(envoy_count=1)
     urgent = Stage("urgent", "picker", pools("a, draining"), urgent=True)
@@ -345,89 +364,6 @@ def test_a_client_that_connects_midway_gets_the_current_stage() -> None:
     assert sim.outcome(run).state == "waiting"
     sim.answer(2)
     assert (sim.outcome(run).state, sim.outcome(run).channels) == ("done", ("CDS",))
-
-
-def _draining() -> tuple[Simulation, PublicationRun]:
-    sim = running()
-    sim.report(e1=2, e2=9)
-    run = sim.publish(*five("a", "b", drain=frozenset({"e1"})))
-    for number in (1, 11, 1, 11):
-        sim.answer(number)
-    assert sim.outcome(run).stage == "stop"
-    return sim, run
-
-
-def test_a_drain_waits_for_zero_in_flight() -> None:
-    """Rule 2: the last stage begins when the pickers report no requests in flight there."""
-    sim, run = _draining()
-    sim.now = 3.0
-    sim.report(e1=1, e2=9)
-    assert sim.outcome(run).stage == "stop"
-    sim.report(e2=9)
-    assert sim.outcome(run).stage == "remove"
-
-
-def test_a_drain_ends_at_its_deadline() -> None:
-    """Rule 2: requests that never end delay a drain until its hold deadline."""
-    sim, run = _draining()
-    assert sim.publisher.wake_at == 30.0
-    sim.at(29.9)
-    assert sim.outcome(run).stage == "stop"
-    sim.at(30.0)
-    assert sim.outcome(run).stage == "remove"
-
-
-def test_a_zero_from_before_the_last_pick_does_not_end_a_drain() -> None:
-    """Rule 2: a report counts once it names the response that removed the endpoint."""
-    sim = running()
-    sim.report()
-    run = sim.publish(*five("a", "b", drain=frozenset({"e1"})))
-    for number in (1, 11, 1, 11):
-        sim.answer(number)
-    sim.now = 3.0
-    sim.report(old=True)
-    assert sim.outcome(run).stage == "stop"
-    sim.report(e1=1)
-    sim.at(REPORT_PATIENCE_S + 1)
-    assert sim.outcome(run).stage == "stop"
-    sim.report()
-    assert sim.outcome(run).stage == "remove"
-
-
-def test_every_picker_must_have_reported() -> None:
-    """Rule 2: a zero from one picker does not cover another picker's requests."""
-    sim = running(pickers=2)
-    run = sim.publish(*five("a", "b", drain=frozenset({"e1"})))
-    for number in (1, 11, 12, 1, 11, 12):
-        sim.answer(number)
-    sim.report(11)
-    assert sim.outcome(run).stage == "stop"
-    sim.report(12)
-    assert sim.outcome(run).stage == "remove"
-
-
-@pytest.mark.parametrize("silent", [True, False])
-def test_a_picker_that_does_not_tell_is_waited_for_a_while(silent: bool) -> None:
-    """Rule 2: a missing or old report delays a drain by REPORT_PATIENCE_S at most."""
-    sim = running()
-    run = sim.publish(*five("a", "b", drain=frozenset({"e1"})))
-    for number in (1, 11, 1, 11):
-        sim.answer(number)
-    if not silent:
-        sim.report(old=True)
-    assert sim.outcome(run).stage == "stop"
-    assert sim.publisher.wake_at == REPORT_PATIENCE_S
-    sim.at(REPORT_PATIENCE_S)
-    assert sim.outcome(run).stage == "remove"
-
-
-def test_without_pickers_a_drain_waits_for_nothing() -> None:
-    """Rule 2: without pickers nothing is in flight."""
-    sim = running(pickers=0)
-    run = sim.publish(*five("a", "b", drain=frozenset({"e1"})))
-    for number in (1, 1):
-        sim.answer(number)
-    assert sim.outcome(run).stage == "remove"
 
 
 def test_a_stage_may_need_a_moment_before_it() -> None:

@@ -23,7 +23,9 @@ from tidegate_api.paths import (
 )
 from xds_server.resources.local_replies import local_replies
 
-MAPPERS = http_connection_manager_pb2.LocalReplyConfig.FromString(local_replies()).mappers
+MAPPERS = http_connection_manager_pb2.HttpConnectionManager.FromString(
+    local_replies()
+).local_reply_config.mappers
 
 
 def applies(one, status: int, headers: dict[str, str], details: str) -> bool:
@@ -108,7 +110,7 @@ def test_grpc_statuses_are_those_of_the_picker() -> None:
     ],
 )
 def test_openai_paths_get_openais_error(path: str) -> None:
-    """Also paths under `/v1` that nobody serves."""
+    """Also paths under `/v1` that no pool serves."""
     for status, kind in ((404, "invalid_request_error"), (429, "rate_limit_error")):
         error = answer(status, path)["bodyFormatOverride"]["jsonFormat"]["error"]
         assert set(error) == {"message", "type", "param", "code"}

@@ -88,3 +88,40 @@ def test_a_cluster_checks_the_name_that_it_asks_for() -> None:
     (name,) = combined.default_validation_context.match_typed_subject_alt_names
     assert name.matcher.exact == "triton.internal"
     assert list(context.common_tls_context.alpn_protocols) == ["h2"]
+
+
+TO_PICKERS = {"ca": "/p/ca.crt", "certificate": "/e/tls.crt", "key": "/e/tls.key"}
+
+
+def test_pickers_have_secrets_of_their_own() -> None:
+    """One of Envoy's certificate and one of the authorities, for all pickers."""
+    found = parsed(fleet(pickers={"tls": TO_PICKERS}))
+    assert sorted(found) == ["pickers/ca", "pickers/certificate"]
+    assert found["pickers/ca"].validation_context.trusted_ca.filename == "/p/ca.crt"
+
+
+def test_all_clusters_of_pickers_are_tls_with_their_name() -> None:
+    """Exchanges, health checks and log entries: each log sink's cluster is one of a picker's."""
+    secured = fleet(pickers={"tls": {**TO_PICKERS, "server_name": "picker.tidegate"}})
+    clusters = upstream_resources(secured)[CLUSTER_TYPE]
+    names = [name for name in clusters if not name.startswith("llm/")]
+    assert len(names) == 1 + LOG_SLOTS
+    for name in names:
+        cluster = cluster_pb2.Cluster.FromString(clusters[name])
+        context = tls_pb2.UpstreamTlsContext()
+        assert cluster.transport_socket.typed_config.Unpack(context)
+        assert context.sni == "picker.tidegate"
+        common = context.common_tls_context
+        assert common.tls_certificate_sds_secret_configs[0].name == "pickers/certificate"
+        validation = common.combined_validation_context
+        (expected,) = validation.default_validation_context.match_typed_subject_alt_names
+        assert expected.matcher.exact == "picker.tidegate"
+
+
+def test_pickers_without_tls_are_plain() -> None:
+    """As before."""
+    clusters = upstream_resources(fleet())[CLUSTER_TYPE]
+    assert not any(
+        cluster_pb2.Cluster.FromString(each).HasField("transport_socket")
+        for each in clusters.values()
+    )

@@ -140,6 +140,33 @@ async def test_findings_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not book.loads()
 
 
+async def test_passes_are_kept_per_picker_while_it_reports() -> None:
+    """Pickers without any are not listed."""
+    book = PickerReports(lambda: None)
+    heard: list[Any] = []
+
+    async def stream() -> AsyncIterator[PickerReport]:
+        yield PickerReport(picker_id="p")
+        heard.append(book.passes())
+        yield PickerReport(picker_id="p", passes={"no-pool": 3})
+        heard.append(book.passes())
+
+    await book.Report(stream(), Context())
+    assert heard == [{}, {"p": {"no-pool": 3}}]
+    assert book.passes() == {}
+
+
+@pytest.mark.parametrize("passes", [{f"r{number}": 1 for number in range(33)}, {"x" * 65: 1}])
+async def test_passes_are_bounded(passes: dict[str, int]) -> None:
+    """Too many reasons, or a long one, end the stream."""
+
+    async def stream() -> AsyncIterator[PickerReport]:
+        yield PickerReport(picker_id="p", passes=passes)
+
+    with pytest.raises(Refused, match="more than"):
+        await PickerReports(lambda: None).Report(stream(), Context())
+
+
 async def test_workers_of_one_picker_count_as_one() -> None:
     """Workers share their findings: two of them are no quorum; another picker counts separately."""
     book = PickerReports(lambda: None)

@@ -200,15 +200,19 @@ def test_pickers_get_the_whole_pool() -> None:
 
 
 def test_pickers_get_outlier_and_probe_settings() -> None:
-    """The same numbers as Envoy's; probes use plain HTTP, so there are none for TLS replicas."""
-    for tls, path in ((None, "/v2/models/llm-model/versions/1/ready"), ({}, "")):
+    """The same numbers as Envoy's, whether replicas speak TLS or not; and how they speak it."""
+    for tls in (None, {}, {"ca": "/ca.crt", "server_name": "triton.test"}):
         of = fleet(pool(outlier={"frozen_after": "7s"}, upstream_tls=tls))
         (data,) = picker_resources(View(of))["type.googleapis.com/tidegate.fleet.v1.Pool"].values()
         message = pool_pb2.Pool.FromString(data)
         assert message.outlier.consecutive_failures == of.pools[0].outlier.consecutive_failures
         assert message.outlier.max_ejection_percent == 50
         assert message.outlier.frozen_after_seconds == 7
-        assert message.variants[0].probe_path == path
+        assert message.variants[0].probe_path == "/v2/models/llm-model/versions/1/ready"
+        assert message.deep_health.repository
+        assert message.HasField("upstream_tls") is (tls is not None)
+        sent = {field.name: value for field, value in message.upstream_tls.ListFields()}
+        assert sent == (tls or {})
         assert message.probe_interval_seconds == of.pools[0].health.interval
 
 

@@ -24,7 +24,7 @@ from tidegate_api.names import (
 from xds_server.fleet.view import View
 from xds_server.protocol.snapshot import Snapshot
 from xds_server.resources.runtime import layer_of, weight_layer, weights_in
-from xds_server.snapshots import build, stages
+from xds_server.snapshots import build, check, stages
 from xds_server.snapshots.check import Inconsistent, hold
 
 Contents = dict[str, dict[str, bytes]]
@@ -121,7 +121,7 @@ def test_built_resources_are_consistent() -> None:
             f"'{CLUSTER}' contains the name ''",
         ),
         (lambda of: of[ENDPOINT_TYPE].update(x=b"\n\x01x"), "assignment 'x' has no cluster"),
-        (routes(lambda all_: all_.add(name="nobody")), "two routes are named 'nobody'"),
+        (routes(lambda all_: all_.add(name="no-pool")), "two routes are named 'no-pool'"),
         (routes(lambda all_: _split(all_, 0, 0)), "route 'split' add up to 0"),
         (routes(lambda all_: _split(all_, 2**32 - 1, 1)), "add up to 4294967296"),
         (lambda of: of[RUNTIME_TYPE].pop(layer_of("llm")), "no layer contains 'tidegate.weight."),
@@ -148,9 +148,30 @@ def test_inconsistent_resources_are_reported(
     """X33: the error names the place and states that nothing was published."""
     broken = contents()
     step(broken)
-    with pytest.raises(Inconsistent, match="nothing was published") as error:
-        hold(Snapshot.of(broken))
-    assert expected in str(error.value)
+    for before in (None, Snapshot.of(contents())):
+        with pytest.raises(Inconsistent, match="nothing was published") as error:
+            hold(Snapshot.of(broken), before)
+        assert expected in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        weights(7),
+        endpoints(lambda one: one.endpoints[0].lb_endpoints.pop()),
+        changed(CLUSTER_TYPE, CLUSTER, cluster_pb2.Cluster(), lambda c: c.ClearField("metadata")),
+        lambda of: of[SECRET_TYPE].update(x=b"\n\x01x"),
+    ],
+)
+def test_of_a_consistent_snapshot_only_what_differs_is_read(
+    step: Callable[[Contents], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change of one pool out of two hundred costs one."""
+    before, new = Snapshot.of(contents()), contents()
+    step(new)
+    after = Snapshot.of(new, previous=hold(before))
+    monkeypatch.setattr(check, "_consistent", lambda _: pytest.fail("read as a whole"))
+    assert hold(after, before) is after
 
 
 def test_a_long_list_of_faults_is_truncated() -> None:

@@ -6,7 +6,7 @@ import pytest
 from google.protobuf import any_pb2
 
 from support.fleets import endpoint, fleet, pool
-from tidegate_api.names import ClusterRef
+from tidegate_api.names import LISTENER_NAME, ClusterRef
 from xds_server.fleet.model.fleet import Fleet
 from xds_server.fleet.view import LOG_SLOTS, View, clusters_of
 from xds_server.resources.clusters import variant_cluster
@@ -14,7 +14,7 @@ from xds_server.resources.endpoints import assignment
 from xds_server.resources.filters.discovered import extensions
 from xds_server.resources.listener import listener
 from xds_server.resources.pools import pool_resource
-from xds_server.resources.routes import route_configuration
+from xds_server.resources.routes.table import route_configuration
 from xds_server.snapshots import memo as memo_module
 from xds_server.snapshots.memo import KEPT, Memo
 
@@ -53,7 +53,7 @@ def test_cached_resources_equal_built_ones(change: dict) -> None:
             variant = variants[ref.variant]
             assert memo.cluster(made, variant, ref) == variant_cluster(made, variant, ref)
             assert memo.assignment(made, ref) == assignment(made, ref)
-        assert memo.listener(found) == listener(found.listener, LOG_SLOTS)
+        assert memo.listeners(found)[LISTENER_NAME] == listener(found.listener, LOG_SLOTS)
         assert memo.extensions(found) == extensions(found)
         assert memo.routes(found, one()) == route_configuration(found, one())
         assert memo.routes(found, None) == route_configuration(found)
@@ -128,5 +128,5 @@ def test_another_picker_is_another_pool() -> None:
     for addresses in (["10.0.0.1:1"], ["10.0.0.1:1", "10.0.0.2:1"], ["10.0.0.1:1"]):
         of = fleet(pool(default=True), pickers={"addresses": addresses})
         view, (made,) = View(of), of.pools
-        cached = any_pb2.Any.FromString(memo.pools_of(view)[made.name].any).value
+        cached = any_pb2.Any.FromString(memo.pool_set(view).resources[made.name].any).value
         assert cached == pool_resource(view, made)

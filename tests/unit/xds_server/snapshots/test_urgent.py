@@ -54,7 +54,7 @@ def test_a_drain_is_urgent() -> None:
 
 
 def test_a_replica_found_sick_is_left_alone_at_once() -> None:
-    """What pickers share about a replica waits for nobody."""
+    """What pickers share about a replica waits for no client."""
     assert alone(held(view(replicas(3))), view(replicas(3), SICK)) == {"r1"}
 
 

@@ -15,7 +15,7 @@ from support.simulated import job, world
         ([3, 1, 2, 3], 0),
         # mean 2.25, deviation sqrt((3.06 + 1.56 + 0.06 + 0.06) / 3) = 1.26: 4 is above 3.51.
         ([4, 1, 2, 2], 1),
-        # 9 more than the fewest: the balance decides, whoever holds what.
+        # 9 more than the fewest: the balance decides, whatever each holds.
         ([9, 0, 9, 9], 1),
         # 8 more than the fewest, bound 6 + 4 = 10: still kept.
         ([8, 0, 8, 8], 0),

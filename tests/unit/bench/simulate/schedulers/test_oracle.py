@@ -22,6 +22,21 @@ def test_the_oracle_takes_the_shortest_wait() -> None:
     assert oracle.choose(job(4, *range(4)), 1.0).replicas[0] == 1
 
 
+def test_the_exact_oracle_waits_for_the_rest_of_a_prompt_only() -> None:
+    """A holder that has nearly done a long prompt is free sooner than another copy is made."""
+    made = world(2)
+    holder = made.fleet[0]
+    holder.arrive(ReplicaTask(job(1, *range(8), tokens=4096), 0.0), 0.0)
+    while holder.running:
+        holder.advance()
+    holder.arrive(ReplicaTask(job(2, *range(100, 132), tokens=32 * 512), 10.0), 10.0)
+    while holder.next_at < 11.9:  # it takes 2.1 s
+        holder.advance()
+    now = job(3, *range(8), tokens=4096)
+    assert Oracle(made, exact=True).choose(now, 11.9).replicas[0] == 0
+    assert Oracle(made).choose(now, 11.9).replicas[0] == 1
+
+
 def test_the_oracle_counts_what_waits_before_a_slow_one() -> None:
     """Queue times of a slow replica are scaled by its speed."""
     made = world(2, slow_replicas=1)

@@ -6,7 +6,7 @@ import pytest
 
 from bench.simulate.generators import GENERATORS
 from bench.simulate.schedulers.registry import OTHERS, names
-from bench.simulate.suite.plan import AUTO, SUITES, everything, full
+from bench.simulate.suite.plan import AUTO, SUITES, everything, full, narrowed
 
 
 @pytest.mark.parametrize("name", SUITES)
@@ -34,3 +34,11 @@ def test_all_generators_and_sizes_are_there() -> None:
     chapters = full()
     assert set(GENERATORS) <= {each.traffic.source for each in chapters}
     assert {each.arms[0].scenario.replicas for each in chapters} == {8, 100, 1000}
+
+
+def test_a_narrowed_suite_keeps_its_baseline() -> None:
+    """Comparisons need ``auto``; arms keep what they have of the named policies."""
+    chapters = narrowed(full(), ["llm-d"])
+    assert [each.name for each in chapters] == [each.name for each in full()]
+    assert all(each.arms[0].policies in {(AUTO, "llm-d"), (AUTO,)} for each in chapters)
+    assert "llm-d" in chapters[0].arms[0].policies

@@ -12,6 +12,7 @@ from bench.simulate.workload import BLOCK_TOKENS, ideal_hit_ratio
 DIGESTS = {
     "agents": "bdaee3dfb78afc37",
     "documents": "bd058b3ef2950802",
+    "retrieval": "9e02e1ec09acd748",
 }
 
 

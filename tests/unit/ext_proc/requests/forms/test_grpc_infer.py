@@ -16,30 +16,9 @@ from ext_proc.requests.forms.grpc_infer import (
     read_grpc,
     read_model_call,
 )
-from ext_proc.requests.parsing.errors import BadRequest, Malformed, UnsoundRequest
-from ext_proc.requests.parsing.shapes import MAX_DIMENSIONS
+from ext_proc.requests.parsing.errors import BadRequest, Malformed
 from ext_proc.routing.values.request import Features, Form
-
-HEAD = Features(Form.GRPC_INFER)
-
-
-def frame(message, flag: int = 0) -> bytes:
-    data = message if isinstance(message, bytes) else message.SerializeToString()
-    return struct.pack(">BI", flag, len(data)) + data
-
-
-def read(message, headers=None, *, complete: bool = True, head: Features = HEAD) -> Features:
-    body = message if isinstance(message, bytes) else frame(message)
-    return read_grpc(head.copy(), headers or {}, body, complete=complete)
-
-
-def request(**fields):
-    return service_pb2.ModelInferRequest(model_name="m", **fields)
-
-
-def tensor(name: str, datatype: str, **fields):
-    fields = {"shape": [1], **fields}
-    return service_pb2.ModelInferRequest.InferInputTensor(name=name, datatype=datatype, **fields)
+from support.infer_requests import HEAD, frame, read, request, tensor
 
 
 def elements(*texts: bytes) -> bytes:
@@ -315,105 +294,3 @@ def test_unreadable_model_call():
     with pytest.raises(BadRequest, match="UTF-8"):
         read_model_call(CALL.copy(), {}, frame(b"\x0a\x01\xff"), complete=True)
     assert read_model_call(CALL.copy(), {}, frame(b"x", flag=1), complete=True) == CALL
-
-
-@pytest.mark.parametrize(
-    ("shape", "datatype", "raw"),
-    [
-        ([2], "INT32", bytes(4)),
-        ([1], "INT32", bytes(5)),
-        ([2**62], "INT32", b""),
-        ([2**62 + 1], "INT32", bytes(4)),
-        ([2**40, 2**40], "INT8", bytes(4)),
-        ([200], "BYTES", bytes(4)),
-    ],
-)
-def test_a_shape_that_contradicts_its_raw_data_is_unsound(shape, datatype, raw):
-    """A size that is equal only modulo 2**64 ends a backend's process."""
-    message = request(inputs=[tensor("x", datatype, shape=shape)], raw_input_contents=[raw])
-    with pytest.raises(UnsoundRequest):
-        read(message)
-
-
-def test_more_elements_than_bytes_of_typed_contents_are_unsound():
-    """Each element takes at least a byte."""
-    contents = service_pb2.InferTensorContents(fp32_contents=[1.0])
-    message = request(inputs=[tensor("x", "FP32", shape=[2**40], contents=contents)])
-    with pytest.raises(UnsoundRequest) as caught:
-        read(message)
-    assert caught.value.features.model == "m"
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [
-        tag * 300
-        for tag in (
-            b"\x18" + b"\xff" * 8 + b"\x3f",  # 2**62 - 1, not packed
-            b"\x1a\x09" + b"\xff" * 8 + b"\x3f",  # the same, packed
-            b"\x1a\x10" + b"\x7f" * 16,  # 127**16
-        )
-    ],
-)
-def test_a_shape_in_parts_is_unsound_as_soon_as_it_is_too_large(shape):
-    """Its product is no long number, which would take long and could not be printed."""
-    item = b"\x0a\x01x\x12\x04INT8" + shape
-    content = b"\x2a" + bytes([len(item) & 0x7F | 0x80, len(item) >> 7]) + item
-    with pytest.raises(UnsoundRequest, match="more than 9223372036854775808 elements"):
-        read(frame(content))
-
-
-@pytest.mark.parametrize("inputs", [1, 4])
-def test_the_dimensions_of_a_request_are_bounded(inputs):
-    """They are counted over all inputs: 4 million took seconds."""
-    of_each = MAX_DIMENSIONS // inputs
-    read(request(inputs=[tensor("x", "INT8", shape=[1] * of_each)] * inputs))
-    with pytest.raises(UnsoundRequest, match="too many dimensions"):
-        read(request(inputs=[tensor("x", "INT8", shape=[1] * (of_each + 1))] * inputs))
-
-
-@pytest.mark.parametrize("more", [b"\x18\x07", b"\x3d1234", b"\x18\x07" * 300])
-def test_an_unsound_shape_counts_whatever_else_is_wrong(more):
-    """Here the id is a number: protobuf skips that, so Triton reads the shapes."""
-    tensors = request(inputs=[tensor("x", "INT32", shape=[2**62])]).SerializeToString()
-    with pytest.raises(UnsoundRequest, match="declares"):
-        read(frame(tensors + more))
-    tensors = request(inputs=[tensor("x", "INT32", shape=[2])]).SerializeToString()
-    with pytest.raises(BadRequest) as refused:
-        read(frame(tensors + b"\x18\x07"))
-    assert not isinstance(refused.value, UnsoundRequest)
-
-
-def test_empty_contents_beside_raw_ones_are_no_contradiction_before_the_cut():
-    """Some clients write both; the raw ones may follow behind what was read."""
-    contents = service_pb2.InferTensorContents()
-    item = tensor("x", "INT32", shape=[2], contents=contents)
-    whole = frame(request(inputs=[item], raw_input_contents=[bytes(8)]))
-    assert read(whole).tensor_bytes == read(whole[:-10], complete=False).tensor_bytes == 8
-    with pytest.raises(UnsoundRequest):
-        read(request(inputs=[item]))
-
-
-def test_a_shape_of_a_wrong_kind_is_skipped():
-    """So does protobuf: a fixed field of zeros does not make a huge shape an empty one."""
-    item = tensor("x", "INT32", shape=[2**62]).SerializeToString() + b"\x19" + bytes(8)
-    content = b"\x2a" + bytes([len(item)]) + item + b"\x3a\0"
-    with pytest.raises(UnsoundRequest, match="4611686018427387904 elements"):
-        read(frame(content))
-
-
-def test_a_negative_dimension_is_a_bad_request():
-    """Triton rejects it too."""
-    with pytest.raises(BadRequest, match="at least 0"):
-        read(request(inputs=[tensor("x", "INT32", shape=[-1])]))
-
-
-@pytest.mark.parametrize("order", [1, -1])
-def test_of_every_first_part_nothing_is_unsound(order):
-    """A cut message contradicts nothing, in whatever order its fields are."""
-    tensors = request(inputs=[tensor("x", "INT32", shape=[2, 300])]).SerializeToString()
-    blob = service_pb2.ModelInferRequest(raw_input_contents=[bytes(2400)]).SerializeToString()
-    body = frame(b"".join([tensors, blob][::order]))
-    assert read(body).tensor_bytes == 2400
-    for end in range(len(body)):
-        read(body[:end], complete=False)

@@ -22,11 +22,29 @@ def test_what_two_more_prompts_continue_belongs_to_several() -> None:
     index = PrefixIndex()
     index.insert(A, (1, 2, 3), 0.0)
     index.insert(A, (1, 2, 4), 0.0)
-    assert index.branched_depth((1, 2, 9), 2) == 0
     index.insert(A, (1, 2, 5), 0.0)
+    assert index.branched_depth((1, 2, 5, 6), 3) == 2
     assert index.branched_depth((1, 2, 9), 2) == 2
     assert index.branched_depth((1, 2, 9), 1) == 0
     assert index.branched_depth((7, 8), 2) == 0
+
+
+def test_a_prompt_that_leaves_a_known_one_makes_the_fork() -> None:
+    """Two questions about a document are known; the third one, or the document alone, forks."""
+    index = PrefixIndex()
+    index.insert(A, (1, 2), 0.0)
+    index.insert(A, (1, 2, 3), 0.0)
+    assert index.branched_depth((1, 2, 9), 2) == 2
+    assert index.branched_depth((1, 2), 2) == 2
+
+
+def test_a_conversation_makes_no_fork_where_only_older_turns_are_eligible() -> None:
+    """Its own next turn is known on another replica, so the older one ends in no other prompt."""
+    index = PrefixIndex()
+    index.insert(A, (1, 2), 0.0)
+    index.insert(EndpointKey("b", 1), (1, 2, 3), 0.0)
+    assert index.branched_depth((1, 2, 3, 4), 2) == 0
+    assert index.branched_depth((1, 2, 3, 4), 3) == 0
 
 
 def test_the_deepest_fork_counts() -> None:

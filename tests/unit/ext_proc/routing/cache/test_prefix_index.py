@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ext_proc.routing.cache.prefix_index import RECLAIM_BUDGET, Inserted, PrefixIndex, Purged
 from ext_proc.routing.cache.prefix_uses import SharedUse, Use
 from ext_proc.routing.values.pool import EndpointKey
+from support.tries import tries
 
 A, B, C = (EndpointKey(name, 1) for name in "abc")
 
@@ -257,7 +258,7 @@ class Model:
                 del held[block]
 
 
-@settings(max_examples=300)
+@settings(max_examples=tries(100))
 @given(STEPS)
 def test_it_behaves_like_a_plain_lru(steps: list[tuple[object, ...]]) -> None:
     """After any steps, matches, bounds, recency and age equal those of the reference model."""

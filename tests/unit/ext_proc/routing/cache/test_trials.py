@@ -8,7 +8,7 @@ import pytest
 
 from ext_proc.routing.cache import trials as module
 from ext_proc.routing.cache.prefix_index import Inserted
-from ext_proc.routing.cache.prefix_uses import NOBODY
+from ext_proc.routing.cache.prefix_uses import UNKNOWN_TENANT
 from ext_proc.routing.cache.provisional import ProvisionalIndex
 from ext_proc.routing.cache.tenants import tenant_of
 from ext_proc.routing.cache.trials import GRACE_S, Confirmed, Trials, Withdrawn
@@ -33,7 +33,7 @@ class Made:
 
     def propose(self, ticket: int = 1, blocks: tuple[int, ...] = PROMPT, now: float = 0.0) -> None:
         """Send a prompt to ``A``."""
-        self.trials.propose(ticket, A, blocks, NOBODY, 0, now)
+        self.trials.propose(ticket, A, blocks, UNKNOWN_TENANT, 0, now)
 
     def confirmed(self) -> int:
         """Return the number of confirmed blocks of ``A``."""
@@ -58,7 +58,7 @@ def test_an_answer_confirms(made: Made) -> None:
     made.propose()
     made.trials.confirm(1, A)
     assert (made.confirmed(), len(made.trials)) == (3, 0)
-    assert made.events == [Inserted(A, PROMPT, 0.0, NOBODY, 1), Confirmed(1)]
+    assert made.events == [Inserted(A, PROMPT, 0.0, UNKNOWN_TENANT, 1), Confirmed(1)]
 
 
 def test_a_refusal_leaves_nothing(made: Made) -> None:
@@ -74,7 +74,11 @@ def test_a_retried_prompt_is_where_it_was_answered(made: Made) -> None:
     made.propose()
     made.trials.confirm(1, B)
     assert made.index.match_all(PROMPT) == {B: 3}
-    assert made.events[1:] == [Withdrawn(1), Inserted(B, PROMPT, 0.0, NOBODY, 1), Confirmed(1)]
+    assert made.events[1:] == [
+        Withdrawn(1),
+        Inserted(B, PROMPT, 0.0, UNKNOWN_TENANT, 1),
+        Confirmed(1),
+    ]
 
 
 def test_a_running_retry_moves_the_insert(made: Made) -> None:
@@ -174,7 +178,7 @@ def test_waits_are_bounded(monkeypatch: pytest.MonkeyPatch, made: Made) -> None:
 def test_peer_workers_decide_about_their_own(made: Made) -> None:
     """Equal tickets of two workers are two requests, and no event is passed on."""
     for worker in (0, 1):
-        made.trials.follow(worker, Inserted(A, (10 + worker,), 0.0, NOBODY, 5), 0.0)
+        made.trials.follow(worker, Inserted(A, (10 + worker,), 0.0, UNKNOWN_TENANT, 5), 0.0)
     made.propose(5, (30,))
     made.trials.follow(0, Confirmed(5), 0.0)
     made.trials.follow(1, Withdrawn(5), 0.0)
@@ -187,7 +191,7 @@ def test_peer_workers_decide_about_their_own(made: Made) -> None:
 def test_a_lost_peer_leaves_no_provisional_blocks(made: Made) -> None:
     """Its verdicts will never come; those of other workers will."""
     for worker in (0, 1, 2):
-        made.trials.follow(worker, Inserted(A, (10 + worker,), 0.0, NOBODY, 5), 0.0)
+        made.trials.follow(worker, Inserted(A, (10 + worker,), 0.0, UNKNOWN_TENANT, 5), 0.0)
     made.propose(5, (30,))
     made.trials.lost(1)
     found = [bool(made.index.match_all((block,))) for block in (10, 11, 12, 30)]
@@ -196,8 +200,8 @@ def test_a_lost_peer_leaves_no_provisional_blocks(made: Made) -> None:
 
 def test_a_peer_that_repeats_a_ticket_replaces_the_insert(made: Made) -> None:
     """A retry moved it; nothing is counted twice."""
-    made.trials.follow(0, Inserted(A, PROMPT, 0.0, NOBODY, 5), 0.0)
-    made.trials.follow(0, Inserted(B, PROMPT, 0.0, NOBODY, 5), 0.0)
+    made.trials.follow(0, Inserted(A, PROMPT, 0.0, UNKNOWN_TENANT, 5), 0.0)
+    made.trials.follow(0, Inserted(B, PROMPT, 0.0, UNKNOWN_TENANT, 5), 0.0)
     assert made.index.match_all(PROMPT) == {B: 3}
     assert len(made.trials) == 1
 
@@ -276,4 +280,4 @@ def test_a_tenant_is_the_salt_or_the_session() -> None:
     }
     assert len(found) == 4
     assert all(0 <= each < 2**63 for each in found)
-    assert tenant_of(Features(Form.GENERATE), 1) == NOBODY
+    assert tenant_of(Features(Form.GENERATE), 1) == UNKNOWN_TENANT

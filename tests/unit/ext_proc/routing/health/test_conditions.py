@@ -208,31 +208,6 @@ def test_an_engine_that_counts_iterations_must_iterate():
     assert moved_on([], stuck[:1])
 
 
-def test_two_bad_results_of_the_index_bar_with_their_reason(build):
-    """The reason is shown, one good result ends it, and unknown replicas are ignored."""
-    router = build.router(replace(build.pool(2), repository=True))
-    router.conditions.indexed("llm", R0, "m: LOADING")
-    assert sick(router) == []
-    router.conditions.indexed("llm", R0, "m: UNAVAILABLE (unloaded)")
-    assert sick(router) == ["unavailable"]
-    shown = router.conditions.describe("llm", R0, 0.0, silent=False)
-    assert shown["why"] == {"unavailable": "m: UNAVAILABLE (unloaded)"}
-    assert hosts(router, build) == {"10.0.0.1"}
-    router.conditions.indexed("llm", R0, None)
-    assert sick(router) == []
-    router.conditions.indexed("llm", EndpointKey("unknown", 1), "x")
-    assert list(router.conditions.counts()) == []
-
-
-def test_a_pool_that_stops_reading_the_index_drops_the_condition(build):
-    """Otherwise no result would ever end the condition."""
-    router = build.router(replace(build.pool(2), repository=True))
-    for _ in range(2):
-        router.conditions.indexed("llm", R0, "m: LOADING")
-    router.set_pools({"llm": build.pool(2)}, 1.0)
-    assert sick(router) == []
-
-
 def test_low_gpu_memory_has_a_margin(build):
     """Two seconds below the floor set it; only a value above floor plus margin ends it."""
     router = build.router(replace(build.pool(2), gpu_memory_free=0.1))
@@ -333,7 +308,7 @@ def test_a_replica_that_fails_slowly_is_no_sinkhole(build, after_s):
 
 
 def test_a_replica_that_sleeps_gets_nothing_until_it_is_woken(build):
-    """A sleeping engine answers probes, and requests to it would wait until somebody wakes it."""
+    """A sleeping engine answers probes, and requests to it would wait until it is woken."""
     router = build.router(build.pool(2))
     router.registry.observe("r0", [reading(1.0, asleep=True)])
     assert sick(router) == ["asleep"]

@@ -166,6 +166,21 @@ def test_headers_before_the_prompt_was_read_are_ignored() -> None:
     assert 1 / 1.6 < 8000.0 * fleet.seconds_per_token < 1.6
 
 
+def test_few_samples_do_not_change_the_speed() -> None:
+    """Two short answers tell nothing of the noise; a long prompt's clock would keep the error."""
+    fleet = FleetLatencyModel()
+    latency_model = LatencyModel(fleet, 1.0)
+    for number in range(7):
+        latency_model.learn(900.0 * number, 0.0, 0, 2.0, float(number))
+        assert fleet.seconds_per_token == 1 / COLD_TOKENS_PER_S
+    latency_model.answered(900.0, 0.0, 0.1)
+    for number in range(47):  # more first bytes are on their way
+        latency_model.learn(900.0 * (number % 9), 0.0, 0, 2.0, float(number))
+        assert fleet.seconds_per_token == 1 / COLD_TOKENS_PER_S
+    latency_model.learn(900.0, 0.0, 0, 2.0, 50.0)  # none came
+    assert fleet.seconds_per_token != 1 / COLD_TOKENS_PER_S
+
+
 def test_a_proxy_that_stops_reporting_leaves_the_speed_to_durations() -> None:
     """After many prompts without a reported first byte, durations are used."""
     fleet = FleetLatencyModel()

@@ -136,6 +136,32 @@ def test_the_time_of_an_unreported_request_does_not_count_for_the_next() -> None
         assert first_bytes.lateness(9.0, 0.0) == 1.0
 
 
+def factor_with_coming(*took_s: float) -> float:
+    """Return the lateness after prompts of 0.1 s, or 2.1 s with what others were computing."""
+    first_bytes, model, now = PendingFirstBytes(), latency_model(), 0.0
+    for number, seconds in enumerate(took_s):
+        ticket = Ticket(number, EndpointKey("a", 1), "llm", 100.0, now, True, 0.0, coming=2_000.0)
+        first_bytes.note(ticket, 2.1, 2.1)
+        now += seconds
+        first_bytes.began(ticket, now, model)
+    return first_bytes.lateness(now, 0.0)
+
+
+def test_a_prompt_that_came_before_its_prefix_was_computed_slows_no_replica() -> None:
+    """The replica computed again what another prompt with the same prefix computes."""
+    assert factor_with_coming(2.1, 2.1, 2.1) == 1.0
+
+
+def test_a_replica_is_slow_if_it_would_be_with_the_whole_prefix_to_compute() -> None:
+    """Prompts of unknown work are evidence beyond the most that they can need."""
+    assert factor_with_coming(8.4) == pytest.approx(3.7, rel=0.1)
+
+
+def test_a_prompt_that_found_its_prefix_shows_a_replica_that_is_fast_again() -> None:
+    """Prompts of unknown work are evidence up to the least that they can need."""
+    assert factor_with_coming(8.4, *[0.1] * 20) < factor_with_coming(8.4, *[2.1] * 20)
+
+
 def test_a_new_process_is_not_slow() -> None:
     """Clearing drops the slowdown of the old process."""
     first_bytes = PendingFirstBytes()

@@ -76,3 +76,20 @@ def test_nothing_is_shortened_before_something_is_known(build: Build) -> None:
 def test_a_bound_above_the_routes_is_the_routes(build: Build) -> None:
     """A longer one would only be longer than the operator allows."""
     assert asked(taught(build, 40.0), build, now=63_001.0).first_answer_s is None
+
+
+def test_a_prompt_has_time_for_a_prefix_that_is_still_computed(build: Build) -> None:
+    """The replica may have to compute it once more."""
+    bounds = []
+    for computed in (True, False):
+        router = taught(build, 7.0, first_answer_s=1_000.0)
+        prompt = {"prompt": b"x" * 256_000, "blocks": tuple(range(1, 1_001))}
+        first = asked(router, build, now=63_001.0, **prompt)
+        assert first.ticket is not None
+        if computed:
+            router.confirmed(first.ticket.id, first.ticket.endpoint)
+        bounds.append(asked(router, build, now=63_001.0, **prompt).first_answer_s)
+    known, unknown = bounds
+    assert known is not None
+    assert unknown is not None
+    assert known < unknown

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from math import ceil
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ext_proc.routing.latency.model import FleetLatencyModel, LatencyModel
 from ext_proc.routing.pipeline.constraints import MEMORY_FRESH_S, adapter_grade
 from ext_proc.routing.pipeline.decision import Decision
-from ext_proc.routing.values.pool import Variant
+from ext_proc.routing.state.candidate import Candidate
+from ext_proc.routing.state.ledger import Load
+from ext_proc.routing.state.replica import Replica
+from ext_proc.routing.values.pool import Endpoint, EndpointKey, Variant
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.refusal import Refusal, RefusalKind
 from ext_proc.routing.values.settings import ModelNeeds
@@ -159,9 +162,11 @@ def test_the_grade_of_an_adapter_follows_from_the_reading(
 ) -> None:
     """Running counts more than room, room more than waiting; a stale reading says nothing."""
     reading = lora("".join(running), "".join(waiting), slots)
-    candidate: Any = SimpleNamespace(
-        adapters=frozenset(), replica=SimpleNamespace(readings=[reading])
-    )
+    endpoint = Endpoint(EndpointKey("r0", 1), "stable", "10.0.0.1:80", None)
+    replica = Replica(endpoint.key, Load())
+    replica.readings = (reading,)
+    model = LatencyModel(FleetLatencyModel(), 1.0)
+    candidate = Candidate(endpoint, "10.0.0.1:80", replica, 0, model)
     expected = 1 if "a" in waiting else 0
     if slots is not None and len(running | waiting) < slots:
         expected = 2

@@ -73,6 +73,16 @@ def test_a_busy_replica_is_not_put_first() -> None:
     assert firsts(context([1.0, 0.5], pending=[1.0, 3.0]), [1.0, 2.0])[1] == 0.0
 
 
+def test_a_drawn_replica_with_a_longer_wait_is_not_put_first() -> None:
+    """One long prompt is a small load in requests, but others would wait seconds behind it."""
+    for wait, first in ((1.4, True), (1.6, False)):
+        made = context([1.0, 1.0, 0.5], pending=[1.0, 1.0, 1.0])
+        for candidate, own in zip(made.candidates, (3.0, 1.0, wait), strict=True):
+            candidate.replica.busy_until = own
+            candidate.replica.load.work = 1e9
+        assert (firsts(made, [1.0, 2.0, 3.0])[2] > 0.1) is first
+
+
 def test_overloaded_warm_replicas_are_relieved() -> None:
     """With prices in seconds, a replica at a tenth of its ramp costs ten times its price."""
     made = context([1.0, 0.1], pending=[60.0, 0.0])

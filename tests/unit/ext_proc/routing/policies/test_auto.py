@@ -25,13 +25,22 @@ PER_TOKEN = 1 / 8000
 def test_an_idle_replica_costs_the_uncached_prompt(
     context: Callable[..., SchedulingContext],
 ) -> None:
-    """Cached tokens are free; the others cost the request itself and other requests."""
+    """Cached tokens are free; the others cost what they take, as no request waits for them."""
     made = context(2, tokens=640.0, blocks=10, matched=[0, 9])
-    assert Auto().prices(made) == pytest.approx(
-        [(1 + ALPHA) * 640 * PER_TOKEN, (1 + ALPHA) * 64 * PER_TOKEN]
-    )
+    assert Auto().prices(made) == pytest.approx([640 * PER_TOKEN, 64 * PER_TOKEN])
     assert Auto().picked(made, 1) == "prefix"
     assert Auto().picked(made, 0) == "spill"
+
+
+def test_a_miss_costs_others_as_far_as_the_fleet_is_busy(
+    context: Callable[..., SchedulingContext],
+) -> None:
+    """A replica is busy while its clock is ahead."""
+    made = context(4, tokens=640.0, now=5.0)
+    for busy, candidate in enumerate(made.candidates[1:], 1):
+        candidate.replica.busy_until = 6.0
+        candidate.load.work = 1e9
+        assert Auto().prices(made)[0] == pytest.approx((1 + ALPHA * busy / 4) * 640 * PER_TOKEN)
 
 
 def test_affinity_ends_where_waiting_costs_more(context: Callable[..., SchedulingContext]) -> None:
@@ -39,7 +48,7 @@ def test_affinity_ends_where_waiting_costs_more(context: Callable[..., Schedulin
     made = context(2, tokens=8000.0, blocks=125, matched=[125, 0], work=[1e9, 0.0])
     holder = made.candidates[0].replica
     holder.load.work = 1e9
-    gain = (1 + ALPHA) * 8000 * PER_TOKEN
+    gain = (1 + ALPHA / 2) * 8000 * PER_TOKEN
     for drain, first in ((gain - 0.1, 0), (gain + 0.1, 1)):
         holder.busy_until = drain
         prices = Auto().prices(made)
@@ -84,7 +93,9 @@ def test_a_copy_of_what_several_prompts_share_costs_its_prefill_only(
     context: Callable[..., SchedulingContext],
 ) -> None:
     """The cost of a miss to other requests counts for the conversation's own blocks only."""
-    made = context(2, tokens=640.0, blocks=10, branched=8, matched=[8, 0])
+    made = context(2, tokens=640.0, blocks=10, branched=8, matched=[8, 0], now=5.0)
+    for candidate in made.candidates:  # busy, without work
+        candidate.replica.busy_until = 6.0
     prices = Auto().prices(made)
     assert prices[0] == pytest.approx((1 + ALPHA) * 128 * PER_TOKEN)
     assert prices[1] - prices[0] == pytest.approx(512 * PER_TOKEN)

@@ -83,3 +83,14 @@ def test_only_a_lost_replica_moves_a_session(
         if homes.get(session) in {candidate.key.id for candidate in made.candidates}:
             assert (name, reason) == (homes[session], "session")
         homes[session] = name
+
+
+def test_a_session_with_a_replica_is_not_moved_by_chance(
+    context: Callable[..., SchedulingContext],
+) -> None:
+    """An experiment on a failing replica takes new sessions only."""
+    policy, made = SessionSticky(), context(3, pending=[1, 0, 1], request=keyed("a"))
+    assert not policy.stays(made)
+    pick(policy, made)
+    assert policy.stays(made)
+    assert not policy.stays(made.changed(request=keyed(None)))

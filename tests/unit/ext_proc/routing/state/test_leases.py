@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
 from ext_proc.routing.state.leases import Lease, LeaseKey, Leases
 from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.routing.values.request import SequenceKey
@@ -75,3 +80,51 @@ def test_an_endpoint_takes_its_leases_with_it() -> None:
     leases.keep(key(2), Lease(B, "stable", 10.0), 0.0)
     assert leases.drop_endpoint(A) == 1
     assert leases.find(key(2), 0.0) is not None
+
+
+def test_open_sequences_are_counted_by_endpoint() -> None:
+    """A sequence that moved counts where it is; expired ones do not."""
+    leases = Leases()
+    leases.keep(key(1), Lease(A, "stable", 10.0), 0.0)
+    leases.keep(key(2), Lease(A, "stable", 20.0), 0.0)
+    leases.keep(key(3), Lease(A, "stable", 20.0), 0.0)
+    leases.keep(key(3), Lease(B, "stable", 20.0), 0.0)
+    assert (leases.open_on(A, 0.0), leases.open_on(B, 0.0)) == (2, 1)
+    assert (leases.open_on(A, 15.0), len(leases)) == (1, 2)
+    leases.release(key(2))
+    assert leases.open_on(A, 15.0) == 0
+    assert set(leases.endpoints()) == {B}
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["keep", "find", "release", "drop", "count"]),
+        st.integers(1, 6),
+        st.sampled_from([A, B]),
+        st.integers(0, 3),
+    ),
+    max_size=40,
+)
+
+
+@given(STEPS)
+def test_the_counts_are_those_of_the_leases(
+    steps: list[tuple[str, int, EndpointKey, int]],
+) -> None:
+    """Whatever ends a lease: release, expiry, the bound, or the loss of its endpoint."""
+    leases, now = Leases(max_leases=4), 0.0
+    for what, number, endpoint, passed in steps:
+        now += passed
+        if what == "keep":
+            leases.keep(key(number), Lease(endpoint, "stable", now + 5), now)
+        elif what == "find":
+            leases.find(key(number), now)
+        elif what == "release":
+            leases.release(key(number))
+        elif what == "drop":
+            leases.drop_endpoint(endpoint)
+        else:
+            live = [e for _, e in leases.items() if e.endpoint == endpoint and e.expires > now]
+            assert leases.open_on(endpoint, now) == len(live)
+        counted = Counter(each.endpoint for _, each in leases.items())
+        assert leases._on == dict(counted)

@@ -44,7 +44,7 @@ class Starts:
 
 
 def test_each_refused_connection_moves_the_lease_on() -> None:
-    """Envoy walks the list in order; past its end nobody knows where it goes."""
+    """Envoy walks the list in order; past its end it goes to an unknown place."""
     starts = Starts()
     key = starts.begin(1)
     for address, then in zip(ADDRESSES, (SECOND, THIRD, THIRD), strict=True):

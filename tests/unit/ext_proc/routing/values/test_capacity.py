@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ext_proc.routing.values.capacity import LEAST_BLOCKS, NO_BOUNDS, cache_tokens
@@ -45,6 +45,7 @@ def test_the_widest_of_several_pools_holds() -> None:
 
 
 @given(st.one_of(st.none(), st.integers(-(10**400), 10**400)), st.integers(-1, 10**400))
+@example(-(10**400), -1)
 def test_no_page_leaves_the_bounds(blocks: int | None, size: int) -> None:
     """Whatever a page says, the bound is at least the minimum and at most the setting."""
     told = cache_tokens([page(blocks, size)])

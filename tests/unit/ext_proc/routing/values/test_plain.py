@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ext_proc.exchange import Body, Lost, ReplyBody, ReplyHead, Trailers
-from ext_proc.routing.values.request import Features, Form
+from ext_proc.routing.values.request import Features, Form, Truncation
 
 
 def test_equal_means_all_fields_of_one_class():
@@ -38,7 +38,7 @@ def test_a_copy_has_every_field():
 def test_it_is_shown_with_its_fields():
     """The repr lists the fields in alphabetical order."""
     shown = repr(Body(b"a", end_of_stream=True))
-    assert shown == "Body(chunk=b'a', end_of_stream=True, subset=None)"
+    assert shown == "Body(chunk=b'a', end_of_stream=True, head=None, subset=None)"
 
 
 def test_it_is_no_key():
@@ -48,8 +48,10 @@ def test_it_is_no_key():
 
 
 NO_TEXTS = {
+    "chat": {"messages": []},
     "form": Form.OPENAI,
     "max_tokens": 1,
+    "plain_text": True,
     "priority": 2,
     "prompt": b"prompt",
     "prompt_is_partial": True,
@@ -59,4 +61,5 @@ NO_TEXTS = {
     "tensor_bytes": 3,
     "timeout_s": 0.5,
     "token_ids": True,
+    "truncation": Truncation(8, left=True, whole=False),
 }

@@ -8,6 +8,7 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
+from ext_proc.server.h2.connection import MAX_TRACE
 from ext_proc.server.h2.frames import framed
 from support.h2peer import LIMIT, H2Peer, settle
 
@@ -35,6 +36,16 @@ async def test_messages_are_answered_where_they_come():
         await peer.turn()
         assert (call.messages[2:], call.status, call.closed) == ([b"three"], 0, 0)
         assert peer.calls.heard == {"begun": 1, "handed over": 3, "ended": 1}
+
+
+async def test_a_call_is_told_its_trace():
+    """Not more of it than a trace has, whatever is sent."""
+    async with H2Peer() as peer:
+        peer.open("direct", b"x")
+        peer.open("direct", b"x", headers=((b"traceparent", b"00-1-2-01"),))
+        peer.open("direct", b"x", headers=((b"traceparent", b"y" * 5_000),))
+        await peer.turn()
+        assert peer.calls.traces == ["", "00-1-2-01", "y" * MAX_TRACE]
 
 
 async def test_a_call_without_messages():

@@ -28,7 +28,7 @@ class Served:
         self.server = Http2Server(LIMIT)
         self.server.add_generic_rpc_handlers((self.calls.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
-        self.port = self.server.add_insecure_port("127.0.0.1:0")
+        self.port = self.server.add_port("127.0.0.1:0")
         await self.server.start()
         self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{self.port}", options=ANY_SIZE)
         return self
@@ -218,7 +218,7 @@ async def test_an_address_that_is_taken(served):
     """It is an error, not a second listener; so are ports that do not exist."""
     for address in (f"127.0.0.1:{served.port}", "127.0.0.1:99999", "192.0.2.1:0"):
         with pytest.raises(RuntimeError):
-            Http2Server(LIMIT).add_insecure_port(address)
+            Http2Server(LIMIT).add_port(address)
 
 
 async def test_the_kernel_watches_peers(served):

@@ -179,7 +179,7 @@ async def test_a_gap_without_a_replay_purges(made):
         assert (made.count("gaps"), made.endpoints("gaps")) == (1, 1)
 
 
-async def test_a_replay_that_nobody_answers_purges(made, monkeypatch):
+async def test_a_replay_that_is_not_answered_purges(made, monkeypatch):
     """The wait is bounded; then the history continues with a gap."""
     monkeypatch.setattr(subscribe, "REPLAY_S", 0.05)
     cache = KvCache(SIZE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import grpc
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from .conftest import FakeAdmin, Run
+
+
+STARTED_S = 5.0
+"""Seconds that a busy machine may take besides."""
 
 
 def test_a_change_says_what_it_did(run: Run, admin: FakeAdmin) -> None:
@@ -61,6 +66,37 @@ def test_drain_and_undrain(run: Run, admin: FakeAdmin, verb: str, draining: bool
     assert request.options.timeout_seconds == 5
 
 
+@pytest.mark.parametrize(("verb", "standby"), [("promote", False), ("demote", True)])
+def test_promote_and_demote(run: Run, admin: FakeAdmin, verb: str, standby: bool) -> None:
+    """Both verbs send the endpoint and the value of ``standby``."""
+    assert run(verb, "llm/r1", "--server", admin.address).code == 0
+    (request,) = admin.requests
+    assert (request.endpoint, request.standby) == ("llm/r1", standby)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("demote", "r1"),
+        ("drain", "r1"),
+        ("weight", "llm", "canary=1"),
+        ("rollback", "5"),
+        ("apply", "-f", "FLEET"),
+    ],
+    ids=" ".join,
+)
+def test_force_is_asked_for(
+    run: Run, admin: FakeAdmin, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """What can take the last usable replica does so only with ``--force``."""
+    file = tmp_path / "fleet.yaml"
+    file.write_text("pools: []\n")
+    given = [word.replace("FLEET", str(file)) for word in words]
+    for more in ((), ("--force",)):
+        assert run(*given, *more, "--server", admin.address).code == 0
+    assert [each.options.force for each in admin.requests] == [False, True]
+
+
 def test_rollback_names_the_revision(run: Run, admin: FakeAdmin) -> None:
     """The request contains the number of the revision."""
     run("rollback", "5", "--no-wait", "--server", admin.address)
@@ -103,6 +139,73 @@ def test_a_dry_run_changes_nothing_and_does_not_wait(run: Run, admin: FakeAdmin)
     assert not request.options.wait
 
 
+def test_a_dry_run_tells_what_the_change_would_do(run: Run, admin: FakeAdmin) -> None:
+    """Channels, connections, and what remains, before an operator decides."""
+    preview = api.ChangePreview(
+        channels=["EDS", "POOL"],
+        drains=["listener.address"],
+        warms=["llm/stable/grpc"],
+        draining=[
+            api.DrainingReplica(endpoint="r1", in_flight=3),
+            api.DrainingReplica(endpoint="r2"),
+        ],
+        remaining=[
+            api.RemainingCapacity(
+                pool="llm",
+                variant="stable",
+                weight=90,
+                weight_before=90,
+                replicas=4,
+                usable=2,
+                usable_before=4,
+                capacity=2,
+                capacity_before=4,
+            ),
+            api.RemainingCapacity(
+                pool="llm",
+                variant="canary",
+                weight=10,
+                weight_before=10,
+                replicas=1,
+                usable=0,
+                usable_before=1,
+                capacity=0,
+                capacity_before=1,
+            ),
+        ],
+    )
+    admin.result.preview.CopyFrom(preview)
+    ran = run("drain", "r1", "--dry-run", "--server", admin.address)
+    said = " ".join(ran.out.split())
+    for part in (
+        "it would be sent over EDS, POOL",
+        (
+            "open connections would drain, each closed once its answers are complete:"
+            " listener.address changes"
+        ),
+        "new connections to the replicas of llm/stable/grpc",
+        "r1 would get no new requests; in flight on it: 3",
+        "r2 would get no new requests; in flight on it: an unknown number",
+        "variant stable would have 2 of 4 replicas usable (now 4), weight 90, 50% of its capacity",
+        (
+            "canary would have 0 of 1 replicas usable (now 1), weight 10, 0% of its capacity: its"
+            " requests would be refused"
+        ),
+    ):
+        assert part in said
+    as_json = run("drain", "r1", "--dry-run", "-o", "json", "--server", admin.address)
+    told = json.loads(as_json.out)["preview"]
+    assert told["draining"][1] == {"endpoint": "r2", "in_flight": None}
+    assert told["remaining"][0]["capacity"] == 2.0
+
+
+def test_a_dry_run_that_closes_nothing_says_so(run: Run, admin: FakeAdmin) -> None:
+    """It is what an operator asks before a change in the middle of the day."""
+    admin.result.preview.CopyFrom(api.ChangePreview(channels=["RTDS"]))
+    ran = run("shed", "llm", "5", "--dry-run", "--server", admin.address)
+    assert "no connection would be closed" in ran.out
+
+
 def test_without_waiting_it_says_so(run: Run, admin: FakeAdmin) -> None:
     """With ``--no-wait`` the output names ``tidegate status``."""
     ran = run("weight", "llm", "canary=10", "--no-wait", "--server", admin.address)
@@ -127,21 +230,21 @@ def test_without_clients_the_change_is_kept(run: Run, admin: FakeAdmin) -> None:
 
 
 def test_a_rejection_is_a_failure_in_the_clients_words(run: Run, admin: FakeAdmin) -> None:
-    """A rejection exits with 1 and prints the client's message and the next step."""
+    """A rejection exits with 5 and prints the client's message and the next step."""
     admin.result.acked = 1
     admin.result.problems.add(client="envoy-1", state="NACKED", type="RDS", message="bad regex")
     ran = run("weight", "llm", "canary=10", "--server", admin.address)
-    assert ran.code == 1
+    assert ran.code == 5
     assert "envoy-1: RDS NACKED: bad regex" in ran.out
     assert "tidegate rollback" in ran.err
 
 
 def test_a_late_acknowledgement_is_a_failure(run: Run, admin: FakeAdmin) -> None:
-    """A change that is not acknowledged within the timeout exits with 1."""
+    """A change that is not acknowledged within the timeout exits with 4."""
     admin.result.acked = 1
     admin.result.ClearField("elapsed_ms")
     ran = run("drain", "r1", "--timeout", "1", "--server", admin.address)
-    assert ran.code == 1
+    assert ran.code == 4
     assert "1 of 2 clients have acknowledged revision 8 after 1 s" in ran.err
 
 
@@ -164,6 +267,39 @@ def test_a_refusal_is_the_servers_sentence(
     assert ran.code == 1
     assert ran.out == ""
     assert text in ran.err
+
+
+def test_an_abandoned_change_is_a_rejection(run: Run, admin: FakeAdmin) -> None:
+    """Scripts tell it from a refusal by the server."""
+    admin.result.outcome = "abandoned"
+    ran = run("weight", "llm", "canary=10", "--server", admin.address)
+    assert ran.code == 5
+    assert "is not in force" in ran.err
+
+
+def test_a_hung_server_ends_a_change_in_time(run: Run, silent_server: str) -> None:
+    """It may have taken the change, so that repeating it blindly is wrong."""
+    began = time.monotonic()
+    ran = run("drain", "r1", "--timeout", "0.3", "--server", silent_server)
+    assert time.monotonic() - began < 1.3 + STARTED_S
+    assert ran.code == 4
+    assert "may have been taken" in ran.err
+    assert "start it" not in ran.err
+
+
+def test_a_hung_server_has_not_changed_anything_in_a_dry_run(run: Run, silent_server: str) -> None:
+    """Nothing was asked for that could have been taken."""
+    arguments = ("drain", "r1", "--dry-run", "--timeout", "0.3", "--server", silent_server)
+    ran = run(*arguments)
+    assert ran.code == 3
+    assert "did not answer in time" in ran.err
+
+
+def test_a_missing_server_has_not_taken_a_change(run: Run) -> None:
+    """The call was never sent."""
+    ran = run("drain", "r1", "--server", "127.0.0.1:1")
+    assert ran.code == 3
+    assert "cannot reach the control server at 127.0.0.1:1" in ran.err
 
 
 def test_a_change_can_be_read_by_programs(run: Run, admin: FakeAdmin) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import pytest
 import yaml
 
 from tidegate.cli.verbs import files
@@ -126,5 +127,34 @@ def test_a_bootstrap_names_its_node(run: Run) -> None:
 def test_a_bad_address_is_one_sentence(run: Run) -> None:
     """An invalid address is an error that names the expected form."""
     ran = run("envoy-bootstrap", "--xds", "nowhere")
-    assert ran.code == 1
+    assert ran.code == 2
     assert "host:port" in ran.err
+
+
+def test_a_bootstrap_with_tls_writes_the_files_that_name_its_certificate(
+    run: Run, tmp_path
+) -> None:
+    """Envoy finds its certificate through them, and reads it again when it is replaced."""
+    folder = tmp_path / "secrets"
+    files = ("--tls-cert", "/c/tls.crt", "--tls-key", "/c/tls.key", "--tls-ca", "/c/ca.crt")
+    ran = run("envoy-bootstrap", *files, "--secrets", str(folder))
+    assert ran.code == 0, ran.err
+    assert "transport_socket" in ran.out
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "tidegate-ca.yaml",
+        "tidegate-certificate.yaml",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("--tls-cert /c", "belong together"),
+        ("--tls-cert c --tls-key /k --tls-ca /a --secrets /s", "is relative"),
+    ],
+)
+def test_a_bootstrap_with_half_of_tls_is_refused(run: Run, given: str, words: str) -> None:
+    """The error says what to give."""
+    ran = run("envoy-bootstrap", *given.split())
+    assert (ran.code, ran.out) == (1, "")
+    assert words in ran.err

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import yaml
 
+from xds_server.fleet.load import load_text
+
 if TYPE_CHECKING:
     from .conftest import FakeAdmin, Run
+
+EXAMPLES = Path(__file__).parents[5] / "docs" / "examples"
 
 
 def test_pools_show_weights_as_shares(run: Run, admin: FakeAdmin) -> None:
@@ -21,6 +26,15 @@ def test_pools_show_weights_as_shares(run: Run, admin: FakeAdmin) -> None:
     assert "5%" in ran.out
     assert max(map(len, ran.out.splitlines())) <= 100
     assert "\x1b" not in ran.out
+
+
+@pytest.mark.parametrize("example", ["minimal", "fleet", "operations"])
+def test_the_fleet_can_be_applied_again(run: Run, admin: FakeAdmin, example: str) -> None:
+    """What is printed is a fleet file of the same meaning, with all defaults."""
+    fleet = load_text((EXAMPLES / f"{example}.yaml").read_text("utf-8"), example)
+    admin.fleet_json = fleet.model_dump_json()
+    ran = run("get", "fleet", "--server", admin.address)
+    assert load_text(ran.out, "printed") == fleet
 
 
 def test_endpoints_show_load_and_drain(run: Run, admin: FakeAdmin) -> None:
@@ -44,6 +58,20 @@ def test_clients_show_what_they_acknowledged(run: Run, admin: FakeAdmin) -> None
         ("envoy-1", "SYNCED"),
         ("picker-1", "NACKED"),
     ]
+
+
+@pytest.mark.parametrize("verb", [("get", "clients"), ("status",)], ids=" ".join)
+def test_what_an_older_envoy_does_not_get_is_named(
+    run: Run, admin: FakeAdmin, verb: tuple[str, ...]
+) -> None:
+    """An operator sees which Envoy to replace, and what it costs until then."""
+    old = next(one for one in admin.status.clients if one.kind == "envoy")
+    old.build = "1.37.0"
+    old.lost.extend(["this feature", "that feature"])
+    said = run(*verb, "--server", admin.address).out
+    head = "envoy-1 is Envoy 1.37.0 and is not sent what that refuses; so:"
+    assert f"{head}\n- this feature\n- that feature\n" in said
+    assert said.count(" refuses; so:") == 1
 
 
 def test_status_repeats_a_clients_own_words(run: Run, admin: FakeAdmin) -> None:
@@ -74,8 +102,18 @@ def test_status_says_what_a_restart_would_lose(run: Run, admin: FakeAdmin) -> No
     assert "lost by a restart: revision 8, 9" in ran.out
 
 
+def test_status_shows_requests_without_a_pick(run: Run, admin: FakeAdmin) -> None:
+    """A line per picker and reason; nothing where each request had one."""
+    assert "no pick" not in run("status", "--server", admin.address).out
+    admin.status.passes.add(picker="p1", by_reason={"no-pool": 3, "no-body": 1})
+    data = json.loads(run("status", "--server", admin.address, "-o", "json").out)
+    assert data["passes"] == {"p1": {"no-pool": 3, "no-body": 1}}
+    shown = run("status", "--server", admin.address).out
+    assert "p1 had no pick for 3 requests: no-pool" in shown
+
+
 def test_status_shows_refused_peers(run: Run, admin: FakeAdmin) -> None:
-    """Whom the ADS port does not serve, and why; without any, no table."""
+    """The clients that the ADS port does not serve, and why; without any, no table."""
     assert "refused peer" not in run("status", "--server", admin.address).out
     admin.status.refused.add(
         peer="ipv4:10.0.0.9:5", node="old", reason="use ADS", count=3, last_seconds=2.04

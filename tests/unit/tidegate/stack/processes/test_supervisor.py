@@ -151,7 +151,7 @@ async def test_a_name_is_used_once(supervisor):
 async def test_an_unknown_name_raises(supervisor):
     """Killing an unknown name raises."""
     with pytest.raises(KeyError):
-        await supervisor.kill("nobody")
+        await supervisor.kill("absent")
 
 
 async def test_stop_ends_all(supervisor):

@@ -59,3 +59,21 @@ def test_a_path_that_no_request_has_is_refused(path: str) -> None:
 def test_a_normal_path_is_accepted(path: str) -> None:
     """Escapes of other characters stay as they are."""
     assert found(match={"models": ["m"], "paths": [path]}) == []
+
+
+def test_a_gateway_is_told_no_more_names_than_fit_into_a_header() -> None:
+    """All pools need no list."""
+    pools = [
+        pool(
+            f"{'p' * 50}-{n}",
+            default=not n,
+            endpoints=[{"id": f"r{n}", "http": f"127.0.0.1:{n + 1}"}],
+            variants=[{"name": "stable"}],
+        )
+        for n in range(90)
+    ]
+    gateway = {"http": ["127.0.0.1:1000"], "grpc": ["127.0.0.1:1001"]}
+    assert problems(fleet(*pools, gateway=gateway)) == []
+    names = [each["name"] for each in pools]
+    (found,) = problems(fleet(*pools, gateway=gateway, listener={"pools": names}))
+    assert found.location == ("gateway",)

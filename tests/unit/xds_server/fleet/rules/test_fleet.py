@@ -9,7 +9,10 @@ import pytest
 from support.fleets import endpoint, fleet, pool
 from tidegate_api.pools import MAX_WEIGHT_SUM
 from xds_server.fleet.load import load_text
-from xds_server.fleet.rules.fleet import default_for_grpc, default_for_path, problems
+from xds_server.fleet.parts.defaults import default_for_grpc, default_for_http, default_for_path
+from xds_server.fleet.rules.fleet import (
+    problems,
+)
 from xds_server.fleet.rules.problem import spell
 
 CHAT = "/v1/chat/completions"
@@ -286,6 +289,13 @@ def test_without_a_replica_there_is_no_default() -> None:
 def test_the_marked_pool_is_the_default() -> None:
     """Of pools that share a form, the marked one is the default."""
     assert default_for_grpc(fleet(pool(), other("b", 5, default=True))) == "b"
+
+
+def test_the_default_for_http_needs_no_mark_and_may_be_missing() -> None:
+    """Only proxies that the control server did not configure send requests that need it."""
+    assert default_for_http(fleet(pool())) == "llm"
+    assert default_for_http(fleet(pool(), other("b", 5))) is None
+    assert default_for_http(fleet(pool(), other("b", 5, default=True))) == "b"
 
 
 def test_pickers_are_unique() -> None:

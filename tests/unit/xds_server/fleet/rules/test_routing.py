@@ -9,8 +9,7 @@ from pydantic import ValidationError
 
 from support.fleets import endpoint, fleet, pool
 from tidegate_api.fleet.v1 import pool_pb2
-from xds_server.fleet.model.fleet import Routing
-from xds_server.fleet.model.routing import GpuWeightsSpec, LearnedSpec
+from xds_server.fleet.model.routing import GpuWeightsSpec, LearnedSpec, Routing
 from xds_server.fleet.rules.fleet import problems
 from xds_server.fleet.view import View
 from xds_server.resources.pools import pool_resource

@@ -50,6 +50,14 @@ def test_what_cannot_work_is_reported(given: dict[str, Any], path: str, words: s
     assert words in message
 
 
+def test_half_of_a_pair_for_pickers_is_reported() -> None:
+    """As for replicas."""
+    given = fleet(pickers={"tls": {"certificate": "/a.crt"}})
+    ((path, message),) = [(each.path, each.message) for each in problems(given)]
+    assert path == "pickers.tls"
+    assert "write `key:` too" in message
+
+
 def test_a_shadow_may_be_in_another_pool() -> None:
     """There its variant may have traffic of its own."""
     other = pool("b", variants=[{"name": "v"}], endpoints=[endpoint(5)])

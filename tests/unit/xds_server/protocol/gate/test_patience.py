@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from tidegate_api.names import CLUSTER_TYPE, POOL_TYPE
+from xds_server.protocol.client import Client
+from xds_server.protocol.gate.nodes import Nodes
 from xds_server.protocol.gate.patience import (
+    BACK_S,
     FACTOR,
     LEAST_S,
     MAX_NODES,
     MAX_SLOW,
     SLOW_ANSWERS,
+    STOOD_S,
     WARMING_S,
     Debt,
     LateNodes,
 )
+from xds_server.protocol.messages import Standing
+from xds_server.protocol.stream import SotwStream
 
 LIMIT_S = 15.0
 
@@ -107,6 +113,37 @@ def test_a_node_known_to_be_late_has_no_patience_left_until_it_answers() -> None
     assert debt.late_at(POOL_TYPE, LIMIT_S) == 2.0
     debt.answered(POOL_TYPE, 0.1, 3.0, owes_more=True)
     assert debt.late_at(POOL_TYPE, LIMIT_S) > 3.0
+
+
+def test_an_unsteady_node_has_little_patience() -> None:
+    """It answers when it connects, and has gone before it would be late."""
+    debt = Debt(unsteady=True)
+    debt.sent(2.0)
+    debt.answered(POOL_TYPE, 0.01, 2.01, owes_more=True)
+    assert debt.late_at(POOL_TYPE, LIMIT_S) == 2.01 + BACK_S
+
+
+def unsteady(now: float, nodes: Nodes) -> Client:
+    """Return a client of a node that went away while it owed an answer, connected at ``now``."""
+    for number in (1, 2):
+        stream = SotwStream(str(number))
+        standing = Standing("PENDING", POOL_TYPE)
+        client = Client(number, "p1", "picker", stream, now, 0, standing)
+        nodes.joined(client, "", now)
+        if number == 1:
+            assert not client.debt.unsteady
+            nodes.gone(client, now)
+    return client
+
+
+def test_a_node_that_owes_an_answer_when_it_goes_is_unsteady() -> None:
+    """Until it answers on a connection that has stood for some seconds."""
+    nodes = Nodes()
+    client = unsteady(10.0, nodes)
+    nodes.answered(client, 10.0 + STOOD_S - 0.1)
+    assert client.debt.unsteady
+    nodes.answered(client, 10.0 + STOOD_S)
+    assert not client.debt.unsteady
 
 
 def test_late_nodes_are_bounded() -> None:

@@ -41,7 +41,7 @@ def test_a_client_that_refuses_each_change_loses_its_veto() -> None:
     assert sim.publisher.quarantine(2) == ""
 
 
-def test_what_nobody_accepts_quarantines_nobody() -> None:
+def test_what_no_client_accepts_quarantines_none() -> None:
     """A change that all refuse is wrong, however often it is tried."""
     sim = running(envoy_count=2)
     states = {sim.outcome(attempt(sim, number, 1, 2)).state for number in range(2 * LIMIT)}
@@ -70,7 +70,7 @@ def test_a_suspects_refusal_waits_for_the_others() -> None:
 
 
 def test_a_suspects_refusal_ends_the_publication_if_the_others_are_late() -> None:
-    """Nobody has accepted the change, so nobody may have to live with it."""
+    """No client has accepted the change, so none may have to live with it."""
     sim = running(envoy_count=2)
     for number in range(LIMIT - 1):
         attempt(sim, number, 1)

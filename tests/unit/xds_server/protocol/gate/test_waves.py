@@ -63,7 +63,7 @@ def test_the_first_state_ever_comes_to_all_at_once() -> None:
     assert asked(sim) == [1, 2]
 
 
-def test_a_refusal_of_the_first_reaches_nobody_else() -> None:
+def test_a_refusal_of_the_first_reaches_no_other() -> None:
     """That is what the wave is for."""
     sim = fleet(*GROUPS)
     run = sim.publish(*five("a", "b"), waves=True)
@@ -185,7 +185,7 @@ def test_a_change_without_waves_ends_those_before() -> None:
 
 @pytest.mark.parametrize("publishing", [True, False])
 def test_an_urgent_edit_comes_to_all_at_once(publishing: bool) -> None:
-    """It changes what each has, so nobody gets more of a change that is being tried."""
+    """It changes what each has, so no client gets more of a change that is being tried."""
     sim = fleet(*GROUPS)
     if publishing:
         sim.publish(*five("a", "b"), waves=True)
@@ -205,7 +205,7 @@ def test_an_urgent_edit_comes_to_all_at_once(publishing: bool) -> None:
 
 
 def test_quarantined_envoys_follow_without_a_wave() -> None:
-    """They come last, and nobody waits for them."""
+    """They come last, and no client waits for them."""
     sim = fleet(*GROUPS)
     client = sim.publisher._course.clients[1]
     client.refusals = replace(client.refusals, count=3, quarantined=True)

@@ -23,7 +23,7 @@ from xds_server.resources.filters.discovered import (
     refused_headers,
 )
 from xds_server.resources.listener import listener
-from xds_server.resources.routes import route_configuration
+from xds_server.resources.routes.table import route_configuration
 
 PINNED = [
     {"name": "stable"},

@@ -9,7 +9,7 @@ from envoy.config.route.v3 import route_pb2
 
 from support.fleets import endpoint, fleet, pool
 from tidegate_api.names import CONTROL_MODEL_HEADER, UNPICKED_HEADER
-from xds_server.resources.routes import route_configuration
+from xds_server.resources.routes.table import route_configuration
 
 CHAT = "/v1/chat/completions"
 EXT_PROC = "envoy.filters.http.ext_proc"

@@ -8,7 +8,7 @@ from envoy.config.route.v3 import route_pb2
 from envoy.extensions.filters.http.ext_proc.v3 import ext_proc_pb2, processing_mode_pb2
 
 from support.fleets import endpoint, fleet, pool
-from xds_server.resources.routes import route_configuration
+from xds_server.resources.routes.table import route_configuration
 
 MODE = processing_mode_pb2.ProcessingMode
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.fleets import endpoint, fleet, pool
-from xds_server.resources.routes import route_configuration
 from xds_server.resources.routes.paths import inference, model_list, reads
+from xds_server.resources.routes.table import route_configuration
 
 GRPC = "/inference.GRPCInferenceService/"
 CHAT = "/v1/chat/completions"

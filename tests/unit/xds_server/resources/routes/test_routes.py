@@ -8,7 +8,8 @@ from envoy.config.route.v3 import route_pb2
 from envoy.extensions.filters.http.ext_proc.v3 import ext_proc_pb2, processing_mode_pb2
 
 from support.fleets import endpoint, fleet, pool
-from xds_server.resources.routes import route_configuration
+from tidegate_api.names import STRIPPED_HEADERS
+from xds_server.resources.routes.table import route_configuration
 
 MODE = processing_mode_pb2.ProcessingMode
 
@@ -89,14 +90,14 @@ def test_a_version_in_the_path_comes_before_the_weights() -> None:
 
 def test_a_model_whose_name_begins_alike_is_another_model() -> None:
     """Names are matched whole."""
-    assert first(route_configuration(fleet()), MODELS + "-large/infer") == "nobody"
+    assert first(route_configuration(fleet()), MODELS + "-large/infer") == "no-pool"
 
 
 def test_a_dot_in_a_model_name_is_no_wildcard() -> None:
     """Model names are escaped in patterns."""
     data = route_configuration(fleet(pool(match={"models": ["m.1"]})))
     assert first(data, "/v2/models/m.1/infer") == "llm/http"
-    assert first(data, "/v2/models/mx1/infer") == "nobody"
+    assert first(data, "/v2/models/mx1/infer") == "no-pool"
 
 
 def test_a_pinned_variant_comes_before_the_weights() -> None:
@@ -243,6 +244,17 @@ def test_retries_follow_the_list() -> None:
     assert "reset" in retry.retry_on.split(",")
 
 
+def test_a_404_is_repeated_only_where_a_header_asks_for_it() -> None:
+    """The route names the answers, but not the condition; clients cannot send that header."""
+    retry = parse(route_configuration(fleet()))["llm/http"].route.retry_policy
+    named = [(each.name, each.string_match.exact) for each in retry.retriable_headers]
+    assert named == [(":status", "404"), ("grpc-status", "5")]
+    assert "retriable-headers" not in retry.retry_on
+    assert "x-envoy-retry-on" in STRIPPED_HEADERS
+    off = parse(route_configuration(fleet(pool(health={"repository": False}))))
+    assert not off["llm/http"].route.retry_policy.retriable_headers
+
+
 def test_reads_are_bounded_except_on_streams() -> None:
     """A stream is not retried once it may have been read, so it needs no count."""
     routes = parse(route_configuration(fleet(pool(default=True, routing={"retry_read": 0}))))
@@ -274,7 +286,7 @@ def test_a_pool_without_http_has_no_http_routes() -> None:
     """No route leads to a cluster that does not exist."""
     grpc_only = [{"id": "g", "grpc": "127.0.0.1:8001"}]
     data = route_configuration(fleet(pool(endpoints=grpc_only)))
-    assert first(data, INFER) == "nobody"
+    assert first(data, INFER) == "no-pool"
     assert "server/v2" not in parse(data)
 
 

@@ -1,0 +1,1 @@
+"""Asks replicas which models they have."""

@@ -1,0 +1,170 @@
+"""Reads which models a replica has from its answers. Pure.
+
+Sources: Triton's model repository extension, ``POST /v2/repository/index`` and the gRPC call
+``RepositoryIndex`` (``grpc_service.proto``): one row ``{name, version, state, reason}`` per version
+that the server knows, and one without version and state for a model that was never loaded. Engines
+without a repository: OpenAI's ``GET /v1/models``, ``{data: [{id}]}``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from ext_proc.routing.values.listing import MAX_REASON, MAX_ROWS, Listing, PlacementState, Row
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MAX_BYTES: Final = 1024 * 1024
+"""Longest answer that is read."""
+MAX_NAME: Final = 256
+"""Most characters of a model's name, as for requests; a longer one cannot be asked for."""
+MAX_VERSION: Final = 20
+_STATES: Final = {"READY": PlacementState.READY, "LOADING": PlacementState.LOADING}
+_NOT_LOADED: Final = "not loaded"
+_UNLOADING: Final = "unloading"
+_VARINT: Final = 0
+_FIXED64: Final = 1
+_BYTES: Final = 2
+_FIXED32: Final = 5
+_MORE: Final = 0x80
+_LONGEST_VARINT: Final = 10
+
+
+class IndexUnreadableError(ValueError):
+    """The answer is not a list of models."""
+
+
+def read_index(data: bytes, at: float) -> Listing:
+    """Read a repository index in JSON.
+
+    Args:
+        data: Body of the answer.
+        at: When it was asked, monotonic seconds.
+
+    Raises:
+        IndexUnreadableError: The body is not a repository index.
+    """
+    found = _json(data)
+    if not isinstance(found, list):
+        raise IndexUnreadableError("not a list")
+    return _listing(found, at)
+
+
+def read_models(data: bytes, at: float) -> Listing:
+    """Read the models of an engine with OpenAI's API, all of which are READY.
+
+    Args:
+        data: Body of the answer.
+        at: When it was asked, monotonic seconds.
+
+    Raises:
+        IndexUnreadableError: The body is not a list of models.
+    """
+    found = _json(data)
+    models = found.get("data") if isinstance(found, dict) else None
+    if not isinstance(models, list):
+        raise IndexUnreadableError("not a list of models")
+    return _listing(
+        [{"name": each.get("id"), "state": "READY"} for each in models if isinstance(each, dict)],
+        at,
+    )
+
+
+def read_grpc_index(data: bytes, at: float) -> Listing:
+    """Read a ``RepositoryIndexResponse``.
+
+    Args:
+        data: The message's bytes.
+        at: When it was asked, monotonic seconds.
+
+    Raises:
+        IndexUnreadableError: The bytes are no such message.
+    """
+    names = {1: "name", 2: "version", 3: "state", 4: "reason"}
+    rows: list[dict[str, str]] = []
+    try:
+        for number, content in _fields(data):
+            if number == 1:
+                inner = {
+                    names[each]: text.decode() for each, text in _fields(content) if each in names
+                }
+                rows.append(inner)
+    except (IndexError, UnicodeDecodeError) as error:
+        raise IndexUnreadableError("not a message of an index") from error
+    return _listing(rows, at)
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise IndexUnreadableError("not JSON") from error
+
+
+def _listing(found: Iterable[Any], at: float) -> Listing:
+    rows: list[Row] = []
+    whole = True
+    for each in found:
+        if len(rows) > MAX_ROWS:
+            break
+        row = _row(each)
+        if row is not None:
+            rows.append(row)
+        else:
+            whole = False
+    return Listing(at, tuple(rows), whole).cut()
+
+
+def _row(value: Any) -> Row | None:
+    if not isinstance(value, dict):
+        return None
+    name, version = value.get("name"), value.get("version", "")
+    state, reason = value.get("state", ""), value.get("reason", "")
+    if not all(isinstance(each, str) for each in (name, version, state, reason)):
+        return None
+    if not name or len(name) > MAX_NAME or len(version) > MAX_VERSION:
+        return None
+    if state in _STATES:
+        return Row(name, version, _STATES[state])
+    why = reason or (_UNLOADING if state == "UNLOADING" else "" if state else _NOT_LOADED)
+    return Row(name, version, PlacementState.UNAVAILABLE, why[:MAX_REASON])
+
+
+def _fields(data: bytes) -> Iterable[tuple[int, bytes]]:
+    """Yield the length-delimited fields of a protobuf message; others are skipped.
+
+    Raises:
+        IndexError: The bytes are no message.
+    """
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        number, kind = key >> 3, key & 7
+        if kind == _VARINT:
+            _, at = _varint(data, at)
+            continue
+        if kind == _BYTES:
+            length, at = _varint(data, at)
+        elif kind in (_FIXED64, _FIXED32):
+            length = 8 if kind == _FIXED64 else 4
+        else:
+            raise IndexError(f"wire type {kind}")
+        if length > len(data) - at:
+            raise IndexError("cut off")
+        if kind == _BYTES:
+            yield number, data[at : at + length]
+        at += length
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(_LONGEST_VARINT):
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << (7 * shift)
+        if not byte & _MORE:
+            return value, at
+    raise IndexError("a varint without end")

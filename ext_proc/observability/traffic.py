@@ -1,0 +1,183 @@
+"""Counts what became of requests, by variant and endpoint, for the control server. Pure.
+
+Rules:
+
+1. Counts are sums and never fall, so they may be sent again and need no acknowledgement. They begin
+   anew, all at once and as another ``generation``, where series of pools that are gone fill half of
+   the bounds.
+2. On the path of a request a count is a look-up and an addition. Names are resolved once for each
+   pair of cluster and address, until the pools change.
+3. At most ``MAX_VARIANTS`` variants and ``MAX_ENDPOINTS`` endpoints are counted, and ``MAX_PLACES``
+   pairs resolved; more are left out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from tidegate_common.histogram import bucket_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+MAX_VARIANTS: Final = 1024
+MAX_ENDPOINTS: Final = 16_384
+MAX_PLACES: Final = 65_536
+GOOD: Final = "good"
+FAILURES: Final = frozenset({"error", "broken", "unreached", "timeout", "local"})
+"""Outcomes that are failures of the service; callers' mistakes and leaving are not."""
+
+
+class VariantCounts:
+    """The counts of one variant."""
+
+    __slots__ = (
+        "cached_tokens",
+        "duration",
+        "failed",
+        "first_byte",
+        "prompt_tokens",
+        "requests",
+    )
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.failed: dict[str, int] = {}
+        """Requests that did not end well, by outcome."""
+        self.first_byte: dict[int, int] = {}
+        """Requests by bucket of the time from their start to the first byte."""
+        self.duration: dict[int, int] = {}
+        """Requests by bucket of the time from their start to their end."""
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+
+
+class EndpointCounts:
+    """The counts of one endpoint in one pool."""
+
+    __slots__ = ("failed", "requests")
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.failed = 0
+
+
+class Resolved(NamedTuple):
+    """What a cluster and an address stand for."""
+
+    pool: str
+    variant: str
+    endpoint: str | None
+    """``None`` = the request was sent to none, or to one that is not in the pool."""
+
+
+class TrafficCounts:
+    """The counts of all pools; see the module's rules.
+
+    Args:
+        resolve: Returns the variant and the endpoint of a cluster's name and an ``ip:port``;
+            ``None`` = no pool has this name.
+    """
+
+    def __init__(
+        self, resolve: Callable[[str, str | None], Resolved | None] = lambda *_: None
+    ) -> None:
+        self._resolve = resolve
+        self._places: dict[
+            tuple[str, str | None], tuple[VariantCounts | None, EndpointCounts | None]
+        ] = {}
+        self.generation = 0
+        """Number of times that the counts began anew."""
+        self.variants: dict[tuple[str, str], VariantCounts] = {}
+        """By pool and variant; with an empty variant, what was refused before it was known."""
+        self.endpoints: dict[tuple[str, str], EndpointCounts] = {}
+        """By pool and endpoint id."""
+
+    def set_pools(self, pools: Mapping[str, object]) -> None:
+        """Forget the pairs that were resolved; begin anew where too much is counted (rule 1)."""
+        self._places.clear()
+        gone = any(pool and pool not in pools for pool, _ in (*self.variants, *self.endpoints))
+        many = 2 * len(self.variants) > MAX_VARIANTS or 2 * len(self.endpoints) > MAX_ENDPOINTS
+        if gone and many:
+            self.variants.clear()
+            self.endpoints.clear()
+            self.generation += 1
+
+    def ended(
+        self,
+        cluster: str,
+        served: str | None,
+        outcome: str,
+        first_byte_s: float | None,
+        lasted_s: float,
+    ) -> None:
+        """Count a request that has ended.
+
+        Args:
+            cluster: The cluster that the proxy used.
+            served: ``ip:port`` of the replica that served it; ``None`` = none.
+            outcome: How it ended, as the law of blame calls it.
+            first_byte_s: Seconds from its start to the first byte of its answer, if known.
+            lasted_s: Seconds from its start to its end.
+        """
+        place = self._places.get((cluster, served))
+        if place is None:
+            place = self._place(cluster, served)
+        variant, endpoint = place
+        if variant is None:
+            return
+        variant.requests += 1
+        bucket = bucket_of(lasted_s)
+        variant.duration[bucket] = variant.duration.get(bucket, 0) + 1
+        if first_byte_s is not None:
+            bucket = bucket_of(first_byte_s)
+            variant.first_byte[bucket] = variant.first_byte.get(bucket, 0) + 1
+        if outcome != GOOD:
+            variant.failed[outcome] = variant.failed.get(outcome, 0) + 1
+        if endpoint is not None:
+            endpoint.requests += 1
+            if outcome in FAILURES:
+                endpoint.failed += 1
+
+    def picked(self, pool: str, variant: str, prompt_tokens: int, cached_tokens: int) -> None:
+        """Count the prompt of a picked request, in tokens."""
+        counts = self.variants.get((pool, variant)) or self._variant(pool, variant)
+        if counts is not None:
+            counts.prompt_tokens += prompt_tokens
+            counts.cached_tokens += cached_tokens
+
+    def refused(self, pool: str, reason: str) -> None:
+        """Count a request that the picker refused, or the proxy without asking a replica.
+
+        Args:
+            pool: Its pool; empty where it is not known.
+            reason: The refusal's reason, or the cause that the proxy gives.
+        """
+        counts = self._variant(pool, "")
+        if counts is not None:
+            counts.requests += 1
+            counts.failed[reason] = counts.failed.get(reason, 0) + 1
+
+    def _place(
+        self, cluster: str, served: str | None
+    ) -> tuple[VariantCounts | None, EndpointCounts | None]:
+        found = self._resolve(cluster, served)
+        if found is None:
+            return None, None
+        endpoint = None if found.endpoint is None else self._endpoint(found.pool, found.endpoint)
+        place = self._variant(found.pool, found.variant), endpoint
+        if len(self._places) < MAX_PLACES:
+            self._places[cluster, served] = place
+        return place
+
+    def _variant(self, pool: str, variant: str) -> VariantCounts | None:
+        counts = self.variants.get((pool, variant))
+        if counts is None and len(self.variants) < MAX_VARIANTS:
+            counts = self.variants[pool, variant] = VariantCounts()
+        return counts
+
+    def _endpoint(self, pool: str, endpoint: str) -> EndpointCounts | None:
+        counts = self.endpoints.get((pool, endpoint))
+        if counts is None and len(self.endpoints) < MAX_ENDPOINTS:
+            counts = self.endpoints[pool, endpoint] = EndpointCounts()
+        return counts

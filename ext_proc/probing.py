@@ -1,0 +1,107 @@
+"""Asks replicas whether they are ready and which models they have, for all workers of a picker.
+
+Rules:
+
+1. Only the worker that leads asks; it tells the others what it found, and they apply it as their
+   own. What they want to be asked at once, they tell the leader.
+2. A listing is told when it differs from the last one, and again after ``REPEAT_S``, so that a
+   worker that starts later knows it too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final
+
+from ext_proc.feedback.placement.looker import Looker, look_targets
+from ext_proc.feedback.probe import Prober, targets_of
+from ext_proc.workers.news import Looked, LookWanted, Probed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ext_proc.routing.router import Router
+    from ext_proc.routing.values.listing import Listing
+    from ext_proc.routing.values.pool import EndpointKey, Pool
+    from tidegate_common.upstream.contexts import ReplicaContexts
+
+REPEAT_S: Final = 10.0
+
+
+class Probing:
+    """The prober and the looker of one worker.
+
+    Args:
+        router: Its conditions and its placement take what is found.
+        publish: Tells the other workers.
+        contexts: TLS contexts for questions to replicas.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        publish: Callable[[Probed | Looked | LookWanted], None],
+        contexts: ReplicaContexts | None = None,
+    ) -> None:
+        self._router = router
+        self._publish = publish
+        self._prober = Prober(lambda *found: self._probed(Probed(*found)), contexts=contexts)
+        self._looker = Looker(self._looked, contexts=contexts)
+        self._told_at: dict[EndpointKey, float] = {}
+        """When each listing was last told, monotonic seconds."""
+        self._leading = False
+        router.placement.on_look = self._want
+
+    def ask(self, pools: Mapping[str, Pool], *, leading: bool) -> None:
+        """Ask the replicas of these pools from now on, if this worker leads."""
+        self._leading = leading
+        self._prober.set_targets(targets_of(pools) if leading else set())
+        targets = look_targets(pools) if leading else set()
+        self._looker.set_targets(targets)
+        keys = {target.key for target in targets}
+        self._told_at = {key: at for key, at in self._told_at.items() if key in keys}
+
+    async def run(self) -> None:
+        """Ask until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._prober.run(), name="prober")
+            tasks.create_task(self._looker.run(), name="looker")
+
+    def follow(self, news: Probed | Looked | LookWanted) -> None:
+        """Take what another worker tells."""
+        if isinstance(news, Probed):
+            news.take(self._router.conditions)
+        elif isinstance(news, Looked):
+            news.take(self._router.placement)
+        elif self._leading:
+            self._looker.look(news.endpoint)
+
+    def state(self) -> dict[str, object]:
+        """Return counters and placement, ready for JSON."""
+        placement, now = self._router.placement, time.monotonic()
+        return {
+            "looks": self._looker.looks,
+            "looks_for_misses": placement.looks,
+            "placement": {key.id: placement.of(key, now) for key in self._router.registry.members},
+        }
+
+    def _probed(self, found: Probed) -> None:
+        found.take(self._router.conditions)
+        self._publish(found)
+        if not found.ready:
+            self._router.suspicion.gone(found.endpoint.id, time.monotonic())
+
+    def _looked(self, key: EndpointKey, listing: Listing | None) -> bool:
+        found, now = Looked(key, listing), time.monotonic()
+        changed = found.take(self._router.placement)
+        if changed or now - self._told_at.get(key, now - REPEAT_S) >= REPEAT_S:
+            self._told_at[key] = now
+            self._publish(found)
+        return changed
+
+    def _want(self, key: EndpointKey) -> None:
+        if self._leading:
+            self._looker.look(key)
+        else:
+            self._publish(LookWanted(key))

@@ -1,0 +1,300 @@
+"""Placement: which replica has which model, in which version and state.
+
+Rules:
+
+1. A replica's listing replaces its former one as a whole. One that is older than ``STALE_S`` is
+   forgotten, and so is that of a replica that restarted or refuses connections: what is not known
+   bars nothing.
+2. A model is READY on a replica if the requested version is, or any version where a request names
+   none. What a whole listing does not name is UNAVAILABLE.
+3. A replica is barred from one model's requests only, and only while another replica of the pool
+   has that model READY: a name that no replica has is answered by whichever replica is chosen.
+4. A request may be repeated after a 404 if a replica other than the pick has its model READY at
+   that moment (``ready_next``).
+5. A 404 for a model that was READY at the pick, and since before it, is a *miss*: it calls for one
+   look at the replica. If the look finds the model READY as before, the model itself answers 404:
+   for ``OWN_S`` its requests are not repeated, and its 404s call for no look. So there is at most
+   one such look for each change of a placement.
+6. At most ``MAX_ROWS`` rows of a replica are kept, ``MAX_VIEWS`` models of a pool are precomputed,
+   ``MAX_TICKETS`` picks and ``MAX_MISSES`` misses are remembered.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ext_proc.routing.values.listing import Listing, PlacementState, Row
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from ext_proc.routing.values.pool import EndpointKey, Pool
+
+STALE_S: Final = 60.0
+OWN_S: Final = 10.0
+MAX_VIEWS: Final = 4096
+MAX_TICKETS: Final = 16_384
+MAX_MISSES: Final = 4096
+_GENERATION: Final = MAX_TICKETS // 2
+_NONE: Final[frozenset[EndpointKey]] = frozenset()
+_READY: Final = PlacementState.READY
+
+_Name = str | tuple[str, str]
+"""A model, or a model and its version."""
+
+
+class Holders(NamedTuple):
+    """Which replicas of a pool have one model."""
+
+    barred: frozenset[EndpointKey]
+    """Replicas that do not have it READY, if another one has."""
+    ready: frozenset[EndpointKey]
+    """Replicas that have it READY."""
+    repeats: bool
+    """Whether a 404 is a sign of a changed placement (rule 5)."""
+
+
+_UNKNOWN: Final = Holders(_NONE, _NONE, repeats=False)
+
+
+class Placed(NamedTuple):
+    """A row of the table, with its age."""
+
+    key: EndpointKey
+    row: Row
+    since: float
+    """When it was first seen in this state, monotonic seconds."""
+    at: float
+    """When it was last seen, monotonic seconds."""
+
+
+class _Held:
+    """The listing of one replica."""
+
+    __slots__ = ("at", "ready", "rows", "since", "whole")
+
+    def __init__(self, listing: Listing, before: _Held | None) -> None:
+        self.at, self.rows, self.whole = listing
+        earlier: dict[Row, float] = {} if before is None else before.since
+        self.since: dict[Row, float] = {row: earlier.get(row, listing.at) for row in self.rows}
+        """When each row was first seen like this."""
+        self.ready: dict[_Name, float] = {}
+        """Models, and versions of models, that are READY, and since when."""
+        for row, since in self.since.items():
+            if row.state is _READY:
+                for name in (row.model, (row.model, row.version)):
+                    self.ready[name] = min(since, self.ready.get(name, since))
+
+    def state(self, name: _Name) -> PlacementState | None:
+        if name in self.ready:
+            return _READY
+        model, version = name if isinstance(name, tuple) else (name, None)
+        listed = [
+            row.state for row in self.rows if row.model == model and version in (None, row.version)
+        ]
+        if listed:
+            loads = PlacementState.LOADING in listed
+            return PlacementState.LOADING if loads else PlacementState.UNAVAILABLE
+        return PlacementState.UNAVAILABLE if self.whole else None
+
+
+class Placement:
+    """The placement of all pools whose replicas are asked for it."""
+
+    def __init__(self) -> None:
+        self.on_look: Callable[[EndpointKey], object] = lambda _: None
+        """Called with a replica that should be asked at once; set by the picker."""
+        self._held: dict[EndpointKey, _Held] = {}
+        self._members: dict[str, tuple[EndpointKey, ...]] = {}
+        self._pools: dict[EndpointKey, list[str]] = {}
+        self._views: dict[str, dict[_Name, Holders]] = {}
+        """By pool and model; pools of which nothing is known are absent."""
+        self._younger: dict[int, tuple[str, float]] = {}
+        self._older: dict[int, tuple[str, float]] = {}
+        """Model and time of the latest picks of replicas that had it READY, by ticket."""
+        self._missed: dict[tuple[EndpointKey, str], float] = {}
+        """Misses that await a look, and when they were noticed."""
+        self._own: dict[tuple[EndpointKey, str], float] = {}
+        """Models that answer 404 themselves, and when that was found."""
+        self.looks = 0
+        """Looks that misses called for, since the start."""
+        self.changes = 0
+        """Number of changes of what is known."""
+
+    def __repr__(self) -> str:
+        return f"<Placement replicas={len(self._held)}>"
+
+    def set_pools(self, pools: Mapping[str, Pool]) -> None:
+        """Replace the pools; listings of replicas that stay are kept."""
+        self._members = {
+            name: tuple([endpoint.key for endpoint in pool.endpoints])
+            for name, pool in pools.items()
+            if pool.repository
+        }
+        self._pools = {}
+        for name, keys in self._members.items():
+            for key in keys:
+                self._pools.setdefault(key, []).append(name)
+        for key in [each for each in self._held if each not in self._pools]:
+            self._drop(key)
+        self._views = {}
+        for key in self._held:
+            self._changed(key)
+
+    # --- Listings -------------------------------------------------------------------------------
+
+    def take(self, key: EndpointKey, listing: Listing) -> bool:
+        """Take a replica's listing; an unknown replica, or an earlier listing, is ignored.
+
+        Returns:
+            Whether it differs from what was known.
+        """
+        before = self._held.get(key)
+        if key not in self._pools or (before is not None and listing.at < before.at):
+            return False
+        listing = listing.cut()
+        same = before is not None and (before.rows, before.whole) == listing[1:]
+        if before is not None and same:
+            before.at = listing.at
+        else:
+            self._held[key] = _Held(listing, before)
+            self._changed(key)
+        self._judge_misses(key)
+        return not same
+
+    def forget(self, key: EndpointKey) -> bool:
+        """Forget what a replica told; return whether anything was known."""
+        return self._drop(key)
+
+    def restarted(self, key: EndpointKey) -> None:
+        """Forget what a replica told before its process was replaced, and have it asked."""
+        if key in self._pools:
+            self._drop(key)
+            self.on_look(key)
+
+    def sweep(self, now: float) -> None:
+        """Forget what is too old; call about once a second."""
+        for key in [each for each, held in self._held.items() if now - held.at > STALE_S]:
+            self._drop(key)
+        for place in [each for each, at in self._own.items() if now - at > OWN_S]:
+            del self._own[place]
+            self._changed(place[0])
+        self._missed = {each: at for each, at in self._missed.items() if now - at <= OWN_S}
+
+    def _drop(self, key: EndpointKey) -> bool:
+        known = self._held.pop(key, None) is not None
+        if known:
+            for kept in (self._missed, self._own):
+                for place in [each for each in kept if each[0] == key]:
+                    del kept[place]
+            self._changed(key)
+        return known
+
+    def _changed(self, key: EndpointKey) -> None:
+        self.changes += 1
+        for pool in self._pools.get(key, ()):
+            if any(each in self._held for each in self._members[pool]):
+                self._views[pool] = {}
+            else:
+                self._views.pop(pool, None)
+
+    # --- Decisions ------------------------------------------------------------------------------
+
+    def holders(self, pool: str, model: str, version: str | None) -> Holders | None:
+        """Return a model's placement in a pool; ``None`` if nothing is known of the pool."""
+        views = self._views.get(pool)
+        if views is None:
+            return None
+        name = (model, version) if version else model
+        found = views.get(name)
+        if found is None:
+            if len(views) >= MAX_VIEWS:
+                views.clear()
+            found = views[name] = self._seen(pool, name)
+        return found
+
+    def _seen(self, pool: str, name: _Name) -> Holders:
+        states = {
+            key: held.state(name)
+            for key in self._members[pool]
+            if (held := self._held.get(key)) is not None
+        }
+        ready = frozenset(key for key, state in states.items() if state is _READY)
+        if not ready:
+            return _UNKNOWN
+        model = name[0] if isinstance(name, tuple) else name
+        repeats = not any((key, model) in self._own for key in ready)
+        lacking = [key for key, state in states.items() if state is not _READY and state]
+        return Holders(frozenset(lacking), ready, repeats)
+
+    def note(self, ticket_id: int, model: str, now: float) -> None:
+        """Keep that a request was sent to a replica that had its model READY."""
+        younger = self._younger
+        younger[ticket_id] = model, now
+        if len(younger) >= _GENERATION:
+            self._older, self._younger = younger, {}
+
+    # --- Misses ---------------------------------------------------------------------------------
+
+    def missed(self, ticket_id: int, key: EndpointKey, now: float) -> bool:
+        """Take a replica's 404 to a picked request; return whether it called for a look."""
+        noted = self._younger.get(ticket_id) or self._older.get(ticket_id)
+        held = self._held.get(key)
+        if noted is None or held is None:
+            return False
+        model, picked_at = noted
+        place = (key, model)
+        if held.ready.get(model, now) > picked_at or place in self._missed or place in self._own:
+            return False
+        if len(self._missed) >= MAX_MISSES:
+            return False
+        self._missed[place] = now
+        self.looks += 1
+        self.on_look(key)
+        return True
+
+    def _judge_misses(self, key: EndpointKey) -> None:
+        held = self._held[key]
+        for place, at in [each for each in self._missed.items() if each[0][0] == key]:
+            if held.at < at:
+                continue
+            del self._missed[place]
+            if held.ready.get(place[1], at) < at and len(self._own) < MAX_MISSES:
+                self._own[place] = at
+                self._changed(key)
+
+    # --- Reports --------------------------------------------------------------------------------
+
+    def state(self, key: EndpointKey, model: str, version: str = "") -> PlacementState | None:
+        """Return a model's state on a replica; ``None`` = unknown."""
+        held = self._held.get(key)
+        return None if held is None else held.state((model, version) if version else model)
+
+    def listing(self, key: EndpointKey) -> Listing | None:
+        """Return what is known of a replica."""
+        held = self._held.get(key)
+        return None if held is None else Listing(held.at, held.rows, held.whole)
+
+    def table(self) -> Iterator[Placed]:
+        """Yield all rows."""
+        for key, held in self._held.items():
+            for row, since in held.since.items():
+                yield Placed(key, row, since, held.at)
+
+    def replicas(self) -> Iterator[EndpointKey]:
+        """Yield the replicas of which anything is known."""
+        yield from self._held
+
+    def of(self, key: EndpointKey, now: float) -> dict[str, object] | None:
+        """Return what a replica has, ready for JSON; ``None`` = unknown."""
+        held = self._held.get(key)
+        if held is None:
+            return None
+        models: dict[str, dict[str, object]] = {}
+        for row, since in held.since.items():
+            models.setdefault(row.model, {})[row.version] = {
+                "state": str(row.state),
+                "for_s": round(now - since, 1),
+                **({"reason": row.reason} if row.reason else {}),
+            }
+        return {"age_s": round(now - held.at, 1), "whole": held.whole, "models": models}

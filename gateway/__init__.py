@@ -1,0 +1,1 @@
+"""The gateway: answers questions about a whole fleet as one Triton would."""

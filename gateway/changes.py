@@ -1,0 +1,144 @@
+"""Calls that change replicas: to all of them, or to one. For operators.
+
+Rules:
+
+1. A call about a model goes to the replicas of the pools that list it, any other to all replicas;
+   with ``tidegate-endpoint`` to that one only.
+2. It succeeded if it succeeded everywhere. Otherwise the answer says for each replica what
+   happened, and nothing is undone.
+3. Every change is logged with its outcome.
+
+Source: Triton's model repository, trace and logging extensions.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
+
+import orjson
+import structlog
+from google.protobuf.message import DecodeError
+
+from gateway.grpc_answers import NOT_FOUND, UNAVAILABLE, GrpcReply
+from gateway.http_answers import JSON, HttpQuestion, HttpReply, described, refusal, silence
+from gateway.merge import parity
+from gateway.targets import UnknownReplicaError
+from tidegate_api.kserve.v1 import kserve_pb2 as pb
+
+if TYPE_CHECKING:
+    from gateway.merge.answers import Said
+    from gateway.questions import Heard, Questions, Scope
+
+_PATHS: Final = re.compile(
+    r"/v2/repository(/[^/]+)?/models/(?P<model>[^/]+)/(load|unload)"
+    r"|/v2/models/(?P<traced>[^/]+)(/versions/[0-9]+)?/trace/setting"
+    r"|/v2/trace/setting|/v2/logging"
+)
+METHODS: Final = (
+    "RepositoryModelLoad",
+    "RepositoryModelUnload",
+    "TraceSetting",
+    "LogSettings",
+)
+"""Methods of ``inference.GRPCInferenceService``."""
+_ABORTED: Final = 10
+_MAX_TEXT: Final = 512
+
+_log = structlog.stdlib.get_logger("gateway.changes")
+
+
+def is_change(path: str) -> bool:
+    """Return whether a path is that of such a call."""
+    return _PATHS.fullmatch(unquote(path)) is not None
+
+
+class ReplicaChanges:
+    """Passes such calls on.
+
+    Args:
+        questions: Asks the replicas.
+    """
+
+    def __init__(self, questions: Questions) -> None:
+        self._questions = questions
+
+    async def http(self, asked: HttpQuestion, scope: Scope) -> HttpReply:
+        """Return the outcome of a request for which ``is_change``."""
+        found = _PATHS.fullmatch(unquote(asked.path))
+        model = (found["model"] or found["traced"] or "") if found else ""
+        pools = self._questions.pools_about(scope, model)
+        headers = {"content-type": JSON} if asked.body else {}
+        try:
+            heard = await self._questions.http(
+                pools, scope, asked.method, asked.path, body=asked.body, headers=headers
+            )
+        except UnknownReplicaError as error:
+            return refusal(404, "unknown-endpoint", f"no replica {error} speaks HTTP")
+        if asked.method != "GET":
+            _tell(f"{asked.method} {asked.path}", heard)
+        if heard.said and len(heard.good) == len(heard.said):
+            return described(heard, "", parity.versions_of)
+        if not heard.said:
+            return refusal(503, "unavailable", silence(heard), heard.note())
+        same = heard.error
+        if same is not None and all(_same(each, same) for each in heard.said):
+            return HttpReply(same.status, same.body, same.text, heard.note())
+        replicas = {each.replica: _http_outcome(each) for each in heard.said}
+        failed = {name: one["error"] for name, one in replicas.items() if "error" in one}
+        body = {"error": _sentence(failed, len(heard.said)), "replicas": replicas}
+        return HttpReply(502, orjson.dumps(body), JSON, heard.note(), "partial")
+
+    async def grpc(self, method: str, message: bytes, scope: Scope) -> GrpcReply:
+        """Return the outcome of a call of one of ``METHODS``."""
+        try:
+            model = pb.ChangeRequest.FromString(message).model_name
+        except (DecodeError, UnicodeDecodeError):
+            model = ""
+        if method == "LogSettings":
+            model = ""
+        pools = self._questions.pools_about(scope, model)
+        try:
+            heard = await self._questions.grpc(pools, scope, method, message)
+        except UnknownReplicaError as error:
+            return GrpcReply(NOT_FOUND, details=f"no replica {error} speaks gRPC")
+        _tell(method, heard)
+        if heard.said and len(heard.good) == len(heard.said):
+            return GrpcReply(message=heard.good[0].body, note=heard.note())
+        if not heard.said:
+            return GrpcReply(UNAVAILABLE, details=silence(heard), note=heard.note())
+        same = heard.error
+        if same is not None and all(_same(each, same) for each in heard.said):
+            return GrpcReply(same.status, details=same.text, note=heard.note())
+        failed = {
+            each.replica: each.fault or each.text[:_MAX_TEXT] or f"status {each.status}"
+            for each in heard.said
+            if not each.good
+        }
+        return GrpcReply(_ABORTED, details=_sentence(failed, len(heard.said)), note=heard.note())
+
+
+def _same(one: Said, other: Said) -> bool:
+    return one._replace(replica="") == other._replace(replica="")
+
+
+def _sentence(failed: dict[str, str], count: int) -> str:
+    told = "; ".join(f"{name}: {why}" for name, why in list(failed.items())[:32])
+    return f"{len(failed)} of {count} replicas failed: {told}"
+
+
+def _http_outcome(said: Said) -> dict[str, Any]:
+    if said.fault is not None:
+        return {"error": said.fault}
+    if said.good:
+        return {"status": said.status}
+    try:
+        text = str(parity.parsed(said.body)["error"])
+    except (parity.DescriptionError, KeyError):
+        text = f"status {said.status}"
+    return {"status": said.status, "error": text[:_MAX_TEXT]}
+
+
+def _tell(what: str, heard: Heard) -> None:
+    _log.info("change_sent", call=what[:_MAX_TEXT], replicas=heard.note())

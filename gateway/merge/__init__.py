@@ -1,0 +1,1 @@
+"""Many replicas' answers to one question as one answer. Pure."""

@@ -1,0 +1,1 @@
+"""Calls of the gateway that are streams: watches of its readiness, and reflection."""

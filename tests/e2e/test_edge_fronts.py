@@ -1,0 +1,242 @@
+"""Several addresses and host names, and HTTP/3, through a real Envoy."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+
+import pytest
+import yaml
+
+from support.certificates import Authority
+from support.edge_stack import CHAT, EdgeStack
+from support.sockets import Raw, head
+from support.traffic import eventually
+from tidegate.stack.envoy import envoy_binary, envoy_command, envoy_environment
+from tidegate.stack.processes.ports import HeldPorts
+from tidegate.stack.processes.waiting import http_ok, wait_until
+
+pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("demo_extra")]
+
+INFER = "/v2/models/{}/infer"
+NAMED = {
+    name: json.dumps({"messages": [], "model": name}).encode() for name in ("toy-llm", "vision")
+}
+
+
+async def ask(address, path, *lines, body=b"{}", host="test"):
+    """Send one request; return its status and headers."""
+    text = head(path, f"content-length: {len(body)}", *lines).replace(
+        b"host: test", b"host: " + host.encode()
+    )
+    async with Raw(address) as raw:
+        await raw.send(text, body)
+        top = (await asyncio.wait_for(raw.reader.readuntil(b"\r\n\r\n"), 30)).decode("latin1")
+    pairs = (line.partition(":") for line in top.splitlines()[1:] if line)
+    return int(top.split(" ", 2)[1]), {name.lower(): value.strip() for name, _, value in pairs}
+
+
+async def test_a_host_or_an_address_reaches_its_pools_alone(edge_ports):
+    """By path, by a header, and by a body that only the picker reads."""
+    listener = {
+        "hosts": [{"names": ["llm.test"], "pools": ["llm"]}],
+        "further": [{"name": "inner", "address": edge_ports.address(), "pools": ["vision"]}],
+    }
+    async with EdgeStack(listener=listener, vision={"default": False}) as stack:
+        inner = listener["further"][0]["address"]
+
+        async def asks_the_picker() -> bool:  # without one, the host's routes answer 404 too
+            path = INFER.format("vision")
+            _, headers = await ask(stack.listener, path, body=b"{}", host="llm.test:80")
+            return "x-tidegate-reason" in headers
+
+        assert await eventually(asks_the_picker)
+        for path, lines, body in (
+            (INFER.format("vision"), (), b"{}"),
+            (CHAT, ("tidegate-model: vision",), NAMED["vision"]),
+            (CHAT, (), NAMED["vision"]),
+        ):
+            stack.forget()
+            status, headers = await ask(stack.listener, path, *lines, body=body, host="llm.test:80")
+            assert (status, stack.vision.seen) == (404, [])
+            assert headers["x-tidegate-reason"] in {"unknown-path", "unknown-model"}
+            for address in (stack.listener, inner):
+                status, _ = await ask(address, path, *lines, body=body)
+                assert status == 200
+            assert len(stack.vision.seen) == 2
+        stack.forget()
+        for path, body in ((INFER.format("toy-llm"), b"{}"), (CHAT, NAMED["toy-llm"])):
+            assert (await ask(stack.listener, path, body=body, host="LLM.test"))[0] == 200
+            assert (await ask(inner, path, body=body))[0] == 404
+        assert (len(stack.llm.seen), stack.vision.seen) == (2, [])
+
+
+async def test_a_listener_comes_and_goes_while_another_serves(edge_ports):
+    """The connection of the other one stays open throughout."""
+    address = edge_ports.address()
+    async with EdgeStack() as stack, Raw(stack.listener) as kept:
+
+        async def once() -> None:
+            await kept.send(head(INFER.format("toy-llm"), "content-length: 2"), b"{}")
+            top = (await kept.reader.readuntil(b"\r\n\r\n")).decode("latin1")
+            assert " 200 " in top
+            assert "connection: close" not in top
+            length = next(x for x in top.splitlines() if x.startswith("content-length"))
+            await kept.reader.readexactly(int(length.partition(":")[2]))
+
+        await once()
+        fleet = stack.first_fleet()
+        fleet["listener"]["further"] = [{"name": "inner", "address": address}]
+        await stack.apply(fleet)
+        await once()
+
+        async def answers() -> bool:
+            try:
+                return (await ask(address, INFER.format("vision")))[0] == 200
+            except OSError:
+                return False
+
+        assert await eventually(answers)
+        await stack.apply(stack.first_fleet())
+        await once()
+
+        async def gone() -> bool:
+            return not await answers()
+
+        assert await eventually(gone)
+        await once()
+
+
+async def test_http_3_reaches_a_replica(edge_ports, tmp_path):
+    """With another Envoy as the client; answers over TCP tell of it."""
+    authority = Authority(tmp_path, "authority")
+    pair = authority.sign("edge", "DNS:edge.test", "IP:127.0.0.1")
+    tls = {"certificate": str(pair.certificate), "key": str(pair.key)}
+    async with _PlainEdge(listener={"tls": tls, "http3": True}) as stack:
+        url = f"https://{stack.listener}{INFER.format('toy-llm')}"
+        async with stack.http.post(url, data=b"{}", ssl=authority.client()) as answer:
+            assert answer.status == 200
+            port = stack.listener.rpartition(":")[2]
+            assert answer.headers["alt-svc"] == f'h3=":{port}"; ma=86400'
+        stack.forget()
+        async with _client(stack, edge_ports.address(), authority) as address:
+            for path, body in ((INFER.format("vision"), b"{}"), (CHAT, NAMED["vision"])):
+                assert (await ask(address, path, body=body))[0] == 200
+            assert len(stack.vision.seen) == 2
+            page = await stack.envoy_page("stats?format=json&filter=ingress.downstream_rq_http3")
+            (counter,) = [each["value"] for each in page["stats"] if "value" in each]
+            assert counter >= 2
+
+
+class _PlainEdge(EdgeStack):
+    """Is ready without a request in clear text, which a listener with TLS refuses."""
+
+    async def serving(self) -> None:
+        """Wait until the listener is there, and the replicas are healthy."""
+
+        async def ready() -> str | None:
+            page = await self.envoy_page("clusters?format=json")
+            states = [
+                "failed_active_health_check" in host["health_status"]
+                for one in page["cluster_statuses"]
+                for host in one.get("host_statuses", [])
+            ]
+            return None if len(states) >= 5 and not any(states) else str(states)
+
+        await wait_until(
+            lambda: http_ok(self.http, f"http://{self.envoy_admin}/ready"),
+            "Envoy",
+            timeout_s=60,
+            supervisors=(self.supervisor,),
+        )
+        await wait_until(ready, "replicas", timeout_s=60, supervisors=(self.supervisor,))
+
+
+@asynccontextmanager
+async def _client(stack, address, authority):
+    """Run an Envoy that sends what it gets over HTTP/3."""
+    host, _, port = stack.listener.rpartition(":")
+    target = {"address": {"socket_address": {"address": host, "port_value": int(port)}}}
+    api = "type.googleapis.com/envoy.extensions."
+    validation = {
+        "trusted_ca": {"filename": str(authority.own.certificate)},
+    }
+    manager = {
+        "@type": api + "filters.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "client",
+        "route_config": {
+            "virtual_hosts": [
+                {
+                    "name": "all",
+                    "domains": ["*"],
+                    "routes": [{"match": {"prefix": "/"}, "route": {"cluster": "h3"}}],
+                }
+            ]
+        },
+        "http_filters": [
+            {
+                "name": "router",
+                "typed_config": {"@type": api + "filters.http.router.v3.Router"},
+            }
+        ],
+    }
+    own_host, _, own_port = address.rpartition(":")
+    config = {
+        "static_resources": {
+            "listeners": [
+                {
+                    "address": {
+                        "socket_address": {"address": own_host, "port_value": int(own_port)}
+                    },
+                    "filter_chains": [{"filters": [{"name": "hcm", "typed_config": manager}]}],
+                }
+            ],
+            "clusters": [
+                {
+                    "name": "h3",
+                    "type": "STATIC",
+                    "load_assignment": {
+                        "cluster_name": "h3",
+                        "endpoints": [{"lb_endpoints": [{"endpoint": target}]}],
+                    },
+                    "typed_extension_protocol_options": {
+                        "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+                            "@type": api + "upstreams.http.v3.HttpProtocolOptions",
+                            "explicit_http_config": {"http3_protocol_options": {}},
+                        }
+                    },
+                    "transport_socket": {
+                        "name": "envoy.transport_sockets.quic",
+                        "typed_config": {
+                            "@type": api + "transport_sockets.quic.v3.QuicUpstreamTransport",
+                            "upstream_tls_context": {
+                                "sni": "edge.test",
+                                "common_tls_context": {"validation_context": validation},
+                            },
+                        },
+                    },
+                }
+            ],
+        }
+    }
+    file = stack.run.write("client.yaml", yaml.safe_dump(config))
+    command = envoy_command(envoy_binary(), file, 1)
+    await stack.supervisor.start("client", command, envoy_environment())
+
+    async def listening() -> str | None:
+        try:
+            return None if (await ask(address, INFER.format("toy-llm")))[0] == 200 else "no answer"
+        except OSError as error:
+            return str(error)
+
+    await wait_until(listening, "the client", timeout_s=60, supervisors=(stack.supervisor,))
+    stack.forget()
+    yield address
+
+
+@pytest.fixture
+def edge_ports():
+    """Return ports that are held for the test."""
+    with HeldPorts() as ports:
+        yield ports

@@ -1,0 +1,119 @@
+"""The process of a gateway, with a control server and without Envoys and Tritons."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+
+import aiohttp
+import pytest
+import yaml
+
+from support.control_process import served
+from support.fleets import endpoint, pool
+from support.traffic import eventually
+
+PORTS = ("http", "grpc", "admin", "admin-grpc", "metrics")
+
+
+class GatewayProcess:
+    """A gateway in a process of its own."""
+
+    def __init__(self, process) -> None:
+        self.process = process
+        self.events = []
+
+    async def event(self, name):
+        """Return the next event of this name in the log."""
+        async with asyncio.timeout(60):
+            async for line in self.process.stderr:
+                with contextlib.suppress(ValueError):
+                    self.events.append(json.loads(line))
+                    if self.events[-1]["event"] == name:
+                        return self.events[-1]
+        raise AssertionError(self.events)
+
+
+@contextlib.asynccontextmanager
+async def gateway(ads, **options):
+    """Run a gateway on free ports; kill it at the end."""
+    given = {**dict.fromkeys(PORTS, "127.0.0.1:0"), "xds": ads, "id": "g", "log-format": "json"}
+    given.update(options)
+    words = [word for name, value in given.items() for word in (f"--{name}", value)]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "gateway", *words, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        yield GatewayProcess(process)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+@pytest.fixture
+async def control(tmp_path):
+    """Run a control server over a fleet of replicas that are not there."""
+    file = tmp_path / "fleet.yaml"
+    nobody = [endpoint(number, http=f"127.0.0.1:{number}", grpc=None) for number in (1, 2)]
+    made = pool(default=True, endpoints=nobody, variants=[{"name": "stable"}])
+    file.write_text(yaml.safe_dump({"pools": [made]}))
+    async with served(file, tmp_path / "state") as running:
+        yield running
+
+
+async def test_it_serves_once_it_knows_the_pools_and_stops_on_sigterm(control):
+    """All its replicas are away, which it says; its metrics count the call."""
+    async with gateway(control.ads) as running, aiohttp.ClientSession() as http:
+        started = await running.event("gateway_started")
+        async with http.get(f"http://{started['http']}/v2/models/stats") as answer:
+            assert answer.status == 503
+            assert answer.headers["x-tidegate-replicas"] == "0/2; r1=unreachable, r2=unreachable"
+        async with http.get(f"http://{started['http']}/v2/health/ready") as answer:
+            assert (answer.status, answer.headers["x-tidegate-replicas"]) == (400, "0/2; llm=0/2")
+        async with http.get(f"http://{started['metrics']}/metrics") as answer:
+            page = await answer.text()
+        assert 'tidegate_gateway_calls_total{outcome="error",protocol="http"} 2.0' in page
+        assert "tidegate_gateway_control_connected 1.0" in page
+        status = await control.status()
+        assert [(each.node, each.kind) for each in status.clients] == [("g", "gateway")]
+        assert await eventually(lambda: drained(control))
+        running.process.send_signal(signal.SIGTERM)
+        await running.event("gateway_stopped")
+        assert await asyncio.wait_for(running.process.wait(), 30) == 0
+
+
+async def drained(control):
+    """Return whether a drain is over: nobody is waited for."""
+    await control.drain("r1")
+    return (await control.status()).settled
+
+
+async def test_without_a_control_server_it_waits():
+    """It has nothing to answer with: its page says so, and it can be stopped."""
+    async with gateway("127.0.0.1:1", metrics="127.0.0.1:0") as running:
+        lost = await running.event("control_server_lost")
+        assert lost["retry_in_s"] > 0
+        running.process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(running.process.wait(), 30) == 0
+
+
+async def test_a_port_that_is_taken_ends_the_start_with_the_option(control):
+    """An operator knows what to change."""
+    async with gateway(control.ads) as one:
+        address = (await one.event("gateway_started"))["admin_grpc"]
+        async with gateway(control.ads, **{"admin-grpc": address, "id": "other"}) as two:
+            fault = await two.event("cannot_start")
+            assert "--admin-grpc" in fault["reason"]
+            assert await asyncio.wait_for(two.process.wait(), 30) == 2
+
+
+async def test_a_port_for_others_needs_certificates():
+    """By the rules of all services."""
+    async with gateway("127.0.0.1:1", admin="0.0.0.0:0") as running:
+        fault = await running.event("cannot_start")
+        assert "--admin 0.0.0.0:0" in fault["reason"]
+        assert await asyncio.wait_for(running.process.wait(), 30) == 2

@@ -1,0 +1,270 @@
+"""Who may call what on a picker's port and page: each role, over both transports."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any, NamedTuple
+
+import aiohttp
+import grpc
+import pytest
+from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from ext_proc.app import Picker
+from ext_proc.feedback import wire as logs_wire
+from ext_proc.server import port as port_module
+from ext_proc.server.port import LOGS, READINGS
+from ext_proc.settings import PickerSettings
+from ext_proc.telemetry import push
+from support.identities import KINDS, Machines, Presented
+from tidegate.stack.processes.ports import HeldPorts
+from tidegate_api.telemetry.v1 import telemetry_pb2_grpc
+from tidegate_common.tls.files import LOOK_S
+
+WAIT_S = 20.0
+OPEN_S = 2.0
+"""Seconds after which a stream that has not ended is open."""
+ROLES = ("envoy", "picker", "gateway", "reporter", "viewer", "operator", "admin")
+REFUSED, CUT, TAKEN = "refused", "no connection", "taken"
+READERS = {"viewer", "operator", "admin"}
+
+
+class Served(NamedTuple):
+    """A picker with TLS, in this process."""
+
+    port: str
+    page: str
+    health: str
+
+
+@contextlib.asynccontextmanager
+async def picker(machines: Machines, transport: str, **more: Any):
+    """Run a picker with the identity of these machines."""
+    with HeldPorts() as ports:
+        listen, metrics, health, nowhere = (ports.address() for _ in range(4))
+        settings = PickerSettings(
+            listen=listen,
+            metrics=metrics,
+            xds=nowhere,
+            transport=transport,
+            health_port=int(health.rpartition(":")[2]),
+            **machines.options,
+            **more,
+        )
+        async with Picker(settings) as started:
+            assert started._secured is not None
+            following = asyncio.create_task(started._secured.identity.follow())
+            try:
+                yield Served(listen, metrics, health)
+            finally:
+                following.cancel()
+
+
+async def stream(stub: Any, method: str) -> str:
+    """Open a stream and return the verdict; one that stays open is taken.
+
+    Nothing is written: gRPC's client reports a write that meets the refusal as a fault of its own.
+    """
+    call = getattr(stub, method)()
+    done, _ = await asyncio.wait({asyncio.ensure_future(call.code())}, timeout=OPEN_S)
+    verdicts = {grpc.StatusCode.PERMISSION_DENIED: REFUSED, grpc.StatusCode.UNAVAILABLE: CUT}
+    return verdicts[done.pop().result()] if done else TAKEN
+
+
+async def exchange(at: Served, who: Presented) -> str:
+    """Open an exchange as an Envoy does."""
+    async with who.channel(at.port) as channel:
+        stub = external_processor_pb2_grpc.ExternalProcessorStub(channel)
+        return await stream(stub, "Process")
+
+
+async def log(at: Served, who: Presented) -> str:
+    """Open a stream of log entries as an Envoy does."""
+    async with who.channel(at.port) as channel:
+        call: Any = channel.stream_unary(LOGS)
+        made = type("Stub", (), {"StreamAccessLogs": staticmethod(call)})
+        return await stream(made, "StreamAccessLogs")
+
+
+async def reading(at: Served, who: Presented) -> str:
+    """Report readings as a reporter does."""
+    async with who.channel(at.port) as channel:
+        stub = telemetry_pb2_grpc.TelemetryStub(channel)
+        return await stream(stub, "Report")
+
+
+async def health(at: Served, who: Presented) -> str:
+    """Ask for the health of the process."""
+    async with who.channel(at.port) as channel:
+        request = health_pb2.HealthCheckRequest(service="liveness")
+        try:
+            await health_pb2_grpc.HealthStub(channel).Check(request, timeout=WAIT_S)
+        except grpc.aio.AioRpcError as error:
+            return {
+                grpc.StatusCode.PERMISSION_DENIED: REFUSED,
+                grpc.StatusCode.UNAVAILABLE: CUT,
+            }[error.code()]
+        return TAKEN
+
+
+def page(path: str):
+    """Return a function that reads a page."""
+
+    async def read(at: Served, who: Presented) -> str:
+        try:
+            async with (
+                aiohttp.ClientSession() as http,
+                http.get(f"https://{at.page}{path}", ssl=who.context()) as answer,
+            ):
+                await answer.read()
+                return REFUSED if answer.status == 403 else TAKEN
+        except (aiohttp.ClientError, ConnectionError):
+            return CUT
+
+    return read
+
+
+CALLS = {
+    "exchange": (exchange, {"envoy"}),
+    "log": (log, {"envoy"}),
+    "reading": (reading, {"reporter"}),
+    "health": (health, set(ROLES)),
+    "/metrics": (page("/metrics"), READERS),
+    "/debug/state": (page("/debug/state"), READERS),
+    "/debug/explain": (page("/debug/explain"), READERS),
+    "/healthz": (page("/healthz"), set(ROLES)),
+}
+TRANSPORTS = ("grpc", "nghttp2")
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory) -> Machines:
+    """Return the authority that the pickers trust."""
+    return Machines(tmp_path_factory.mktemp("ours"))
+
+
+@pytest.fixture(scope="module")
+def clients(machines: Machines) -> dict[str, Presented]:
+    """Return a client of each role, and one whose name has no role."""
+    return {role: machines.client(role) for role in (*ROLES, "unknown")}
+
+
+@pytest.fixture(scope="module")
+def invalid(machines: Machines, tmp_path_factory) -> dict[str, dict[str, Presented]]:
+    """Return clients whose certificates are not valid, by kind and role."""
+    others = Machines(tmp_path_factory.mktemp("theirs"), "other")
+    return {kind: machines.invalid(others, kind, ROLES) for kind in KINDS}
+
+
+@pytest.fixture(scope="module", params=TRANSPORTS)
+async def served(machines: Machines, request: pytest.FixtureRequest):
+    """Run a picker over each transport."""
+    async with picker(machines, request.param) as started:
+        yield started
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_call_is_taken_from_its_roles_only(served: Served, clients, call: str) -> None:
+    """Each call of a picker, by each role."""
+    make, allowed = CALLS[call]
+    found = {role: await make(served, who) for role, who in clients.items()}
+    assert found == {role: TAKEN if role in allowed else REFUSED for role in (*ROLES, "unknown")}
+
+
+PORTS = ("exchange", "log", "reading", "health", "/metrics", "/debug/state")
+"""A call of each service and page."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("call", PORTS)
+async def test_a_certificate_that_is_not_valid_reaches_nothing(
+    served: Served, invalid: dict[str, dict[str, Presented]], call: str, kind: str
+) -> None:
+    """Whatever role it names: the connection ends in the handshake."""
+    make, _ = CALLS[call]
+    verdicts = await asyncio.gather(*(make(served, who) for who in invalid[kind].values()))
+    assert dict(zip(invalid[kind], verdicts, strict=True)) == dict.fromkeys(ROLES, CUT)
+
+
+async def test_health_alone_is_plain_on_its_own_port(served: Served) -> None:
+    """A kubelet has no certificate; it learns nothing else there."""
+    async with aiohttp.ClientSession() as http:
+        async with http.get(f"http://{served.health}/healthz") as answer:
+            assert (answer.status, await answer.text()) == (503, "not ready\n")
+        async with http.get(f"http://{served.health}/debug/state") as answer:
+            assert answer.status == 404
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_gateways_without_certificates_may_be_envoys_only(
+    machines: Machines, transport: str
+) -> None:
+    """With ``--tls-client optional`` they are served; reporters and readers are not."""
+    async with picker(machines, transport, tls_client="optional") as at:
+        verdicts = {name: await make(at, machines.nameless) for name, (make, _) in CALLS.items()}
+    assert verdicts == {
+        "exchange": TAKEN,
+        "log": TAKEN,
+        "reading": REFUSED,
+        "health": TAKEN,
+        "/metrics": REFUSED,
+        "/debug/state": REFUSED,
+        "/debug/explain": REFUSED,
+        "/healthz": REFUSED,
+    }
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_rotated_certificate_cuts_no_stream(tmp_path, transport: str) -> None:
+    """New connections are verified by the new authority, while an exchange goes on."""
+    old, new = Machines(tmp_path, "old"), Machines(tmp_path, "new")
+    before, after = ({role: each.client(role) for role in ROLES} for each in (old, new))
+    async with picker(old, transport) as at, before["envoy"].channel(at.port) as channel:
+        call = external_processor_pb2_grpc.ExternalProcessorStub(channel).Process()
+        await call.write(pb.ProcessingRequest(request_headers=pb.HttpHeaders()))
+        first = await call.read()
+        old.renew_server(signer=new)
+        async with asyncio.timeout(WAIT_S):
+            while await exchange(at, after["envoy"]) != TAKEN:  # noqa: ASYNC110 - files raise no event
+                await asyncio.sleep(LOOK_S / 4)
+        assert first is not grpc.aio.EOF
+        assert not call.done()
+        await call.done_writing()
+        assert await call.code() is grpc.StatusCode.OK
+        of = [(call, role) for call in PORTS for role in ROLES]
+        new_ones = await asyncio.gather(*(CALLS[call][0](at, after[role]) for call, role in of))
+        taken = {pair for pair, verdict in zip(of, new_ones, strict=True) if verdict == TAKEN}
+        assert taken == {(call, role) for call, role in of if role in CALLS[call][1]}
+        old_ones = await asyncio.gather(*(CALLS[call][0](at, before[role]) for call, role in of))
+        assert set(old_ones) == {CUT}
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_an_exchange_outlives_the_maximum_age_and_a_log_stream_does_not(
+    tmp_path, transport: str
+) -> None:
+    """A request is never cut for it; endless streams begin again with a fresh certificate."""
+    own = Machines(tmp_path, "own")
+    envoy = own.client("envoy")
+    async with picker(own, transport, tls_max_age=1) as at, envoy.channel(at.port) as channel:
+        call = external_processor_pb2_grpc.ExternalProcessorStub(channel).Process()
+        await call.write(pb.ProcessingRequest(request_headers=pb.HttpHeaders()))
+        await call.read()
+        entries = channel.stream_unary(LOGS)()
+        await entries.write(b"")
+        async with asyncio.timeout(WAIT_S):
+            assert await entries.code() is not grpc.StatusCode.OK
+        assert not call.done()
+        await call.done_writing()
+        assert await call.code() is grpc.StatusCode.OK
+        assert await exchange(at, envoy) == TAKEN
+
+
+def test_the_methods_are_those_that_are_served() -> None:
+    """The table of roles names methods of modules that the server's layer may not import."""
+    assert f"/{logs_wire.SERVICE}/{logs_wire.METHOD}" == LOGS
+    assert f"/{push.SERVICE}/Report" == READINGS
+    assert port_module.ACCESS.methods.keys() >= port_module.ENDLESS

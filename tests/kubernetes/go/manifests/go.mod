@@ -1,0 +1,3 @@
+module tidegate.invalid/tests/manifests
+
+go 1.26.0

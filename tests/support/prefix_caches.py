@@ -1,0 +1,15 @@
+"""Two replicas whose prefix caches are indexed, and an index to which one of them reports."""
+
+from __future__ import annotations
+
+from ext_proc.routing.cache.exact_index import ExactIndex
+from ext_proc.routing.values.pool import EndpointKey
+
+A, B = (EndpointKey(name, 1) for name in "ab")
+
+
+def reporting(**kwargs: float) -> ExactIndex:
+    """Return an index in which A reports all that it holds and B does not report."""
+    index = ExactIndex(**kwargs)
+    index.set_reporting(A, complete=True)
+    return index

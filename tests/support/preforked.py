@@ -1,0 +1,126 @@
+"""Starts the services of a supervisor as forks of a process that has imported them.
+
+Only what differs in nothing but its arguments and its own variables is forked: other programs,
+other Python options, code from another folder and variables that Python or gRPC read when they are
+loaded get a start of their own, as all do with ``TIDEGATE_PREFORK=0``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Self
+
+from support.prefork import SERVICES
+from tidegate.stack.processes import spawning
+from tidegate.stack.processes.environment import service_environment
+from tidegate_common.children import module_command
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_PREFORK = Path(__file__).with_name("prefork.py")
+_LOADED = ("PYTHON", "GRPC_", "LD_", "LC_", "LANG", "OPENSSL_", "SSL_", "TIDEGATE_COMPILED")
+"""Beginnings of variables that are read before ``main`` runs."""
+
+
+class Prefork:
+    """The process that forks services. Use as a context manager."""
+
+    def __init__(self) -> None:
+        self._env = service_environment()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = (sys.executable, "-P", str(_PREFORK), str(os.getpid()), str(theirs.fileno()))
+        self._socket = ours
+        with theirs:
+            self._process = subprocess.Popen(command, env=self._env, pass_fds=(theirs.fileno(),))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._socket.close()
+
+    def takes(self, program: spawning.Program) -> bool:
+        """Return whether a program is a service with the environment of this process."""
+        if program.argv[:4] not in map(module_command, SERVICES):
+            return False
+        return _loaded(program.env) == _loaded(self._env)
+
+    async def spawn(self, program: spawning.Program, log: IO[bytes]) -> Forked:
+        """Fork a service."""
+        *_, module = program.argv[:4]
+        wanted = {
+            "module": module,
+            "arguments": program.argv[4:],
+            "env": dict(program.env),
+            "cwd": str(program.cwd) if program.cwd else None,
+            "group": program.group,
+        }
+        reader, writer = os.pipe()
+        try:
+            message = json.dumps(wanted).encode()
+            socket.send_fds(self._socket, [message], [log.fileno(), writer])
+        finally:
+            os.close(writer)
+        return await Forked.begun(reader)
+
+
+class Forked:
+    """A forked service, as ``spawning.Process`` describes it."""
+
+    def __init__(self, pid: int, lines: asyncio.StreamReader, reading: asyncio.BaseTransport):
+        self.pid = pid
+        self.returncode: int | None = None
+        self._end = asyncio.create_task(self._wait(lines, reading), name=f"end of {pid}")
+
+    @classmethod
+    async def begun(cls, reader: int) -> Self:
+        """Return the service whose process id comes from this pipe."""
+        lines = asyncio.StreamReader()
+        reading, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(lines), os.fdopen(reader, "rb")
+        )
+        return cls(int(await lines.readline()), lines, reading)
+
+    async def _wait(self, lines: asyncio.StreamReader, reading: asyncio.BaseTransport) -> None:
+        self.returncode = int(await lines.readline())
+        reading.close()
+
+    async def wait(self) -> int:
+        """Wait for its end and return the exit code."""
+        await asyncio.shield(self._end)
+        assert self.returncode is not None
+        return self.returncode
+
+
+@contextlib.contextmanager
+def preforked() -> Iterator[None]:
+    """Let supervisors fork services meanwhile."""
+    if os.environ.get("TIDEGATE_PREFORK") == "0":
+        yield
+        return
+    before = spawning.spawn
+    with Prefork() as prefork:
+
+        async def spawn(program: spawning.Program, log: IO[bytes]) -> spawning.Process:
+            taken = prefork if prefork.takes(program) else None
+            return await (taken.spawn(program, log) if taken else before(program, log))
+
+        spawning.spawn = spawn
+        try:
+            yield
+        finally:
+            spawning.spawn = before
+
+
+def _loaded(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name.startswith(_LOADED)}

@@ -1,0 +1,219 @@
+"""A whole stack with TLS and certificates of both sides on every connection of services."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import aiohttp
+import grpc
+import orjson
+
+from support.certificates import Pair
+from support.replicas import PATIENT
+from tidegate.stack.envoy import (
+    BootstrapTls,
+    envoy_binary,
+    envoy_command,
+    envoy_environment,
+    render_bootstrap,
+    secrets_of,
+)
+from tidegate.stack.processes.environment import service_environment
+from tidegate.stack.processes.ports import HeldPorts
+from tidegate.stack.processes.supervisor import Supervisor
+from tidegate.stack.processes.waiting import wait_until
+from tidegate.stack.runfolder import RunFolder
+from tidegate.stack.upstream import instant_upstreams
+from tidegate_api.admin.v1 import admin_pb2 as api
+from tidegate_api.admin.v1 import admin_pb2_grpc
+from tidegate_common.children import module_command
+from tidegate_common.tls.roles import TRUST_DOMAIN
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+    from support.identities import Machines, Presented
+
+GENERATE = "/v2/models/toy-llm/generate"
+SERVERS = ("control", "picker", "envoy")
+LOCAL = ("DNS:localhost", "IP:127.0.0.1")
+
+
+class Stack(NamedTuple):
+    """Addresses of a running stack, and clients of it."""
+
+    machines: Machines
+    http: aiohttp.ClientSession
+    listener: str
+    ads: str
+    admin: str
+    control_page: str
+    picker: str
+    picker_page: str
+    envoy_admin: str
+    run: RunFolder
+    viewer: Presented
+
+    async def ask(self) -> int:
+        """Send a request through Envoy; return the status."""
+        body = {"text_input": "hello", "max_tokens": 1}
+        async with self.http.post(f"http://{self.listener}{GENERATE}", json=body) as answer:
+            await answer.read()
+            return answer.status
+
+    async def status(self) -> api.GetStatusResponse:
+        """Return the control server's status."""
+        async with self.viewer.channel(self.admin) as channel:
+            return await admin_pb2_grpc.AdminStub(channel).GetStatus(api.GetStatusRequest())
+
+    async def picker_state(self) -> dict[str, Any]:
+        """Return the picker's debug page."""
+        url = f"https://{self.picker_page}/debug/state"
+        async with self.http.get(url, ssl=self.viewer.context()) as answer:
+            return orjson.loads(await answer.read())
+
+    async def handshakes(self, cluster: str) -> int:
+        """Return how many TLS connections Envoy has made to a cluster."""
+        name = f"cluster.{cluster}.ssl.handshake"
+        url = f"http://{self.envoy_admin}/stats?filter={name}"
+        async with self.http.get(url) as answer:
+            text = await answer.text()
+        return sum(int(line.rpartition(":")[2]) for line in text.splitlines() if name in line)
+
+
+def sign(machines: Machines, name: str) -> Pair:
+    """Make or renew a machine's certificate and key, under names that stay."""
+    folder = machines.folder / name
+    folder.mkdir(exist_ok=True)
+    pair = machines.authority.sign(
+        f"new-{name}", f"URI:{TRUST_DOMAIN}/{name}", f"DNS:{name}.tidegate", *LOCAL
+    )
+    own = Pair(folder / "tls.crt", folder / "tls.key")
+    pair.certificate.replace(own.certificate)
+    pair.key.replace(own.key)
+    return own
+
+
+def flags(machines: Machines, name: str) -> list[str]:
+    """Return the options of a service with its identity."""
+    folder = machines.folder / name
+    ca = str(machines.authority.own.certificate)
+    return [
+        *("--tls-cert", str(folder / "tls.crt"), "--tls-key", str(folder / "tls.key")),
+        *("--tls-ca", ca, "--log-format", "json"),
+    ]
+
+
+@contextlib.asynccontextmanager
+async def secured_stack(
+    machines: Machines,
+    transport: str,
+    *,
+    max_age_s: int = 3600,
+    upstreams: Sequence[str] = (),
+    pool: Mapping[str, Any] | None = None,
+    log_level: str = "info",
+) -> AsyncIterator[Stack]:
+    """Run control server, picker and Envoy, each with a certificate of its own.
+
+    Args:
+        machines: Their authority.
+        transport: That of the picker.
+        max_age_s: Seconds that a connection lives.
+        upstreams: Addresses of replicas; default: two that answer at once.
+        pool: Further fields of the pool ``llm``.
+        log_level: Lowest level that control server and picker log.
+    """
+    for name in SERVERS:
+        sign(machines, name)
+    ca = machines.authority.own.certificate
+    async with contextlib.AsyncExitStack() as exit_:
+        replicas = upstreams or await exit_.enter_async_context(instant_upstreams(2))
+        run, ports = exit_.enter_context(RunFolder.create()), exit_.enter_context(HeldPorts())
+        listener, ads, admin, page, picker, picker_page, envoy_admin = (
+            ports.address() for _ in range(7)
+        )
+        http = await exit_.enter_async_context(aiohttp.ClientSession())
+        stack = Stack(
+            machines,
+            http,
+            listener,
+            ads,
+            admin,
+            page,
+            picker,
+            picker_page,
+            envoy_admin,
+            run,
+            machines.client("viewer"),
+        )
+        supervisor = Supervisor(run.logs)
+        exit_.push_async_callback(supervisor.stop)
+        envoy = machines.folder / "envoy"
+        tls = {"certificate": str(envoy / "tls.crt"), "key": str(envoy / "tls.key"), "ca": str(ca)}
+        fleet = {
+            "listener": {"address": listener},
+            "pickers": {
+                "addresses": [picker],
+                "timeout": PATIENT,
+                "tls": {**tls, "server_name": "picker.tidegate"},
+            },
+            "pools": [
+                {
+                    "name": "llm",
+                    "default": True,
+                    "match": {"models": ["toy-llm"]},
+                    "endpoints": [{"id": f"u{n}", "http": at} for n, at in enumerate(replicas)],
+                    "health": {"interval": "1s", "timeout": PATIENT},
+                    **(pool or {}),
+                }
+            ],
+        }
+        file = run.write("fleet.yaml", orjson.dumps(fleet).decode())
+        age = ("--tls-max-age", str(max_age_s), "--log-level", log_level)
+        await supervisor.start(
+            "control",
+            (
+                *module_command("xds_server", "--fleet", str(file), "--ads", ads),
+                *("--admin", admin, "--metrics", page, *flags(machines, "control"), *age),
+                *("--state", str(run.path / "state")),
+            ),
+            service_environment(),
+        )
+        await supervisor.start(
+            "picker",
+            (
+                *module_command("ext_proc", "--listen", picker, "--xds", ads),
+                *("--id", "p1", "--metrics", picker_page, "--transport", transport),
+                *("--tls-server-name", "control.tidegate", *flags(machines, "picker"), *age),
+            ),
+            service_environment(),
+        )
+        bootstrap = BootstrapTls(
+            envoy / "tls.crt", envoy / "tls.key", ca, run.path, "control.tidegate"
+        )
+        for name, text in secrets_of(bootstrap).items():
+            run.write(name, text)
+        text = render_bootstrap("e1", "test", ads, envoy_admin, "delta", tls=bootstrap)
+        config = run.write("envoy.yaml", text)
+        await supervisor.start(
+            "envoy", envoy_command(envoy_binary(), config, 1), envoy_environment()
+        )
+
+        async def serving() -> str | None:
+            try:
+                status = await stack.status()
+                found = {each.kind for each in status.clients}
+                states = {view.state for each in status.clients for view in each.types}
+                if found != {"envoy", "picker"} or states != {"SYNCED"}:
+                    return f"{found} {states} {[each.reason for each in status.refused]}"
+                answered = await stack.ask()
+                state = await stack.picker_state()
+            except (grpc.aio.AioRpcError, aiohttp.ClientError) as error:
+                return str(error)
+            picked = state["feedback"]["entries"].get("good", 0)
+            return None if answered == 200 and picked else f"{answered} {state['feedback']}"
+
+        await wait_until(serving, "the stack", timeout_s=60, supervisors=(supervisor,))
+        yield stack

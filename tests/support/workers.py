@@ -1,0 +1,22 @@
+"""Processes of a picker with several workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tidegate.stack.local import PICKER
+
+if TYPE_CHECKING:
+    from tidegate.stack.local import LocalStack
+
+
+def worker_pids(stack: LocalStack) -> dict[int, int]:
+    """Return the process ids of the workers by their number."""
+    parent = stack.pid(PICKER)
+    found = {}
+    for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if b"ext_proc.workers" in words:
+            found[int(words[words.index(b"ext_proc.workers") + 2])] = int(pid)
+    return found

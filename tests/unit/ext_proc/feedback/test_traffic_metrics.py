@@ -1,0 +1,74 @@
+"""Metrics of the requests that ended."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from ext_proc.feedback.places import Places
+from ext_proc.feedback.traffic_metrics import MAX_SPREADS, TrafficMetrics
+from ext_proc.observability.counts import MAX_SERIES
+from ext_proc.observability.traffic import TrafficCounts, VariantCounts
+from support.streams import llm, router
+
+AT_R1 = "10.0.0.1:8080"
+STABLE = {"pool": "llm", "variant": "stable"}
+
+
+def test_requests_are_counted_by_outcome() -> None:
+    """Refusals before a variant was drawn are another metric's."""
+    counts = TrafficCounts(Places(router(llm())).find)
+    registry = CollectorRegistry()
+    TrafficMetrics(registry, counts)
+    for outcome in ("good", "good", "error", "client"):
+        counts.ended("llm/stable/http", AT_R1, outcome, 0.1, 2.0)
+    counts.refused("llm", "saturated")
+    samples = {
+        (each.labels["variant"], each.labels["outcome"]): each.value
+        for family in registry.collect()
+        for each in family.samples
+        if each.name == "tidegate_picker_requests_total"
+    }
+    assert samples == {("stable", "good"): 2, ("stable", "error"): 1, ("stable", "client"): 1}
+
+
+def test_times_are_counted_below_their_bounds() -> None:
+    """The counts are exact; the sum is about that of the times."""
+    counts = TrafficCounts(Places(router(llm())).find)
+    registry = CollectorRegistry()
+    TrafficMetrics(registry, counts)
+    for seconds in (0.0001, 0.04, 0.3, 1000.0):
+        counts.ended("llm/stable/http", AT_R1, "good", None, seconds)
+    sample = registry.get_sample_value
+    name = "tidegate_picker_request_seconds"
+    below = {le: sample(f"{name}_bucket", {**STABLE, "le": le}) for le in _bounds(registry, name)}
+    assert sample(f"{name}_count", STABLE) == below["+Inf"] == 4
+    for le, count in below.items():
+        assert count == sum(each <= float(le) for each in (0.0001, 0.04, 0.3, 1000.0))
+    assert sample(f"{name}_sum", STABLE) == pytest.approx(1000.3, rel=0.06)
+    assert sample("tidegate_picker_request_first_byte_seconds_count", STABLE) == 0
+
+
+def _bounds(registry: CollectorRegistry, name: str) -> set[str]:
+    return {
+        each.labels["le"]
+        for family in registry.collect()
+        for each in family.samples
+        if each.name == f"{name}_bucket"
+    }
+
+
+def test_samples_are_bounded() -> None:
+    """However many variants there are."""
+    counts = TrafficCounts()
+    for number in range(2000):
+        made = VariantCounts()
+        made.requests, made.failed = 2, {"error": 1}
+        counts.variants["llm", f"v{number}"] = made
+    registry = CollectorRegistry()
+    TrafficMetrics(registry, counts)
+    requests, first, lasted = registry.collect()
+    assert MAX_SERIES - 3 < len(requests.samples) <= MAX_SERIES
+    for each in (first, lasted):
+        assert len({sample.labels["variant"] for sample in each.samples}) == MAX_SPREADS
+        assert len(each.samples) <= MAX_SERIES

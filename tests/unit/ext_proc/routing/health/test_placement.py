@@ -1,0 +1,343 @@
+"""Which replica has which model, and what decisions make of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ext_proc.routing.health import placement as module
+from ext_proc.routing.health.placement import OWN_S, STALE_S, Placement
+from ext_proc.routing.router import Router
+from ext_proc.routing.values.listing import MAX_ROWS, Listing, PlacementState, Row
+from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
+from ext_proc.routing.values.request import Features, Form, Request
+from ext_proc.routing.values.ticket import Outcome
+
+READY, LOADING, UNAVAILABLE = PlacementState
+KEYS = [EndpointKey(f"r{number}", 1) for number in range(3)]
+R0, R1, R2 = KEYS
+
+
+def pool(count=3, **changes):
+    """Return a pool of replicas that speak HTTP."""
+    endpoints = [
+        Endpoint(key, "stable", http=f"10.0.0.{number}:8000", grpc=None)
+        for number, key in enumerate(KEYS[:count])
+    ]
+    return replace(
+        Pool(
+            name="many",
+            variants=(Variant("stable", 100),),
+            endpoints=tuple(endpoints),
+            policy="least-in-flight",
+        ),
+        **changes,
+    )
+
+
+def listing(at, *names, whole=True, **states):
+    """Return a listing of models: names that are READY, and others with their states."""
+    rows = [Row(name, "1", READY) for name in names]
+    rows += [Row(name, "1", state, "why") for name, state in states.items()]
+    return Listing(at, tuple(rows), whole)
+
+
+def table(**pools):
+    """Return a table for these pools."""
+    made = Placement()
+    made.set_pools(pools or {"many": pool()})
+    return made
+
+
+class Half:
+    """A source of randomness that always gives one half."""
+
+    def random(self):
+        """Return one half."""
+        return 0.5
+
+
+@pytest.fixture
+def router():
+    """Return a router with one pool."""
+    made = Router(Half())
+    made.set_pools({"many": pool()}, 0.0)
+    return made
+
+
+def decide(router, model="a", now=1.0, version=None, form=Form.HTTP_INFER):
+    """Decide one request."""
+    features = Features(form, model=model, version=version)
+    return router.decide(Request("many", None, "http", features), now, now)
+
+
+def hosts(decision):
+    """Return the last parts of the addresses."""
+    return {address[len("10.0.0.") :].removesuffix(":8000") for address in decision.addresses}
+
+
+def test_what_is_not_known_bars_nothing(router):
+    """Neither no listing at all, nor a replica without one."""
+    assert hosts(decide(router)) == {"0", "1", "2"}
+    router.placement.take(R0, listing(0.0, "a"))
+    decision = decide(router)
+    assert hosts(decision) == {"0", "1", "2"}
+
+
+def test_a_replica_without_the_model_gets_none_of_its_requests(router):
+    """It is neither pick nor fallback, and gets those of the models that it has."""
+    router.placement.take(R0, listing(0.0, "b", a=LOADING))
+    router.placement.take(R1, listing(0.0, "a", "b"))
+    router.placement.take(R2, listing(0.0, "a"))
+    for _ in range(6):
+        assert hosts(decide(router, "a")) == {"1", "2"}
+        assert hosts(decide(router, "b")) == {"0", "1"}
+        assert hosts(decide(router, "b", form=Form.OTHER)) == {"0", "1"}
+
+
+def test_a_name_that_nobody_has_is_sent_anywhere_and_not_repeated(router):
+    """The replica's own 404 is the answer."""
+    for key in KEYS:
+        router.placement.take(key, listing(0.0, "b", a=UNAVAILABLE))
+    decision = decide(router, "a")
+    assert hosts(decision) == {"0", "1", "2"}
+    assert not decision.repeat_missing
+
+
+def test_a_version_is_known_by_itself(router):
+    """Any version does where a request names none."""
+    router.placement.take(R0, Listing(0.0, (Row("a", "1", READY),)))
+    router.placement.take(R1, Listing(0.0, (Row("a", "1", UNAVAILABLE), Row("a", "2", READY))))
+    router.placement.take(R2, Listing(0.0, (Row("a", "1", UNAVAILABLE),)))
+    assert hosts(decide(router, "a")) == {"0", "1"}
+    view = router.placement.holders("many", "a", "2")
+    assert view.ready == {R1}
+    assert view.barred == {R0, R2}
+
+
+def test_a_404_is_repeated_only_where_the_next_has_the_model(router):
+    """At that moment, by the table; what is unknown is not enough."""
+    router.placement.take(R0, listing(0.0, "a"))
+    router.placement.take(R1, listing(0.0, "b"))
+    router.placement.take(R2, listing(0.0, "b"))
+    assert not decide(router, "a").repeat_missing
+    router.placement.take(R1, listing(1.0, "a"))
+    assert decide(router, "a").repeat_missing
+    assert decide(router, "a", form=Form.OTHER).repeat_missing
+    router.placement.forget(R0)
+    router.placement.forget(R1)
+    assert not decide(router, "a").repeat_missing
+
+
+@pytest.mark.parametrize("having", [1, 8, 40])
+def test_large_pools_filter_their_sample(having):
+    """Also where no replica of the sample has the model."""
+    keys = [EndpointKey(f"r{number}", 1) for number in range(64)]
+    endpoints = tuple(
+        Endpoint(key, "stable", http=f"10.0.0.{number}:8000", grpc=None)
+        for number, key in enumerate(keys)
+    )
+    router = Router(Random(1))
+    router.set_pools({"many": pool(endpoints=endpoints)}, 0.0)
+    for number, key in enumerate(keys):
+        router.placement.take(key, listing(0.0, "b", *(["a"] if number < having else [])))
+    allowed = {str(number) for number in range(having)}
+    for _ in range(40):
+        decision = decide(router)
+        assert hosts(decision) <= allowed
+        assert decision.repeat_missing == (len(decision.addresses) > 1)
+
+
+def test_a_lease_stays_where_its_state_is(router):
+    """A sequence cannot move, whatever the table says."""
+    features = Features(Form.HTTP_INFER, model="a", sequence_id=1, sequence_start=True)
+    first = router.decide(Request("many", None, "http", features), 0.0, 0.0)
+    for key in KEYS:
+        has = key != first.ticket.endpoint
+        router.placement.take(key, listing(0.0, "a") if has else listing(0.0))
+    features = Features(Form.HTTP_INFER, model="a", sequence_id=1)
+    more = router.decide(Request("many", None, "http", features), 1.0, 1.0)
+    assert more.addresses[:1] == first.addresses[:1]
+    assert not more.repeat_missing
+
+
+def test_what_is_old_is_forgotten():
+    """So is what a replica told before it restarted, which is then asked."""
+    made, asked = table(), []
+    made.on_look = asked.append
+    made.take(R0, listing(0.0, "a"))
+    made.sweep(STALE_S)
+    assert made.state(R0, "a") is READY
+    made.sweep(STALE_S + 1)
+    assert made.state(R0, "a") is None
+    assert made.holders("many", "a", None) is None
+    made.take(R0, listing(100.0, "a"))
+    made.restarted(R0)
+    assert (made.state(R0, "a"), asked) == (None, [R0])
+
+
+def test_an_earlier_listing_changes_nothing():
+    """Answers may be told out of order."""
+    made = table()
+    assert made.take(R0, listing(2.0, "a"))
+    assert not made.take(R0, listing(1.0))
+    assert not made.take(R0, listing(3.0, "a"))
+    assert made.state(R0, "a") is READY
+    assert made.listing(R0).at == 3.0
+
+
+def test_states_keep_their_age():
+    """A row's age begins when it was first seen like this; reasons are shown."""
+    made = table()
+    made.take(R0, listing(1.0, "a", b=UNAVAILABLE))
+    made.take(R0, listing(4.0, "a", b=LOADING))
+    rows = {each.row.model: (each.row.state, each.since, each.at) for each in made.table()}
+    assert rows == {"a": (READY, 1.0, 4.0), "b": (LOADING, 4.0, 4.0)}
+    shown = made.of(R0, 5.0)
+    assert shown["age_s"] == 1.0
+    assert shown["models"]["b"] == {"1": {"state": "LOADING", "for_s": 1.0, "reason": "why"}}
+    assert made.of(R1, 5.0) is None
+
+
+def test_pools_without_placement_have_none():
+    """`health.repository: false` switches it off; replicas that are gone are dropped."""
+    made = table()
+    made.take(R0, listing(0.0, "a"))
+    made.take(R2, listing(0.0, "a"))
+    made.set_pools({"many": pool(1), "other": replace(pool(), name="other", repository=False)})
+    assert made.holders("other", "a", None) is None
+    assert made.holders("many", "a", None).ready == {R0}
+    assert not made.take(R2, listing(1.0, "a"))
+
+
+def test_bounds_hold(monkeypatch):
+    """What a cut listing does not name is unknown; models and misses are kept up to a bound."""
+    made = table()
+    made.take(R0, listing(0.0, *[f"m{number}" for number in range(MAX_ROWS + 5)]))
+    assert len(made.listing(R0).rows) == MAX_ROWS
+    assert made.state(R0, f"m{MAX_ROWS + 1}") is None
+    monkeypatch.setattr(module, "MAX_VIEWS", 4)
+    for number in range(100):
+        made.holders("many", f"x{number}", None)
+        assert len(made._views["many"]) <= 4
+    for number in range(40_000):
+        made.note(number, "a", 0.0)
+    assert len(made._younger) + len(made._older) <= module.MAX_TICKETS
+    monkeypatch.setattr(module, "MAX_MISSES", 1)
+    made.take(R1, listing(0.0, "a", "b"))
+    made.note(1, "a", 1.0)
+    made.note(2, "b", 1.0)
+    assert [made.missed(number, R1, 2.0) for number in (1, 2)] == [True, False]
+
+
+# --- Misses -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def missing(router):
+    """Return a router whose table says that all have the model, and the replicas to be asked."""
+    for key in KEYS:
+        router.placement.take(key, listing(0.0, "a"))
+    asked = []
+    router.placement.on_look = asked.append
+    return router, asked
+
+
+def test_a_changed_placement_calls_for_one_look(missing):
+    """Many 404s of one replica are one miss; the look's result ends it."""
+    router, asked = missing
+    tickets = [decide(router).ticket for _ in range(9)]
+    for ticket in tickets:
+        router.placement.missed(ticket.id, R0, 2.0)
+    assert asked == [R0]
+    router.placement.take(R0, listing(3.0))
+    for ticket in tickets:
+        assert not router.placement.missed(ticket.id, R0, 4.0)
+    assert hosts(decide(router, now=5.0)) == {"1", "2"}
+
+
+def test_a_404_that_the_table_expected_calls_for_no_look(missing):
+    """Unknown names, requests without a model, and 404s of replicas that loaded it since."""
+    router, asked = missing
+    other = decide(router, "z").ticket
+    assert not router.placement.missed(other.id, R0, 2.0)
+    assert not router.placement.missed(10**9, R0, 2.0)
+    ticket = decide(router).ticket
+    router.placement.take(R0, listing(2.0))
+    router.placement.take(R0, listing(3.0, "a"))
+    assert not router.placement.missed(ticket.id, R0, 4.0)
+    assert asked == []
+
+
+def test_a_model_that_answers_404_itself_is_not_repeated(missing):
+    """The look finds it READY as before: for a while its 404s are answers like others."""
+    router, asked = missing
+    assert decide(router).repeat_missing
+    router.placement.missed(decide(router).ticket.id, R0, 2.0)
+    router.placement.take(R0, listing(3.0, "a"))
+    assert not decide(router, now=4.0).repeat_missing
+    assert not router.placement.missed(decide(router, now=4.0).ticket.id, R1, 5.0)
+    assert asked == [R0]
+    router.placement.sweep(2.0 + OWN_S + 1)
+    assert decide(router, now=14.0).repeat_missing
+
+
+names = st.sampled_from(["a", "b", "c"])
+states = st.dictionaries(names, st.sampled_from(PlacementState), max_size=3)
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("take"), st.sampled_from(KEYS), states, st.booleans()),
+        st.tuples(st.just("forget"), st.sampled_from(KEYS)),
+        st.tuples(st.just("sweep"), st.sampled_from([1.0, 5.0, STALE_S])),
+        st.tuples(st.just("miss"), st.sampled_from(KEYS), names),
+    ),
+    max_size=30,
+)
+
+
+@given(steps)
+def test_decisions_follow_the_latest_listings(drawn):
+    """A model's requests go where it is READY or unknown, if it is READY anywhere; else anywhere.
+
+    There are never more looks than misses, nor repeats where no fallback has the model READY.
+    """
+    router = Router(Half())
+    router.set_pools({"many": pool()}, 0.0)
+    told, asked, misses, now = {}, [], 0, 0.0
+    router.placement.on_look = asked.append
+    for step in drawn:
+        now += 0.5
+        if step[0] == "take":
+            _, key, found, whole = step
+            router.placement.take(key, listing(now, whole=whole, **found))
+            told[key] = now, found, whole
+        elif step[0] == "forget":
+            router.placement.forget(step[1])
+            told.pop(step[1], None)
+        elif step[0] == "sweep":
+            now += step[1]
+            router.placement.sweep(now)
+            told = {key: each for key, each in told.items() if now - each[0] <= STALE_S}
+        else:
+            decision = decide(router, step[2], now)
+            misses += 1
+            router.placement.missed(decision.ticket.id, step[1], now)
+            router.settle(decision.ticket, Outcome.DONE, now)
+        for model in "abc":
+            state = {
+                key: found.get(model, UNAVAILABLE if whole else None)
+                for key, (_, found, whole) in told.items()
+            }
+            decision = decide(router, model, now)
+            router.settle(decision.ticket, Outcome.DONE, now)
+            ready = {key for key, each in state.items() if each is READY}
+            open_ = {key for key in KEYS if key in ready or state.get(key) is None}
+            allowed = open_ if ready else set(KEYS)
+            assert hosts(decision) == {key.id[1:] for key in allowed}
+            if decision.repeat_missing:
+                assert f"r{decision.addresses[1][len('10.0.0.')]}" in {key.id for key in ready}
+    assert len(asked) <= misses

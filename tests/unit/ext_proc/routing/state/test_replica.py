@@ -1,0 +1,36 @@
+"""What a replica's state remembers of the prompts that it was sent."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ext_proc.routing.state.ledger import Load
+from ext_proc.routing.state.replica import LAG_TOKENS, Replica
+from ext_proc.routing.values.pool import EndpointKey
+
+
+def _replicas(count: int) -> list[Replica]:
+    return [Replica(EndpointKey(f"r{number}", 1), Load()) for number in range(count)]
+
+
+def test_a_new_replica_does_not_make_up_for_all_that_others_were_sent() -> None:
+    """Else it would get each new prompt of an idle fleet for as long as the others have run."""
+    old, new = _replicas(2)
+    most = old.prompted(50 * LAG_TOKENS, 1.0, 0.0)
+    assert new.prompted(100.0, 2.0, most) == most
+    assert most - new.prefilled == LAG_TOKENS - 100.0
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.floats(1.0, 1e6)), max_size=50))
+def test_a_replica_that_was_just_sent_a_prompt_is_no_further_behind(
+    sent: list[tuple[int, float]],
+) -> None:
+    """The lag is bounded whatever the others were sent, and nothing that was sent is forgotten."""
+    replicas, most = _replicas(3), 0.0
+    for number, tokens in sent:
+        before = replicas[number].prefilled
+        most = replicas[number].prompted(tokens, 0.0, most)
+        assert replicas[number].prefilled >= before + tokens
+        assert most - LAG_TOKENS < replicas[number].prefilled <= most
+    assert most == max(each.prefilled for each in replicas)

@@ -1,0 +1,112 @@
+"""Prompts that come before the prefix that they share is computed, in the router."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ext_proc.routing.values.ticket import Outcome, Ticket
+from support.routing import decide
+
+if TYPE_CHECKING:
+    from ext_proc.routing.router import Router
+
+    from .conftest import Build
+
+TOKENS = 64
+"""Tokens of a block, by the default ``block_chars``."""
+
+
+def sent(router: Router, build: Build, blocks: range, now: float, **changes: object) -> Ticket:
+    """Decide a streamed prompt of whole blocks; return its ticket."""
+    prompt = b"x" * (256 * len(blocks))
+    features = {"streaming": True, "prompt": prompt, **changes}
+    ticket = decide(router, build.request(tuple(blocks), **features), now).ticket
+    assert ticket is not None
+    return ticket
+
+
+def began(router: Router, ticket: Ticket, seconds: float) -> None:
+    """Report the first byte of an answer, as the proxy's log does."""
+    router.confirmed(ticket.id, ticket.endpoint)
+    router.learner.began(ticket.id, ticket.endpoint, seconds)
+
+
+def taught(build: Build) -> Router:
+    """Return a router of one replica that has learned 1,000 tokens per second from first bytes."""
+    router = build.router(build.pool(1))
+    for number in range(300):
+        now, blocks = 10.0 * number, range(1_000 * number + 1, 1_000 * number + 20 + number % 40)
+        ticket = sent(router, build, blocks, now)
+        began(router, ticket, (ticket.work - ticket.coming) / 1_000.0)
+        router.settle(ticket, Outcome.DONE, now + 5.0)
+    return router
+
+
+def test_a_step_before_the_first_token_of_the_step_before_has_a_prefix_that_is_coming(
+    build: Build,
+) -> None:
+    """After that token the prefix is cached."""
+    router = build.router(build.pool(1))
+    first = sent(router, build, range(1, 11), 0.0)
+    early = sent(router, build, range(1, 13), 0.1)
+    assert (first.coming, early.work, early.coming) == (0.0, 2.0 * TOKENS, 10.0 * TOKENS)
+    began(router, first, 0.2)
+    began(router, early, 0.3)
+    later = sent(router, build, range(1, 14), 1.0)
+    assert (later.work, later.coming) == (1.0 * TOKENS, 0.0)
+
+
+def test_no_speed_is_learned_from_a_prompt_of_unknown_work(build: Build) -> None:
+    """Neither from its first byte nor from its end, which say the same of all its blocks."""
+    router = taught(build)
+    before = router.learner.describe("llm", 0.0)["pace"]
+    now = 4_000.0
+    first = sent(router, build, range(10_000_001, 10_000_101), now)
+    early = sent(router, build, range(10_000_001, 10_000_102), now)
+    began(router, early, 12.8)
+    router.settle(early, Outcome.DONE, now + 14.0)
+    assert router.learner.describe("llm", 0.0)["pace"] == before
+    assert first.coming == 0.0
+
+
+def test_a_prefix_that_was_computed_twice_makes_no_replica_slow(build: Build) -> None:
+    """Its replica is not avoided by the next prompts."""
+    router = taught(build)
+    now = 4_000.0
+    first = sent(router, build, range(10_000_001, 10_000_101), now)
+    early = sent(router, build, range(10_000_001, 10_000_102), now)
+    began(router, first, 6.4)
+    began(router, early, 12.9)
+    (replica,) = router.registry.members.values()
+    assert replica.first_bytes.lateness(now + 13.0, now) == 1.0
+
+
+def test_a_replica_that_is_slow_beyond_a_second_prefill_is_found(build: Build) -> None:
+    """One prompt is enough: it took three times as long as both prefills together."""
+    router = taught(build)
+    now = 4_000.0
+    first = sent(router, build, range(10_000_001, 10_000_101), now)
+    early = sent(router, build, range(10_000_001, 10_000_102), now)
+    began(router, first, 6.4)
+    began(router, early, 6.4 + 3.0 * 6.5)
+    (replica,) = router.registry.members.values()
+    assert replica.first_bytes.lateness(now + 26.0, now) > 2.0
+
+
+def test_an_answer_that_was_not_streamed_is_computed_at_its_end(build: Build) -> None:
+    """Without first bytes the end of the request confirms its blocks."""
+    router = build.router(build.pool(1))
+    first = sent(router, build, range(1, 11), 0.0, streaming=False)
+    assert sent(router, build, range(1, 11), 0.1, streaming=False).coming > 0.0
+    router.settle(first, Outcome.DONE, 1.0)
+    router.confirmed(first.id, first.endpoint)
+    assert sent(router, build, range(1, 11), 1.1, streaming=False).coming == 0.0
+
+
+def test_a_request_that_was_refused_confirms_nothing(build: Build) -> None:
+    """What a later prompt shares with it is still to be computed."""
+    router = build.router(build.pool(1))
+    first = sent(router, build, range(1, 11), 0.0)
+    sent(router, build, range(1, 12), 0.1)
+    router.rejected(first.id)
+    assert sent(router, build, range(1, 12), 0.2).coming == 11.0 * TOKENS

@@ -1,0 +1,320 @@
+"""The status of the whole, from reports of real pickers' form to the answers of the admin API."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator
+from contextlib import closing
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from support.fleets import fleet
+from tidegate_api.admin.v1 import admin_pb2
+from tidegate_api.fleet.v1 import report_pb2 as pb
+from xds_server.admin.status import StatusBoard, known_names
+from xds_server.control.fleet_control import Control
+from xds_server.control.operation import ChangeOptions
+from xds_server.fleet.store import RevisionStore
+from xds_server.server.reports import PickerReports
+from xds_server.traffic.book import TrafficBook
+
+OPTIONS = ChangeOptions("ann", "why")
+
+
+class FakePublisher:
+    """A publisher whose publications end at once, and two connected clients."""
+
+    settled = True
+    outcome = SimpleNamespace(
+        state="done", stage="", clients=2, acked=2, problems=(), channels=(), elapsed_s=0.1
+    )
+
+    def __init__(self) -> None:
+        self.loads = {"r1": 4}
+        self.seen: list[Any] = [
+            SimpleNamespace(node=name, kind=kind, quarantine="", types=())
+            for name, kind in (("e1", "envoy"), ("p1", "picker"))
+        ]
+
+    def publish(self, plan: Any, **_: Any) -> FakePublisher:
+        """Accept the stages."""
+        assert list(plan())
+        return self
+
+    def in_force(self, _: str) -> None:
+        """Return nothing: every publication ends at once."""
+
+    async def wait(self, _: float) -> SimpleNamespace:
+        """Return the outcome."""
+        return self.outcome
+
+    def clients(self) -> list[Any]:
+        """Return the clients."""
+        return self.seen
+
+    def in_flight(self) -> dict[str, int]:
+        """Return the loads."""
+        return self.loads
+
+
+class Whole:
+    """A control server's parts, with a clock that tests advance."""
+
+    def __init__(self, store: RevisionStore) -> None:
+        self.now = 1000.0
+        self.ads = FakePublisher()
+        self.control = Control(
+            store, self.ads, lambda: 5, lambda: 1.0, lambda _: self.traffic.fleet_changed()
+        )
+        self.traffic = TrafficBook(lambda: known_names(self.control), self.clock)
+        self.reports = PickerReports(lambda: None, clock=self.clock)
+        self.reports.traffic = self.traffic
+        self.board = StatusBoard(
+            self.control,
+            self.ads,
+            self.traffic,
+            self.reports.replicas,
+            self.reports.placements,
+        )
+        self.numbers = iter(range(1, 10_000))
+
+    def clock(self) -> float:
+        """Return monotonic seconds."""
+        return self.now
+
+    def take(self, report: pb.PickerReport) -> str:
+        """Receive a report on a stream of its own, which stays open."""
+        return self.reports._take(report.picker_id, next(self.numbers), report)
+
+    def status(self) -> admin_pb2.GetStatusResponse:
+        """Return the status."""
+        answer = admin_pb2.GetStatusResponse()
+        self.board.fill(answer)
+        return answer
+
+    def replicas(self) -> dict[str, admin_pb2.ReplicaStatus]:
+        """Return the replicas by id."""
+        return {each.endpoint: each for each in self.board.replicas("")}
+
+    def requests(self) -> int:
+        """Return the requests of the last minute in all variants."""
+        return sum(each.requests for pool in self.status().pools for each in pool.variants)
+
+
+@pytest.fixture
+async def whole() -> AsyncIterator[Whole]:
+    """Return the parts, with the usual fleet in force."""
+    with closing(RevisionStore(None)) as store:
+        made = Whole(store)
+        await made.control.start(fleet().model_dump_json(), "fleet.yaml")
+        yield made
+        await made.control.stop()
+
+
+@dataclasses.dataclass
+class Worker:
+    """A picker's worker that counts and reports as the real one does."""
+
+    whole: Whole
+    name: str
+    group: str = ""
+    life: int = 0
+    requests: int = 0
+    failed: int = 0
+
+    def start(self) -> Worker:
+        """Begin a new life."""
+        self.life, self.requests, self.failed = next(self.whole.numbers), 0, 0
+        return self
+
+    def report(self, more: int = 0, failed: int = 0, *conditions: pb.Condition) -> pb.PickerReport:
+        """Count further requests and report."""
+        self.requests += more
+        self.failed += failed
+        every = pb.Histogram(buckets=[40], counts=[self.requests])
+        made = pb.PickerReport(
+            picker_id=self.name,
+            group=self.group,
+            traffic=pb.Traffic(
+                life=self.life,
+                age_seconds=1.0,
+                variants=[
+                    pb.VariantTraffic(
+                        pool="llm",
+                        variant="stable",
+                        requests=self.requests,
+                        failed={"error": self.failed} if self.failed else {},
+                        duration=every,
+                        first_byte=every,
+                        prompt_tokens=self.requests * 100,
+                        cached_tokens=self.requests * 25,
+                    )
+                ],
+                endpoints=[
+                    pb.EndpointTraffic(
+                        pool="llm", id="r1", requests=self.requests, failed=self.failed
+                    )
+                ],
+            ),
+            replicas=pb.ReplicaStates(
+                replicas=[
+                    pb.ReplicaState(
+                        pool="llm", id="r1", conditions=conditions, reading_age_ms=1500
+                    ),
+                    pb.ReplicaState(pool="llm", id="r2"),
+                ]
+            ),
+        )
+        assert not self.whole.take(made)
+        return made
+
+
+FROZEN = (
+    pb.Condition(name="ejected", cause="no sign of life", left_seconds=12.0),
+    pb.Condition(name="frozen"),
+)
+
+
+async def test_without_reports_the_fleet_is_shown(whole: Whole) -> None:
+    """Older pickers report neither states nor traffic: what is not known counts as usable."""
+    assert not whole.take(pb.PickerReport(picker_id="old", endpoints=[pb.EndpointLoad(id="r1")]))
+    status = whole.status()
+    assert (status.verdict, list(status.reasons)) == ("OK", [])
+    (row,) = (each for each in whole.replicas().values() if each.endpoint == "r1")
+    assert (row.state, row.usable, row.pickers, row.in_flight) == ("in use", True, 0, 4)
+    assert not row.HasField("age_seconds")
+    assert not status.pools[0].variants[0].HasField("duration_p50")
+
+
+async def test_two_pickers_of_two_workers_with_restarts_count_each_request_once(
+    whole: Whole,
+) -> None:
+    """Each worker and the reports of each picker restart in the middle, beside an older picker."""
+    crew = [
+        Worker(whole, f"{picker}.w{number}", picker).start()
+        for picker in ("p1", "p2")
+        for number in range(2)
+    ]
+    for step in range(8):
+        for number, worker in enumerate(crew):
+            if step == number + 2:  # its process restarts
+                worker.start()
+            made = worker.report(more=5, failed=1 if number == 0 else 0)
+            whole.take(made)  # its stream broke, and all is sent again
+            whole.now += 0.1
+        whole.take(pb.PickerReport(picker_id="old"))
+        whole.now += 5.0
+    assert whole.requests() == 8 * 4 * 5
+    (stable,) = (each for each in whole.status().pools[0].variants if each.variant == "stable")
+    assert dict(stable.failed) == {"error": 8}
+    assert stable.errors == 8
+    assert stable.cached_tokens * 4 == stable.prompt_tokens
+    assert stable.HasField("first_byte_p99")
+    assert whole.replicas()["r1"].requests == 160
+    assert {each.pickers for each in whole.replicas().values() if each.endpoint == "r1"} == {2}
+    assert sum(each.requests for each in whole.board.minutes("llm")) == 160
+    assert not list(whole.board.minutes("other"))
+
+
+async def test_a_restarted_control_server_does_not_count_the_past(whole: Whole) -> None:
+    """What a picker counted for hours is no traffic of this minute."""
+    worker = Worker(whole, "p1").start()
+    made = worker.report(more=0)
+    made.traffic.life, made.traffic.age_seconds = 99, 3600.0
+    made.traffic.variants[0].requests = 10_000
+    whole.take(made)
+    assert whole.requests() == 0
+
+
+async def test_a_frozen_replica_is_named(whole: Whole) -> None:
+    """In the first line of the status, in its pool's count and in its own row."""
+    Worker(whole, "p1").start().report(10, 0, *FROZEN)
+    status = whole.status()
+    assert (status.verdict, whole.board.level()) == ("DEGRADED", 1)
+    assert status.why == "replica r1 of pool llm is frozen 12 s more"
+    (stable,) = (each for each in status.pools[0].variants if each.variant == "stable")
+    assert stable.replicas - stable.usable == 1
+    row = whole.replicas()["r1"]
+    assert (row.state, row.usable, row.age_seconds) == ("frozen 12 s more", False, 1.5)
+    assert [each.name for each in row.conditions] == ["ejected", "frozen"]
+    whole.now += 20.0
+    assert whole.status().verdict == "OK"  # the picker has fallen silent: its word has aged out
+
+
+async def test_errors_alone_degrade(whole: Whole) -> None:
+    """Before any replica is ejected."""
+    Worker(whole, "p1").start().report(100, 6)
+    assert "6 of 100 requests failed" in whole.status().why
+
+
+async def test_refusals_are_shown_by_pool(whole: Whole) -> None:
+    """Callers' mistakes are no reason for a verdict, a want of replicas is."""
+    for number, (reason, word) in enumerate((("unknown-model", "OK"), ("saturated", "DEGRADED"))):
+        refused = pb.VariantTraffic(pool="llm", requests=6, failed={reason: 6})
+        traffic = pb.Traffic(life=number + 1, variants=[refused])
+        whole.take(pb.PickerReport(picker_id=f"p{number}", traffic=traffic))
+        assert whole.status().verdict == word
+    assert whole.status().pools[0].refused == {"unknown-model": 6, "saturated": 6}
+
+
+async def test_a_drain_says_how_many_are_left(whole: Whole) -> None:
+    """And is no reason for a verdict: an operator wanted it. It differs from the file."""
+    await whole.control.set_draining("r1", True, OPTIONS)
+    Worker(whole, "p1").start().report(0, 0, *FROZEN)
+    status = whole.status()
+    assert status.verdict == "OK"
+    assert whole.replicas()["r1"].state == "draining, 4 left"
+    assert any("r1" in line for line in status.drift)
+
+
+async def test_loads_are_unknown_without_a_picker(whole: Whole) -> None:
+    """Unset, not 0."""
+    del whole.ads.seen[1]
+    assert not whole.replicas()["r1"].HasField("in_flight")
+    assert "no picker" in whole.status().why
+
+
+async def test_only_one_pool(whole: Whole) -> None:
+    """A large fleet is asked for pool by pool."""
+    assert {each.pool for each in whole.board.replicas("llm")} == {"llm"}
+    assert not list(whole.board.replicas("nothing"))
+
+
+async def test_a_bad_report_is_refused_and_nothing_is_kept(whole: Whole) -> None:
+    """Neither its loads nor its states."""
+    bad = pb.PickerReport(
+        picker_id="p1",
+        endpoints=[pb.EndpointLoad(id="r1", in_flight=1)],
+        replicas=pb.ReplicaStates(replicas=[pb.ReplicaState(ramp_percent=101)]),
+    )
+    assert "ramp_percent" in whole.take(bad)
+    assert not whole.reports.loads()
+    assert not whole.reports.replicas.ages()
+
+
+async def test_before_there_is_a_fleet_nothing_is_told() -> None:
+    """The port answers only later, but a report may come at once."""
+    with closing(RevisionStore(None)) as store:
+        made = Whole(store)
+        Worker(made, "p1").start().report(5)
+        assert made.status() == admin_pb2.GetStatusResponse()
+        assert made.board.level() == 0
+        assert not made.replicas()
+        await made.control.stop()
+
+
+async def test_a_dry_run_tells_what_would_remain(whole: Whole) -> None:
+    """What pickers leave alone does not count, and requests in flight are those of the moment."""
+    options = dataclasses.replace(OPTIONS, dry_run=True)
+    change = await whole.control.set_draining("r1", True, options)
+    assert change.preview is not None
+    found = whole.board.preview(change.preview)
+    assert [(each.endpoint, each.in_flight) for each in found.draining] == [("r1", 4)]
+    (stable, canary) = found.remaining
+    assert (stable.variant, stable.usable, stable.usable_before) == ("stable", 1, 2)
+    assert (canary.usable, canary.usable_before) == (1, 1)
+    whole.ads.seen = []
+    (unknown,) = whole.board.preview(change.preview).draining
+    assert not unknown.HasField("in_flight")

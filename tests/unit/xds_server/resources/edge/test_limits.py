@@ -1,0 +1,91 @@
+"""Limits of the rate of requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from envoy.config.core.v3 import extension_pb2
+from envoy.config.listener.v3 import listener_pb2
+from envoy.config.route.v3 import route_pb2
+from envoy.extensions.filters.http.local_ratelimit.v3 import local_rate_limit_pb2
+from envoy.extensions.filters.network.http_connection_manager.v3 import (
+    http_connection_manager_pb2,
+)
+
+from support.fleets import endpoint, fleet, pool
+from tidegate_api.names import LIMIT_FILTER, PICKER_FILTER, POOL_LIMIT_FILTER, parse_cluster
+from xds_server.fleet.view import LOG_SLOTS
+from xds_server.resources.edge.limits import has_pool_limits
+from xds_server.resources.filters.discovered import extensions
+from xds_server.resources.listener import listener
+from xds_server.resources.routes.table import route_configuration
+
+LIMITED = fleet(
+    pool("a", default=True, rate_limit={"requests": 5, "per": "2s"}),
+    pool("b", endpoints=[endpoint(9)], variants=[{"name": "stable"}]),
+    listener={"rate_limit": {"requests": 10, "burst": 30}},
+)
+
+
+def settings(name: str) -> Any:
+    """Return the settings of one of the filters on all routes."""
+    made = local_rate_limit_pb2.LocalRateLimit()
+    config = route_pb2.RouteConfiguration.FromString(route_configuration(LIMITED))
+    assert config.typed_per_filter_config[name].Unpack(made)
+    for share in (made.filter_enabled, made.filter_enforced):
+        assert share.default_value.numerator == 100  # Envoy's own default is none
+    return made
+
+
+def test_all_requests_share_a_bucket() -> None:
+    """As large as the burst, and filled at the rate."""
+    bucket = settings(LIMIT_FILTER).token_bucket
+    assert (bucket.max_tokens, bucket.tokens_per_fill.value) == (30, 10)
+    assert bucket.fill_interval.ToMilliseconds() == 1000
+
+
+def test_no_copy_of_a_filter_has_a_bucket_of_its_own() -> None:
+    """There is one for HTTP/1 and one for HTTP/2 at least: they would count apart."""
+    for name in (LIMIT_FILTER, POOL_LIMIT_FILTER):
+        made = local_rate_limit_pb2.LocalRateLimit()
+        data = extension_pb2.TypedExtensionConfig.FromString(extensions(LIMITED)[name])
+        assert data.typed_config.Unpack(made)
+        assert [each.name for each, _ in made.ListFields()] == ["stat_prefix"]
+    assert not route_pb2.RouteConfiguration.FromString(
+        route_configuration(fleet())
+    ).typed_per_filter_config
+
+
+def test_a_pool_has_a_bucket_whatever_the_route() -> None:
+    """Not one for each of its routes; pools without a limit have none."""
+    made = settings(POOL_LIMIT_FILTER)
+    assert [[(e.key, e.value) for e in each.entries] for each in made.descriptors] == [
+        [("pool", "a")]
+    ]
+    assert made.descriptors[0].token_bucket.max_tokens == 5
+    assert not made.always_consume_default_token_bucket.value
+    assert made.token_bucket.max_tokens == 2**32 - 1
+    config = route_pb2.RouteConfiguration.FromString(route_configuration(LIMITED))
+    counted = set()
+    for route in config.virtual_hosts[0].routes:
+        if route.HasField("route"):
+            clusters = route.route.weighted_clusters.clusters
+            ref = parse_cluster(route.route.cluster or clusters[0].name)
+            keys = [
+                action.generic_key.descriptor_value
+                for limit in route.route.rate_limits
+                for action in limit.actions
+            ]
+            counted.add((ref.pool, *keys))
+    assert counted == {("a", "a"), ("b",)}
+
+
+def test_the_pickers_are_not_asked_about_what_the_listener_refuses() -> None:
+    """A pool's limit is counted where the pool is known."""
+    data = listener(LIMITED.listener, LOG_SLOTS, pool_limits=has_pool_limits(LIMITED))
+    manager = http_connection_manager_pb2.HttpConnectionManager()
+    chain = listener_pb2.Listener.FromString(data).filter_chains[0]
+    chain.filters[0].typed_config.Unpack(manager)
+    order = [one.name for one in manager.http_filters]
+    found = [each for each in order if each in (LIMIT_FILTER, PICKER_FILTER, POOL_LIMIT_FILTER)]
+    assert found == [LIMIT_FILTER, PICKER_FILTER, POOL_LIMIT_FILTER]

@@ -1,0 +1,96 @@
+"""``gateway``: answers questions about a whole fleet."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tidegate.cli.options import (  # noqa: TC001 - typer reads the annotations
+    IdentityFlags,
+    LogFlags,
+    ServerNameOption,
+)
+from tidegate_api.addresses import (
+    ADS_ADDRESS,
+    GATEWAY_ADMIN_ADDRESS,
+    GATEWAY_ADMIN_GRPC_ADDRESS,
+    GATEWAY_GRPC_ADDRESS,
+    GATEWAY_HTTP_ADDRESS,
+    GATEWAY_METRICS_ADDRESS,
+)
+
+
+def gateway(
+    http: Annotated[
+        str, typer.Option("--http", metavar="HOST:PORT", help="HTTP address for Envoys.")
+    ] = GATEWAY_HTTP_ADDRESS,
+    grpc: Annotated[
+        str, typer.Option("--grpc", metavar="HOST:PORT", help="gRPC address for Envoys.")
+    ] = GATEWAY_GRPC_ADDRESS,
+    admin: Annotated[
+        str,
+        typer.Option(
+            "--admin",
+            metavar="HOST:PORT",
+            help="HTTP address for operators: loads, unloads, trace and log settings of all"
+            " replicas.",
+        ),
+    ] = GATEWAY_ADMIN_ADDRESS,
+    admin_grpc: Annotated[
+        str,
+        typer.Option("--admin-grpc", metavar="HOST:PORT", help="gRPC address for operators."),
+    ] = GATEWAY_ADMIN_GRPC_ADDRESS,
+    xds: Annotated[
+        str, typer.Option("--xds", metavar="HOST:PORT", help="ADS address of the control server.")
+    ] = ADS_ADDRESS,
+    metrics: Annotated[
+        str, typer.Option("--metrics", metavar="HOST:PORT", help="Address of metrics.")
+    ] = GATEWAY_METRICS_ADDRESS,
+    name: Annotated[
+        str | None, typer.Option("--id", metavar="NAME", help="Unique name of this gateway.")
+    ] = None,
+    timeout: Annotated[
+        float,
+        typer.Option("--timeout", min=0.05, max=60, help="Time for replicas to answer, seconds."),
+    ] = 5.0,
+    admin_timeout: Annotated[
+        float,
+        typer.Option(
+            "--admin-timeout", min=1, max=3600, help="Time for a change of replicas, seconds."
+        ),
+    ] = 600.0,
+    ready_percent: Annotated[
+        float,
+        typer.Option(
+            "--ready-percent",
+            min=0.001,
+            max=100,
+            help="Share of each pool's replicas that must be usable for the server to be ready.",
+        ),
+    ] = 50.0,
+    tls_server_name: ServerNameOption = "",
+    *,
+    identity: IdentityFlags,
+    log: LogFlags,
+) -> None:
+    """Run a gateway, which answers questions about the fleet as one Triton would."""
+    from gateway.__main__ import main
+
+    arguments = [
+        *("--http", http),
+        *("--grpc", grpc),
+        *("--admin", admin),
+        *("--admin-grpc", admin_grpc),
+        *("--xds", xds),
+        *("--metrics", metrics),
+        *(("--id", name) if name else ()),
+        *("--timeout", str(timeout)),
+        *("--admin-timeout", str(admin_timeout)),
+        *("--ready-percent", str(ready_percent)),
+        *identity.arguments(),
+        *(("--tls-server-name", tls_server_name) if tls_server_name else ()),
+        *("--log-format", log.log_format.value),
+        *("--log-level", log.log_level.value),
+    ]
+    raise typer.Exit(main(arguments))

@@ -1,0 +1,1 @@
+"""The verb that loads and unloads models."""

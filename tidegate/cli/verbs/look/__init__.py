@@ -1,0 +1,1 @@
+"""Verbs that show what is now: `top`, `config-dump`."""

@@ -1,0 +1,1 @@
+"""Identity of machines: certificates from files, roles by their names, and who may call what."""

@@ -1,0 +1,105 @@
+"""What PEM files say without a key: when a certificate holds, and whether a key is encrypted. Pure.
+
+Source: RFC 5280 (certificates), RFC 7468 (PEM), X.690 (DER).
+"""
+
+from __future__ import annotations
+
+import ssl
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+
+_BEGIN: Final = "-----BEGIN CERTIFICATE-----"
+_END: Final = "-----END CERTIFICATE-----"
+_VERSION: Final = 0xA0
+_UTC_TIME: Final = 0x17
+_LONG: Final = 0x80
+_MAX_LENGTH_BYTES: Final = 4
+SOON_S: Final = 14 * 86_400.0
+"""Certificates of a long life end soon from this many seconds before their end on."""
+SOON_SHARE: Final = 0.25
+"""The others from this share of their life on."""
+
+
+class Validity(NamedTuple):
+    """When a certificate holds, Unix seconds."""
+
+    begins: float
+    ends: float
+
+    @property
+    def life_s(self) -> float:
+        """The whole time, in seconds."""
+        return self.ends - self.begins
+
+    def ends_soon(self, now: float) -> bool:
+        """Return whether it should have been replaced by now, Unix seconds."""
+        return self.ends - now < min(SOON_S, SOON_SHARE * self.life_s)
+
+
+def is_encrypted(key: bytes) -> bool:
+    """Return whether a private key (PEM) needs a passphrase."""
+    return b"ENCRYPTED" in key
+
+
+def not_after(certificate: bytes) -> float:
+    """Return the Unix seconds at which the first certificate of a PEM file ends.
+
+    Raises:
+        ValueError: There is no certificate, or it cannot be read.
+    """
+    return validity(certificate).ends
+
+
+def validity(certificate: bytes) -> Validity:
+    """Return when the first certificate of a PEM file holds.
+
+    Raises:
+        ValueError: There is no certificate, or it cannot be read.
+    """
+    text = certificate.decode("ascii", errors="replace")
+    begin, end = text.find(_BEGIN), text.find(_END)
+    if begin < 0 or end < begin:
+        raise ValueError("it contains no certificate")
+    try:
+        der = ssl.PEM_cert_to_DER_cert(text[begin : end + len(_END)])
+        return _validity(der)
+    except (IndexError, ValueError, OverflowError) as error:
+        raise ValueError("its certificate cannot be read") from error
+
+
+def _validity(der: bytes) -> Validity:
+    at = _inside(der, _inside(der, 0))  # the certificate, and what is signed of it
+    if der[at] == _VERSION:
+        at = _after(der, at)
+    for _ in ("serial number", "algorithm", "issuer"):
+        at = _after(der, at)
+    begins = _inside(der, at)
+    return Validity(_time(der, begins), _time(der, _after(der, begins)))
+
+
+def _time(der: bytes, at: int) -> float:
+    text = der[_inside(der, at) : _after(der, at)].decode("ascii")
+    if der[at] == _UTC_TIME:  # two digits of the year, from 1950 to 2049
+        text = ("19" if text >= "5" else "20") + text
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
+
+
+def _span(der: bytes, at: int) -> tuple[int, int]:
+    """Return where the content of the element at a position begins and ends."""
+    first, start = der[at + 1], at + 2
+    if first < _LONG:
+        return start, start + first
+    count = first - _LONG
+    if not 0 < count <= _MAX_LENGTH_BYTES:
+        raise ValueError("length")
+    end = start + count
+    return end, end + int.from_bytes(der[start:end], "big")
+
+
+def _inside(der: bytes, at: int) -> int:
+    return _span(der, at)[0]
+
+
+def _after(der: bytes, at: int) -> int:
+    return _span(der, at)[1]

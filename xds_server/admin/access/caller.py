@@ -1,0 +1,71 @@
+"""A caller of the admin API: who it is, how that is known, and which roles it has. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+from tidegate_common.tls.roles import NONE, Peer, Roles
+
+if TYPE_CHECKING:
+    import grpc
+
+    from tidegate_common.unix import LocalUser
+
+How = Literal["certificate", "token", "user", "nobody"]
+"""What an identity follows from: names in a certificate, a token, the OS user; or nothing."""
+
+ANONYMOUS: Final = "anonymous"
+"""Identity of callers of a port without TLS and tokens."""
+OWN_AUTHORS: Final = frozenset({ANONYMOUS, "tidegate", "fleet file"})
+"""Authors that the control server itself writes. A caller of such a name has its kind before it."""
+_RANKS: Final = ("admin", "operator", "viewer")
+
+
+class CallEnded(Exception):  # noqa: N818 - a call ends with a status, which need not be an error
+    """A call ends with a status other than OK."""
+
+    def __init__(self, code: grpc.StatusCode, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+
+@dataclass(frozen=True, slots=True)
+class CallOrigin:
+    """What a port knows of a caller."""
+
+    address: str
+    """For messages: ``ipv4:10.0.0.7:4711``, or that of a Unix socket."""
+    host: str
+    """The address without its port; failures are counted by it."""
+    peer: Peer = Peer()  # noqa: RUF009 - a tuple
+    """Names in its certificate."""
+    encrypted: bool = False
+    """The connection is TLS."""
+    user: LocalUser | None = None
+    """The OS user at the other end of a Unix socket."""
+    user_name: str = ""
+    authorization: str | None = None
+    """The header ``authorization``; ``None`` = there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls."""
+
+    address: str
+    identity: str
+    how: How
+    roles: Roles = NONE
+
+    @property
+    def rank(self) -> str:
+        """The role that may do most; ``none`` without roles."""
+        return next((each for each in _RANKS if each in self.roles), "none")
+
+    def author(self, words: str) -> str:
+        """Return the author of a revision: the identity, and what the caller says besides."""
+        reserved = self.identity in OWN_AUTHORS and self.how != "nobody"
+        name = f"{self.how} {self.identity}" if reserved else self.identity
+        return f"{name} ({words})" if words and words != self.identity else name

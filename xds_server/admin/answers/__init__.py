@@ -1,0 +1,1 @@
+"""Answers of the admin service: errors in words, and calls about models."""

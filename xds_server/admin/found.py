@@ -1,0 +1,91 @@
+"""Conversion of found replicas and their sources to the admin API's messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+from tidegate_api.admin.v1 import admin_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from xds_server.discovery.membership import PoolMembership, SourceState
+    from xds_server.fleet.members.members import Members
+    from xds_server.fleet.model.fleet import Fleet
+
+MAX_SHOWN: Final = 100
+"""Most ids of one pool's held replicas in an answer."""
+
+
+class FoundReplicas(Protocol):
+    """What was found, and by which sources."""
+
+    def sources(self) -> Sequence[SourceState]:
+        """Return the state of each source."""
+
+    def pools(self) -> Sequence[PoolMembership]:
+        """Return the state of each pool that finds replicas."""
+
+    def confirm(self, pool: str) -> int:
+        """Let the held members of a pool go; return how many."""
+
+    def now(self) -> float:
+        """Return monotonic seconds."""
+
+
+def replicas(fleet: Fleet, members: Members) -> Iterator[admin_pb2.FoundReplica]:
+    """Yield the members, as they are published in ``fleet``."""
+    for pool in fleet.pools:
+        published = {each.id: each for each in pool.endpoints}
+        shown: set[str] = set()
+        for member in members.pools.get(pool.name, ()):
+            spec = published.get(member.spec.id)
+            if spec is None or spec.id in shown:
+                continue
+            shown.add(spec.id)
+            yield admin_pb2.FoundReplica(
+                pool=pool.name,
+                id=spec.id,
+                http=spec.http or "",
+                grpc=spec.grpc or "",
+                variant=pool.variant_of(spec),
+                zone=spec.zone,
+                capacity=spec.capacity,
+                draining=spec.draining,
+                held=member.held,
+                source=member.origin,
+            )
+
+
+def sources(found: FoundReplicas) -> Iterator[admin_pb2.SourceStatus]:
+    """Yield the state of each source."""
+    for each in found.sources():
+        yield admin_pb2.SourceStatus(
+            pool=each.pool,
+            source=each.source,
+            endpoints=each.endpoints,
+            age_seconds=each.age_s,
+            trouble=each.trouble,
+        )
+
+
+def held(found: FoundReplicas) -> Iterator[admin_pb2.HeldReplicas]:
+    """Yield what each pool holds."""
+    now = found.now()
+    for each in found.pools():
+        hold = each.hold
+        if hold is not None:
+            yield admin_pb2.HeldReplicas(
+                pool=each.pool,
+                endpoints=hold.ids[:MAX_SHOWN],
+                of=hold.of,
+                left_seconds=None if hold.until is None else max(0.0, hold.until - now),
+            )
+
+
+def left_out(fleet: Fleet, members: Members, found: FoundReplicas) -> Iterator[str]:
+    """Yield why found replicas are no members, or not in the fleet."""
+    for each in found.pools():
+        for reason in each.unfit:
+            yield f"pool {each.pool}: {reason}"
+    yield from members.published(fleet).left_out

@@ -1,0 +1,1 @@
+"""What operators are shown that takes more than a copy of values."""

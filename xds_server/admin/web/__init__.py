@@ -1,0 +1,1 @@
+"""The admin API over HTTP with JSON, and its description as OpenAPI."""

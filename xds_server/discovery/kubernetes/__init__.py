@@ -1,0 +1,1 @@
+"""Endpoints from a Kubernetes API server."""

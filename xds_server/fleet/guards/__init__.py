@@ -1,0 +1,1 @@
+"""Rules for what the edge asks of requests, so that none gets round it."""

@@ -1,0 +1,1 @@
+"""What pickers report of requests and replicas, merged over pickers. Pure."""

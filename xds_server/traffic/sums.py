@@ -1,0 +1,89 @@
+"""Counts of requests as values: sums, differences and the higher of two states of a counter. Pure.
+
+``added`` and ``highest`` are associative and commutative, and ``highest`` of a value and itself is
+that value. So counts of pickers may be added in any order, and a report may come twice or late.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_K = TypeVar("_K")
+_NONE: Final[Mapping[int, int]] = MappingProxyType({})
+_NO_KINDS: Final[Mapping[str, int]] = MappingProxyType({})
+
+
+class Sums(NamedTuple):
+    """Counts of the requests of one variant, or of one endpoint; no count is 0 in a mapping."""
+
+    requests: int = 0
+    failed: Mapping[str, int] = _NO_KINDS
+    """Requests that did not end well, by kind."""
+    first_byte: Mapping[int, int] = _NONE
+    """Requests by bucket of the time to their first byte (``tidegate_common.histogram``)."""
+    duration: Mapping[int, int] = _NONE
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+
+NOTHING: Final = Sums()
+
+
+def added(one: Sums, other: Sums) -> Sums:
+    """Return the sum of two counts."""
+    return Sums(
+        one.requests + other.requests,
+        _plus(one.failed, other.failed),
+        _plus(one.first_byte, other.first_byte),
+        _plus(one.duration, other.duration),
+        one.prompt_tokens + other.prompt_tokens,
+        one.cached_tokens + other.cached_tokens,
+    )
+
+
+def highest(one: Sums, other: Sums) -> Sums:
+    """Return the later of two states of counters that never fall, count by count."""
+    return Sums(
+        max(one.requests, other.requests),
+        _max(one.failed, other.failed),
+        _max(one.first_byte, other.first_byte),
+        _max(one.duration, other.duration),
+        max(one.prompt_tokens, other.prompt_tokens),
+        max(one.cached_tokens, other.cached_tokens),
+    )
+
+
+def since(later: Sums, before: Sums) -> Sums:
+    """Return what was counted between two states; ``later`` is nowhere below ``before``."""
+    return Sums(
+        later.requests - before.requests,
+        _minus(later.failed, before.failed),
+        _minus(later.first_byte, before.first_byte),
+        _minus(later.duration, before.duration),
+        later.prompt_tokens - before.prompt_tokens,
+        later.cached_tokens - before.cached_tokens,
+    )
+
+
+def _plus(one: Mapping[_K, int], other: Mapping[_K, int]) -> Mapping[_K, int]:
+    if not one or not other:
+        return one or other
+    made = dict(one)
+    for key, count in other.items():
+        made[key] = made.get(key, 0) + count
+    return made
+
+
+def _max(one: Mapping[_K, int], other: Mapping[_K, int]) -> Mapping[_K, int]:
+    made = dict(one)
+    for key, count in other.items():
+        made[key] = max(made.get(key, 0), count)
+    return made
+
+
+def _minus(later: Mapping[_K, int], before: Mapping[_K, int]) -> Mapping[_K, int]:
+    return {key: left for key, count in later.items() if (left := count - before.get(key, 0)) > 0}

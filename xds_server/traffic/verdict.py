@@ -1,0 +1,307 @@
+"""The verdict: one word for the state of the whole, and why. Pure.
+
+``RULES`` has the reasons in the order of their weight; the first one that holds gives the word and
+the sentence. ``docs/reference/status.md`` lists them.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+MIN_FAILED: Final = 5
+"""Fewer failed requests in a minute are no reason."""
+OUTAGE_SHARE: Final = 0.5
+"""Share of failed requests of a pool that is an outage."""
+DEGRADED_SHARE: Final = 0.01
+"""Share of failed or refused requests of a pool that is a degradation."""
+LATE_CLIENT_S: Final = 10.0
+"""A client that has not acknowledged a change for so long is late."""
+MAX_REASONS: Final = 50
+_HOUR_S: Final = 3600.0
+_DAY_S: Final = 86_400.0
+
+
+class Word(StrEnum):
+    """The verdict; the value is the word."""
+
+    OK = "OK"
+    DEGRADED = "DEGRADED"
+    OUTAGE = "OUTAGE"
+
+
+class VariantView(NamedTuple):
+    """A variant, as far as the verdict needs it."""
+
+    name: str
+    weight: int
+    replicas: int
+    usable: int
+
+
+class PoolView(NamedTuple):
+    """A pool, as far as the verdict needs it."""
+
+    name: str
+    variants: Sequence[VariantView]
+    requests: int
+    """Requests that ended in the last minute."""
+    failed: int
+    """Those of them that failed by a fault of the service."""
+    refused: int
+    """Requests that the picker refused in the last minute for want of replicas."""
+
+    @property
+    def drawn(self) -> list[VariantView]:
+        """The variants that requests are sent to."""
+        return [each for each in self.variants if each.weight > 0]
+
+
+class ReplicaView(NamedTuple):
+    """A replica that is not well."""
+
+    pool: str
+    endpoint: str
+    words: str
+    left_alone: bool
+    """False = it is silent, or few pickers leave it alone."""
+
+
+class ClientState(NamedTuple):
+    """A connected client."""
+
+    name: str
+    kind: str
+    rejects: str
+    """The type that it rejected; empty = none."""
+    late_s: float
+    """Seconds for which it has not acknowledged a change."""
+    quarantine: str
+
+
+class CertificateState(NamedTuple):
+    """A certificate that ends soon, or whose new files cannot be used."""
+
+    owner: str
+    """Whose it is, such as ``envoy edge-1``."""
+    left_s: float
+    fault: str = ""
+    """Why the new files cannot be used; empty = there are none, or they can."""
+
+
+class Situation(NamedTuple):
+    """All that the verdict depends on."""
+
+    pools: Sequence[PoolView] = ()
+    replicas: Sequence[ReplicaView] = ()
+    clients: Sequence[ClientState] = ()
+    file_error: str = ""
+    refusal: str = ""
+    store_error: str = ""
+    sources: Sequence[str] = ()
+    """What sources of replicas have trouble with."""
+    held: Sequence[str] = ()
+    """Pools that hold replicas which have vanished."""
+    pickers: int = 1
+    """Number of pickers whose addresses the fleet has."""
+    passed: Mapping[str, int] = MappingProxyType({})
+    """Requests of the last minute for which pickers had no pick, by reason."""
+    certificates: Sequence[CertificateState] = ()
+    audit_error: str = ""
+    """Why the record of operators' calls cannot be written."""
+
+
+class Verdict(NamedTuple):
+    """A word, and the reasons in the order of their weight; none = all is well."""
+
+    word: Word
+    reasons: Sequence[str]
+    kinds: Mapping[str, Sequence[str]] = MappingProxyType({})
+    """All reasons by the kind of their rule, also those that are not listed."""
+
+    @property
+    def level(self) -> int:
+        """The word as a number: 0 OK, 1 DEGRADED, 2 OUTAGE."""
+        return list(Word).index(self.word)
+
+    @property
+    def why(self) -> str:
+        """One sentence."""
+        if not self.reasons:
+            return "all replicas are usable, and all clients have the fleet in force"
+        more = len(self.reasons) - 1
+        return self.reasons[0] + (f" (and {more} more)" if more else "")
+
+
+def _no_replica(seen: Situation) -> Iterator[str]:
+    for pool in seen.pools:
+        if pool.drawn and not any(each.usable for each in pool.drawn):
+            total = sum(each.replicas for each in pool.drawn)
+            yield f"pool {pool.name}: none of {total} replicas is usable"
+
+
+def _most_fail(seen: Situation) -> Iterator[str]:
+    for pool in seen.pools:
+        if pool.failed >= MIN_FAILED and pool.failed >= OUTAGE_SHARE * pool.requests:
+            yield _failing(pool)
+
+
+def _no_replica_of_variant(seen: Situation) -> Iterator[str]:
+    for pool in seen.pools:
+        if any(each.usable for each in pool.drawn):
+            for each in pool.drawn:
+                if not each.usable:
+                    share = each.weight / sum(one.weight for one in pool.drawn)
+                    which = f"pool {pool.name}: variant {each.name} ({share:.0%} of its requests)"
+                    yield f"{which} has no usable replica"
+
+
+def _some_fail(seen: Situation) -> Iterator[str]:
+    for pool in seen.pools:
+        share = DEGRADED_SHARE * pool.requests
+        if pool.failed >= MIN_FAILED and share <= pool.failed < OUTAGE_SHARE * pool.requests:
+            yield _failing(pool)
+
+
+def _failing(pool: PoolView) -> str:
+    return f"pool {pool.name}: {pool.failed} of {pool.requests} requests failed in the last minute"
+
+
+def _some_refused(seen: Situation) -> Iterator[str]:
+    for pool in seen.pools:
+        total = pool.requests + pool.refused
+        if pool.refused >= MIN_FAILED and pool.refused >= DEGRADED_SHARE * total:
+            counts = f"{pool.refused} of {total} requests"
+            yield f"pool {pool.name}: {counts} were refused in the last minute"
+
+
+def _passed(seen: Situation) -> Iterator[str]:
+    passed = sum(seen.passed.values())
+    total = passed + sum(pool.requests for pool in seen.pools)
+    if passed >= MIN_FAILED and passed >= DEGRADED_SHARE * total:
+        by_reason = sorted(seen.passed.items(), key=lambda each: (-each[1], each[0]))
+        why = ", ".join(f"{reason} ({count})" for reason, count in by_reason)
+        yield f"{passed} requests got no pick in the last minute: {why}"
+
+
+def _left_alone(seen: Situation) -> Iterator[str]:
+    for each in seen.replicas:
+        if each.left_alone:
+            yield f"replica {each.endpoint} of pool {each.pool} is {each.words}"
+
+
+def _rejecting(seen: Situation) -> Iterator[str]:
+    for each in seen.clients:
+        if each.quarantine:
+            yield f"{each.kind} {each.name} is in quarantine: {each.quarantine}"
+        elif each.rejects:
+            yield f"{each.kind} {each.name} rejects the fleet in force ({each.rejects})"
+
+
+def _late(seen: Situation) -> Iterator[str]:
+    for each in seen.clients:
+        if not each.rejects and each.late_s >= LATE_CLIENT_S:
+            yield f"{each.kind} {each.name} has not acknowledged a change for {each.late_s:.0f} s"
+
+
+def _missing_pickers(seen: Situation) -> Iterator[str]:
+    connected = sum(each.kind == "picker" for each in seen.clients)
+    if not connected:
+        yield "no picker is connected: what happens to requests is not known"
+    elif connected < seen.pickers:
+        yield f"only {connected} of {seen.pickers} pickers are connected"
+
+
+def _doubtful(seen: Situation) -> Iterator[str]:
+    for each in seen.replicas:
+        if not each.left_alone:
+            yield f"replica {each.endpoint} of pool {each.pool} is {each.words}"
+
+
+def _file(seen: Situation) -> Iterator[str]:
+    if seen.file_error:
+        yield f"the fleet file on disk is not in force: {seen.file_error}"
+    if seen.refusal and seen.refusal != seen.file_error:
+        yield seen.refusal
+
+
+def _store(seen: Situation) -> Iterator[str]:
+    if seen.store_error:
+        yield f"revisions cannot be stored: {seen.store_error}"
+    if seen.audit_error:
+        yield f"the record of admin calls cannot be written: {seen.audit_error}"
+
+
+def _sources(seen: Situation) -> Iterator[str]:
+    yield from seen.held
+    yield from seen.sources
+
+
+def _certificates(seen: Situation) -> Iterator[str]:
+    for each in seen.certificates:
+        if each.fault:
+            yield f"the new certificate of {each.owner} is not in force: {each.fault}"
+        else:
+            yield f"the certificate of {each.owner} {_ends(each.left_s)}"
+
+
+def _ends(left_s: float) -> str:
+    if left_s <= 0.0:
+        return "has ended"
+    if left_s < _HOUR_S:
+        return f"ends in {left_s / 60.0:.0f} min"
+    if left_s < 2.0 * _DAY_S:
+        return f"ends in {left_s / _HOUR_S:.0f} h"
+    return f"ends in {left_s / _DAY_S:.0f} days"
+
+
+class ReasonRule(NamedTuple):
+    """One kind of reasons."""
+
+    word: Word
+    kind: str
+    """Its name in metrics and logs."""
+    find: Callable[[Situation], Iterable[str]]
+
+
+RULES: Final[Sequence[ReasonRule]] = (
+    ReasonRule(Word.OUTAGE, "no-replica", _no_replica),
+    ReasonRule(Word.OUTAGE, "most-fail", _most_fail),
+    ReasonRule(Word.DEGRADED, "variant-without-replica", _no_replica_of_variant),
+    ReasonRule(Word.DEGRADED, "some-fail", _some_fail),
+    ReasonRule(Word.DEGRADED, "refused", _some_refused),
+    ReasonRule(Word.DEGRADED, "passed", _passed),
+    ReasonRule(Word.DEGRADED, "left-alone", _left_alone),
+    ReasonRule(Word.DEGRADED, "rejecting", _rejecting),
+    ReasonRule(Word.DEGRADED, "late", _late),
+    ReasonRule(Word.DEGRADED, "picker-missing", _missing_pickers),
+    ReasonRule(Word.DEGRADED, "in-doubt", _doubtful),
+    ReasonRule(Word.DEGRADED, "not-in-force", _file),
+    ReasonRule(Word.DEGRADED, "store", _store),
+    ReasonRule(Word.DEGRADED, "sources", _sources),
+    ReasonRule(Word.DEGRADED, "certificate", _certificates),
+)
+"""What the verdict depends on, the weightiest first."""
+KINDS: Final = tuple(rule.kind for rule in RULES)
+
+
+def verdict(seen: Situation) -> Verdict:
+    """Return the word and at most ``MAX_REASONS`` reasons."""
+    word = Word.OK
+    reasons: list[str] = []
+    kinds: dict[str, Sequence[str]] = {}
+    for rule in RULES:
+        found = [_line(each) for each in rule.find(seen)]
+        if found:
+            word = word if reasons else rule.word
+            reasons += found
+            kinds[rule.kind] = found
+    return Verdict(word, reasons[:MAX_REASONS], kinds)
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())

@@ -188,6 +188,15 @@ class Crowd:
         """Return the control server's status."""
         return await self.operator.GetStatus(api.GetStatusRequest(), wait_for_ready=True)
 
+    async def answered(self) -> bool:
+        """Return whether each Envoy and picker has acknowledged all that it was sent."""
+        held = {
+            client.node
+            for client in (await self.status()).clients
+            if all(each.state in {"SYNCED", "NOT_SENT"} for each in client.types)
+        }
+        return held >= {*ENVOYS, *PICKERS}
+
     # --- processes ------------------------------------------------------------------------------
 
     async def _start(self, run: RunFolder) -> None:

@@ -9,10 +9,10 @@ Rules:
    far, at least ``LEAST_S``, or ``WARMING_S`` for types that Envoy acknowledges only when they are
    warm; at most the limit given. Before its first answer its patience is the limit.
 3. A client is *slow* after ``SLOW_ANSWERS`` answers more that took longer than ``LEAST_S`` than
-   answers in time. Types that must warm do not count; the count is between 0 and ``MAX_SLOW``, so
-   that a client which is slow most of the time stays so, and one that has recovered is soon waited
-   for again. A slow client is not waited for at all: otherwise each stage would take as long as its
-   answer.
+   answers in time, until as many were in time as were not. Types that must warm do not count; the
+   count is between 0 and ``MAX_SLOW``. So a client which is slow most of the time stays so, and one
+   that has recovered is waited for again after ``MAX_SLOW`` answers. A slow client is not waited for
+   at all: otherwise each stage would take as long as its answer.
 4. A node that was late is remembered, so that a client that reconnects and stays silent is not
    waited for again. It has no patience left until it answers. Answers of another client with the
    same node id, connected before, do not count. At most ``MAX_NODES`` are remembered; the oldest
@@ -59,8 +59,10 @@ class Debt:
 
     unsteady: bool = False
     """Its node went away while it owed an answer, and has not stood since (rule 5)."""
-    slow: int = 0
+    slow_answers: int = 0
     """Answers that took longer than ``LEAST_S``, minus those in time; 0 to ``MAX_SLOW``."""
+    slow: bool = False
+    """It is not waited for (rule 3)."""
 
     def sent(self, now: float) -> None:
         """Note that a message was sent."""
@@ -80,8 +82,9 @@ class Debt:
         self.since = now if owes_more else None
         self.known_late = False
         if type_url not in _WARMING:
-            counted = self.slow + (1 if waited_s > LEAST_S else -1)
-            self.slow = max(0, min(counted, MAX_SLOW))
+            counted = self.slow_answers + (1 if waited_s > LEAST_S else -1)
+            self.slow_answers = max(0, min(counted, MAX_SLOW))
+            self.slow = self.slow_answers >= (1 if self.slow else SLOW_ANSWERS)
 
     def late_at(self, type_url: str, limit_s: float) -> float:
         """Return when the client is late, monotonic seconds; infinite if it owes nothing.
@@ -92,7 +95,7 @@ class Debt:
         """
         if self.since is None:
             return float("inf")
-        if self.known_late or self.slow >= SLOW_ANSWERS:
+        if self.known_late or self.slow:
             return self.since
         if self.unsteady:
             return self.since + min(limit_s, BACK_S)

@@ -70,16 +70,17 @@ def test_clusters_may_warm() -> None:
     assert debt.late_at(CLUSTER_TYPE, LIMIT_S) == WARMING_S
 
 
-def test_a_slow_client_is_not_waited_for_until_it_answers_in_time() -> None:
+def test_a_slow_client_is_not_waited_for_until_its_answers_come_in_time() -> None:
     """Otherwise each stage of each change would take as long as its answer."""
     debt = Debt()
-    for number in range(SLOW_ANSWERS):
-        assert debt.slow == number
+    for _ in range(SLOW_ANSWERS):
+        assert not debt.slow
         debt.sent(0.0)
         debt.answered(POOL_TYPE, 3.0, 3.0, owes_more=False)
-    debt.sent(5.0)
-    assert debt.late_at(POOL_TYPE, LIMIT_S) == 5.0
-    debt.answered(POOL_TYPE, LEAST_S, 6.0, owes_more=False)
+    for _ in range(SLOW_ANSWERS):
+        debt.sent(5.0)
+        assert debt.late_at(POOL_TYPE, LIMIT_S) == 5.0
+        debt.answered(POOL_TYPE, LEAST_S, 6.0, owes_more=False)
     debt.sent(7.0)
     assert debt.late_at(POOL_TYPE, LIMIT_S) > 7.0 + LEAST_S
 
@@ -87,13 +88,14 @@ def test_a_slow_client_is_not_waited_for_until_it_answers_in_time() -> None:
 def test_who_is_slow_most_of_the_time_stays_slow() -> None:
     """One answer in time among slow ones does not make everybody wait for the next slow one."""
     debt = Debt()
-    for waited_s in [3.0] * MAX_SLOW + [0.5] + [3.0] * 4 + [0.5, 0.5, 3.0, 0.5]:
+    for _ in range(SLOW_ANSWERS):
+        debt.answered(POOL_TYPE, 3.0, 9.0, owes_more=False)
+    for waited_s in [0.5, 0.5, 3.0, 0.5, 3.0, 3.0] * 4:
         debt.answered(POOL_TYPE, waited_s, 9.0, owes_more=False)
-    debt.sent(9.0)
-    assert debt.late_at(POOL_TYPE, LIMIT_S) == 9.0
+        debt.sent(9.0)
+        assert debt.late_at(POOL_TYPE, LIMIT_S) == 9.0
     for _ in range(MAX_SLOW):
         debt.answered(POOL_TYPE, 0.5, 9.0, owes_more=True)
-    assert debt.slow == 0
     assert debt.late_at(POOL_TYPE, LIMIT_S) > 9.0 + LEAST_S
 
 
@@ -103,7 +105,7 @@ def test_warming_is_not_slowness() -> None:
     for _ in range(SLOW_ANSWERS + 1):
         debt.sent(0.0)
         debt.answered(CLUSTER_TYPE, 3.0, 3.0, owes_more=False)
-    assert debt.slow == 0
+    assert not debt.slow
 
 
 def test_a_node_known_to_be_late_has_no_patience_left_until_it_answers() -> None:

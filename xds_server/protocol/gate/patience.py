@@ -11,8 +11,8 @@ Rules:
 3. A client is *slow* after ``SLOW_ANSWERS`` answers more that took longer than ``LEAST_S`` than
    answers in time, until as many were in time as were not. Types that must warm do not count; the
    count is between 0 and ``MAX_SLOW``. So a client which is slow most of the time stays so, and one
-   that has recovered is waited for again after ``MAX_SLOW`` answers. A slow client is not waited for
-   at all: otherwise each stage would take as long as its answer.
+   that has recovered is waited for after ``MAX_SLOW`` answers. A slow client is not waited for at
+   all: otherwise each stage would take as long as its answer.
 4. A node that was late is remembered, so that a client that reconnects and stays silent is not
    waited for again. It has no patience left until it answers. Answers of another client with the
    same node id, connected before, do not count. At most ``MAX_NODES`` are remembered; the oldest

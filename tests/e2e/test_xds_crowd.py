@@ -19,7 +19,6 @@ import pytest
 from support.ads_peers import AdsPeer, Deaf, Flapping, Mute, Refusing, Slow
 from support.crowd import CHUNK_S, CONTROL, ENVOYS, PICKERS, Crowd, Talks
 from support.in_process_stack import Flow
-from tidegate.stack.processes.waiting import wait_until
 from tidegate_api.admin.v1 import admin_pb2 as api
 from xds_server.control.fleet_control import FALLBACK_AUTHOR
 from xds_server.protocol.gate.quarantine import LIMIT
@@ -379,8 +378,7 @@ async def newest(crowd: Crowd, watches: list[AdsPeer], lag: Lag) -> list[tuple[f
 
     Envoys and pickers that are waited for with good reason, as clusters warm, answer before it.
     """
-    supervisors = (crowd.supervisor,)
-    await wait_until(crowd.answered, "answers", timeout_s=STAGE_DEADLINE_S, supervisors=supervisors)
+    await crowd.acknowledged()
     weight = 7919
     found = [watch.once(lambda peer: peer.weighs("llm", weight)) for watch in watches]
     fleet = await crowd.fleet()

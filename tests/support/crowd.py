@@ -32,6 +32,7 @@ from tidegate.stack.upstream import instant_upstreams
 from tidegate_api.admin.v1 import admin_pb2 as api
 from tidegate_api.admin.v1 import admin_pb2_grpc
 from tidegate_common.children import module_command
+from xds_server.protocol.publication import STAGE_DEADLINE_S
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -188,14 +189,20 @@ class Crowd:
         """Return the control server's status."""
         return await self.operator.GetStatus(api.GetStatusRequest(), wait_for_ready=True)
 
-    async def answered(self) -> bool:
-        """Return whether each Envoy and picker has acknowledged all that it was sent."""
+    async def acknowledged(self) -> None:
+        """Wait until each Envoy and picker has acknowledged all that it was sent."""
+        await wait_until(
+            self._owing, "answers", timeout_s=STAGE_DEADLINE_S, supervisors=(self.supervisor,)
+        )
+
+    async def _owing(self) -> str | None:
         held = {
             client.node
             for client in (await self.status()).clients
             if all(each.state in {"SYNCED", "NOT_SENT"} for each in client.types)
         }
-        return held >= {*ENVOYS, *PICKERS}
+        owing = {*ENVOYS, *PICKERS} - held
+        return f"{sorted(owing)} owe answers" if owing else None
 
     # --- processes ------------------------------------------------------------------------------
 

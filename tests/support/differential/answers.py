@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-    from support.differential.accepted import Difference
+    from support.differential.difference import Difference
 
 Answer = dict[str, Any]
 """Facet -> value; a facet that an answer lacks is ``None``."""

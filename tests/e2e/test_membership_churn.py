@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from support.churn import LEAST, Churn, ChurnStack, Load, run_events
+from support.churn import LEAST, Churn, run_events
 from support.churn_sources import FileDriver, NamesDriver
+from support.churn_stack import ChurnStack, Load
 from support.names import NameServer
 from tidegate.stack.assets import ExtraMissingError
 from tidegate.stack.envoy import envoy_binary

@@ -16,7 +16,7 @@ import aiohttp
 
 from kubernetes.cluster import NODE, ApiError
 from kubernetes.watched import Watched, manifests
-from support.churn import ChurnReplica
+from support.churn_replicas import ChurnReplica
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,8 +13,10 @@ import aiohttp
 import pytest
 
 from kubernetes.pods import PodsDriver
-from support.churn import GENERATE, LEAST, Churn, ChurnStack, Load, run_events
+from support.churn import LEAST, Churn, run_events
+from support.churn_replicas import GENERATE
 from support.churn_sources import FileDriver
+from support.churn_stack import ChurnStack, Load
 from support.traffic import eventually
 from tidegate.stack.processes.ports import HeldPorts
 

@@ -1,4 +1,4 @@
-"""Replicas that come and go while requests run: a real stack, its load, and who ends when.
+"""Replicas that come and go while requests run: what happens to their sources, and who ends when.
 
 Rules:
 
@@ -12,31 +12,20 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
-import aiohttp
-import grpc
-
-from support.replicas import PATIENT
-from tidegate.stack.local import CONTROL_SERVER, LocalStack
-from tidegate.stack.tritons.replica import TritonReplica
 from tidegate_api.admin.v1 import admin_pb2 as api
-from tidegate_api.admin.v1 import admin_pb2_grpc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
-GENERATE = "/v2/models/toy-llm/generate"
-NUMBER = b"x-churn"
-_LOOK = b"POST /v2/repository/index "
-"""A picker asks for its models."""
+    from support.churn_replicas import ChurnReplica, Driver
+    from support.churn_stack import ChurnStack, Load
+
 LOOK_S = 0.1
 DRAINED_S = 2.0
 """Seconds after which a replica that has left stays away: what the control server has seen of the
@@ -46,246 +35,6 @@ MENDED = 0.15
 LEAST = 3
 """Fewest living replicas that a source lists."""
 MOST = 8
-
-
-class ChurnReplica:
-    """A replica over HTTP/1.1 that counts what it has open.
-
-    Args:
-        name: What its source calls it.
-        address: ``ip:port``.
-        rng: How long its answers take.
-    """
-
-    def __init__(self, name: str, address: str, rng: random.Random) -> None:
-        self.name = name
-        self.address = address
-        self._rng = rng
-        self.ready = True
-        """Whether it says that its model is ready."""
-        self.hold_s: float | None = None
-        """How long its answers take; ``None`` = as chance has it."""
-        self.open: set[str] = set()
-        """Numbers of the requests that it has."""
-        self.lost: set[str] = set()
-        """Those that it had when it died."""
-        self.answered = 0
-        self._server: asyncio.Server | None = None
-        self._peers: set[asyncio.StreamWriter] = set()
-
-    @property
-    def alive(self) -> bool:
-        """Whether it serves."""
-        return self._server is not None
-
-    async def start(self) -> None:
-        """Serve."""
-        host, _, port = self.address.rpartition(":")
-        self._server = await asyncio.start_server(self._serve, host, int(port), reuse_address=True)
-
-    def stop(self) -> set[str]:
-        """End; return the requests that it still had."""
-        left = set(self.open)
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        for peer in self._peers:
-            peer.transport.abort()
-        self.lost |= left
-        return left
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._peers.add(writer)
-        try:
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                fields = dict(
-                    line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:] if line
-                )
-                await reader.readexactly(int(fields.get(b"content-length", b"0")))
-                status = b"200 OK" if self.ready else b"400 Bad Request"
-                if head.startswith(b"POST"):
-                    status = b"200 OK"
-                if head.startswith(b"POST") and not head.startswith(_LOOK):
-                    await self._infer(fields.get(NUMBER, b"").decode())
-                text = b'{"text_output": "%s"}' % self.name.encode()
-                kind = b"content-type: application/json\r\n"
-                length = b"content-length: %d\r\n\r\n" % len(text)
-                writer.write(b"HTTP/1.1 " + status + b"\r\n" + kind + length + text)
-                await writer.drain()
-        except (asyncio.IncompleteReadError, OSError):
-            pass
-        finally:
-            self._peers.discard(writer)
-            writer.transport.abort()
-
-    async def _infer(self, number: str) -> None:
-        self.open.add(number)
-        try:
-            draw = self._rng.random()
-            drawn_s = 1.0 if draw > 0.99 else 0.05 * draw
-            await asyncio.sleep(drawn_s if self.hold_s is None else self.hold_s)
-            self.answered += 1
-        finally:
-            self.open.discard(number)
-
-
-class Driver(Protocol):
-    """What a source of replicas says, and how it breaks."""
-
-    listed: dict[str, ChurnReplica]
-    """The replicas that it should list, by name."""
-    tells_ends: bool
-    """It lists a replica that ends until it has ended, and never again."""
-
-    def settings(self) -> dict[str, Any]:
-        """Return fields of the pool."""
-
-    async def make(self, number: int, rng: random.Random) -> ChurnReplica:
-        """Return a new replica; it is not started."""
-
-    async def say(self) -> None:
-        """Say what is listed now, unless it is broken."""
-
-    def ended(self, replica: ChurnReplica) -> None:
-        """Take note that a replica which was taken out serves no longer."""
-
-    async def fault(self, rng: random.Random) -> None:
-        """Break, or be in order again."""
-
-    async def mend(self) -> None:
-        """Be in order, and say what is listed."""
-
-    @property
-    def broken(self) -> bool:
-        """Whether it is broken."""
-
-
-@dataclass
-class Load:
-    """Requests on some connections, each sequential."""
-
-    url: str
-    connections: int = 6
-    pause_s: float = 0.02
-    answered: int = 0
-    failed: dict[str, str] = field(default_factory=dict)
-    """Number of a request -> what became of it, and when."""
-    slowest_s: float = 0.0
-    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
-
-    async def __aenter__(self) -> Self:
-        self._tasks = [asyncio.create_task(self._run(n)) for n in range(self.connections)]
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _run(self, which: int) -> None:
-        timeout = aiohttp.ClientTimeout(total=60)
-        turn = 0
-        async with aiohttp.ClientSession(timeout=timeout) as http:
-            while True:
-                turn += 1
-                number = f"{which}-{turn}"
-                body = {"text_input": f"{number} " * 20, "max_tokens": 1}
-                began = time.monotonic()
-                try:
-                    async with http.post(
-                        self.url + GENERATE, json=body, headers={NUMBER.decode(): number}
-                    ) as answer:
-                        said = await answer.text()
-                        if answer.status == 200:
-                            self.answered += 1
-                        else:
-                            reason = answer.headers.get("x-tidegate-reason")
-                            self.failed[number] = f"{began:.2f}: {answer.status} {reason} {said}"
-                except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                    self.failed[number] = f"{began:.2f}: {type(error).__name__} {error}"
-                self.slowest_s = max(self.slowest_s, time.monotonic() - began)
-                await asyncio.sleep(self.pause_s)
-
-
-class ChurnStack(LocalStack):
-    """Control server, picker and Envoy as processes; the control server finds the replicas.
-
-    Args:
-        drivers: The sources of the pool.
-        dns: ``ip:port`` of the name server.
-        state: Folder of the control server's revisions.
-    """
-
-    def __init__(self, drivers: Sequence[Driver], dns: str, state: Path) -> None:
-        self._dns = dns
-        names: list[dict[str, Any]] = []
-        sources: list[dict[str, Any]] = []
-        for driver in drivers:
-            given = driver.settings()
-            names += given.get("endpoints", [])
-            sources += given.get("endpoints_from", [])
-
-        def change(fleet: dict[str, Any]) -> None:
-            fleet["pickers"]["timeout"] = PATIENT
-            (pool,) = fleet["pools"]
-            pool |= {
-                "variants": [{"name": "stable"}],
-                "endpoints": names,
-                "endpoints_from": sources,
-                "membership": {"hold": "8s", "drain": "20s", "damping": "2s"},
-                "slow_start": {"window": "1s"},
-                "health": {"interval": "500ms", "timeout": PATIENT, "unhealthy_after": 1},
-            }
-
-        (known, *_) = (each for driver in drivers for each in driver.listed.values())
-        first = TritonReplica(
-            name=known.name,
-            http=known.address,
-            grpc="127.0.0.1:1",
-            metrics="127.0.0.1:1",
-            variant="stable",
-            models={"toy-llm": ("1",)},
-        )
-        super().__init__(replicas=[first], models=("toy-llm",), fleet=change, state=state)
-
-    async def _launch_service(self, name: str, module: str, *flags: str, **more: Any) -> None:
-        if name == CONTROL_SERVER:
-            flags = (*flags, "--dns", self._dns)
-        await super()._launch_service(name, module, *flags, **more)
-
-    async def restart_control_server(self, after_s: float) -> None:
-        """Kill the control server; start it again."""
-        await self.kill_control_server()
-        await asyncio.sleep(after_s)
-        await self.start_control_server()
-
-    async def ask(self, method: str, request: Any) -> Any:
-        """Ask the control server; ``None`` while it is away."""
-        async with grpc.aio.insecure_channel(self.admin_address) as channel:
-            stub = admin_pb2_grpc.AdminStub(channel)
-            with contextlib.suppress(grpc.aio.AioRpcError):
-                return await getattr(stub, method)(request, timeout=10)
-        return None
-
-    async def envoy_hosts(self) -> set[str]:
-        """Return the addresses that Envoy has."""
-        page = f"http://{self.envoy_admin}/clusters?format=json"
-        async with aiohttp.ClientSession() as http, http.get(page) as answer:
-            known = await answer.json(content_type=None)
-        return {
-            f"{at['address']}:{at['port_value']}"
-            for cluster in known["cluster_statuses"]
-            if cluster["name"] == "llm/stable/http"
-            for at in (each["address"]["socket_address"] for each in cluster["host_statuses"])
-        }
-
-    async def picker_endpoints(self) -> dict[str, Any]:
-        """Return the picker's endpoints, by id."""
-        page = f"http://{self.picker_metrics}/debug/state"
-        async with aiohttp.ClientSession() as http, http.get(page) as answer:
-            state = await answer.json(content_type=None)
-        return dict(state["router"]["pools"]["llm"]["endpoints"])
 
 
 class Churn:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
-from support.churn import ChurnReplica
+from support.churn_replicas import ChurnReplica
 
 if TYPE_CHECKING:
     from pathlib import Path

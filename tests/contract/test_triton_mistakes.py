@@ -16,7 +16,7 @@ import pytest
 from ext_proc.requests import BadRequest, UnsoundRequest, read_body, read_head
 from ext_proc.routing.values.refusal import RefusalKind
 from ext_proc.routing.values.request import Features
-from support.mistakes import MISTAKES
+from support.mistakes.every import MISTAKES
 from support.record_mistakes import packed, unpacked
 from support.streams import GRPC_INFER
 

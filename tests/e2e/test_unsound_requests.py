@@ -10,7 +10,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
-from support.mistakes import INFER
+from support.mistakes.request import INFER
 from support.record_mistakes import unpacked
 from support.streams import GRPC_INFER
 from support.traffic import GENERATE, fresh_prompt

@@ -20,7 +20,7 @@ import tritonclient.grpc as grpcclient
 from tritonclient.grpc import service_pb2
 from tritonclient.grpc._utils import _get_inference_request
 
-from support.mistakes import GENERATE, STREAM
+from support.mistakes.request import GENERATE, STREAM
 from tidegate.stack.tritons.fleet import Tritons
 
 if TYPE_CHECKING:

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Final
 import aiohttp
 import grpc
 
-from support.mistakes import MISTAKES
+from support.mistakes.every import MISTAKES
 from tidegate.stack.assets import asset
 from tidegate.stack.tritons.fleet import Tritons
 
 if TYPE_CHECKING:
-    from support.mistakes import Mistake
+    from support.mistakes.request import Mistake
 
 COMMAND: Final = "PYTHONPATH=tests:. python -m support.record_mistakes mistakes.json"
 VOLATILE: Final = frozenset({"date", "content-length"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from io import BytesIO
 from typing import TYPE_CHECKING
 
-from bench.report.tables import Bars, Curve
+from bench.report.parts import Bars, Curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -2,56 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from bench.report.fleet_tables import write_fleet
+from bench.report.parts import (
+    UNKNOWN,
+    Bars,
+    Curve,
+    ReportSection,
+    Table,
+    grouped,
+    median,
+    name_missing,
+    number,
+    span,
+)
 from bench.suites.summary import median_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-UNKNOWN = "-"
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """One table."""
-
-    title: str
-    heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
-@dataclass(frozen=True, slots=True)
-class Bars:
-    """A bar chart of medians, with their range over runs as whiskers."""
-
-    title: str
-    unit: str
-    values: Mapping[str, Mapping[str, float]]
-    """Label -> ``median``, ``low`` and ``high``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """A plot on logarithmic axes with the fitted growth."""
-
-    title: str
-    across: str
-    unit: str
-    points: Sequence[Mapping[str, float]]
-    fit: Mapping[str, Any] | None
-    """``a``, ``b`` and ``r2`` of ``a * size ** b``; ``r2`` may be ``None``."""
-
-
-@dataclass(slots=True)
-class ReportSection:
-    """Section of one suite."""
-
-    title: str
-    text: list[str] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
-    plots: list[Bars | Curve] = field(default_factory=list)
+    from collections.abc import Callable, Mapping
 
 
 def sections(results: Mapping[str, Any]) -> list[ReportSection]:
@@ -77,31 +46,6 @@ def sections(results: Mapping[str, Any]) -> list[ReportSection]:
     return made
 
 
-def number(value: float | None, digits: int = 2) -> str:
-    """Format a number; unknown is ``-``."""
-    return UNKNOWN if value is None else f"{value:,.{digits}f}"
-
-
-def span(value: Mapping[str, float] | None, digits: int = 2) -> str:
-    """Format a median, with its range if there are several runs."""
-    if value is None:
-        return UNKNOWN
-    text = number(value["median"], digits)
-    if value["low"] == value["high"]:
-        return text
-    return f"{text} ({number(value['low'], digits)}-{number(value['high'], digits)})"
-
-
-def grouped(
-    rows: Iterable[Mapping[str, Any]], *keys: str
-) -> dict[tuple[Any, ...], list[Mapping[str, Any]]]:
-    """Group rows by the values of keys, in order of first appearance."""
-    found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        found.setdefault(tuple(row[key] for key in keys), []).append(row)
-    return found
-
-
 def _kb(size: int) -> str:
     return f"{size // 1024} KB"
 
@@ -114,7 +58,7 @@ def _throughput(suite: Mapping[str, Any], section: ReportSection) -> None:
         f"{suite['upstreams']} instant upstreams, {suite['connections']} connections in a closed"
         f" loop, {suite['rounds']} rounds of {suite['seconds']:g} s. CPU in µs per request."
     )
-    _missing(suite, section)
+    name_missing(suite, section)
     heads = ("contender", "req/s", "p50 ms", "p99 ms", "CPU, its processes", "CPU, all", "client")
     for (size,), rows in grouped(suite["rows"], "bytes").items():
         lines, bars = [], {}
@@ -123,7 +67,7 @@ def _throughput(suite: Mapping[str, Any], section: ReportSection) -> None:
             if rate is not None:
                 bars[name] = rate
             processes = ", ".join(
-                f"{each} {number(_median(runs, 'cpu_us', each), 0)}" for each in runs[0]["cpu_us"]
+                f"{each} {number(median(runs, 'cpu_us', each), 0)}" for each in runs[0]["cpu_us"]
             )
             lines.append(
                 (
@@ -133,7 +77,7 @@ def _throughput(suite: Mapping[str, Any], section: ReportSection) -> None:
                     span(median_of(runs, "ms", "p99")),
                     processes,
                     span(median_of(runs, "cpu_us_all"), 0),
-                    number(_median(runs, "client_cpu_us"), 0),
+                    number(median(runs, "client_cpu_us"), 0),
                 )
             )
         section.tables.append(Table(f"{_kb(size)} requests", heads, lines))
@@ -154,7 +98,7 @@ def _overhead(suite: Mapping[str, Any], section: ReportSection) -> None:
             alone = [row for row in rows if row["target"] == "envoy alone"]
             for (name,), runs in grouped(rows, "target").items():
                 plus = [
-                    number(_median(runs, "ms", key) - _median(alone, "ms", key))
+                    number(median(runs, "ms", key) - median(alone, "ms", key))
                     for key in ("p50", "p99", "p999")
                 ]
                 lines.append(
@@ -163,9 +107,9 @@ def _overhead(suite: Mapping[str, Any], section: ReportSection) -> None:
                         span(median_of(runs, "per_s"), 0),
                         *(span(median_of(runs, "ms", key)) for key in ("p50", "p99", "p999")),
                         *plus,
-                        number(_median(runs, "cpu_us", "envoy"), 0),
-                        number(_median(runs, "cpu_us", "picker"), 0),
-                        number(_median(runs, "lag_p99_ms")) if loop == "open" else UNKNOWN,
+                        number(median(runs, "cpu_us", "envoy"), 0),
+                        number(median(runs, "cpu_us", "picker"), 0),
+                        number(median(runs, "lag_p99_ms")) if loop == "open" else UNKNOWN,
                     )
                 )
             section.tables.append(
@@ -196,112 +140,6 @@ def _picker(suite: Mapping[str, Any], section: ReportSection) -> None:
         for count, row in suite["workers"]["by_workers"].items()
     ]
     section.tables.append(Table("Workers of one picker, closed loop, 2 KB", heads, lines))
-
-
-def _fleet(suite: Mapping[str, Any], section: ReportSection) -> None:
-    section.text.append(
-        f"{suite['replicas']} emulated replicas, runs of {suite['seconds']:g} s, the first"
-        f" {suite['warmup']:.0%} of the requests not measured. Times are emulated seconds; the"
-        " routers' clocks are not scaled, so relative to the replicas every router decides and"
-        " learns slower by that factor. `in time` counts failed requests as late."
-    )
-    _missing(suite, section)
-    _runs(suite, section)
-    heads = (
-        *("contender", "runs", "TTFT mean", "p50", "p90", "p99", "e2e mean", "e2e p50", "e2e p90"),
-        *("e2e p99", "in time", "hits", "spread", "errors before / in answers", "late ms"),
-        "busy cores",
-    )
-    plain = [row for row in suite["rows"] if not row["fault"]]
-    for (workload, load), rows in grouped(plain, "workload", "load").items():
-        about = suite["workloads"][workload]
-        title = (
-            f"{workload}, {load:.0%} = {rows[0]['rate']:.3g} requests/s, {about['scale']:g} times"
-            f" faster than real time, TTFT limit {about['slo_s']:.3g} s"
-        )
-        section.tables.append(Table(title, heads, _fleet_lines(rows)))
-        for key, what in (("mean", "mean"), ("p99", "p99")):
-            bars = {}
-            for (name,), runs in grouped(rows, "contender").items():
-                if (value := median_of(runs, "ttft", key)) is not None:
-                    bars[name] = value
-            section.plots.append(
-                Bars(f"TTFT {what}, {workload} at {load:.0%}", "emulated seconds", bars)
-            )
-    faulty = [row for row in suite["rows"] if row["fault"]]
-    for (fault,), rows in grouped(faulty, "fault").items():
-        what = {
-            "kill": "a replica is killed and returns with an empty cache",
-            "slow": "a replica runs at a quarter of its speed from 40 % of the run on",
-            "hang": "a replica is suspended for a while with its connections open",
-        }[fault]
-        title = f"Fault: {what} ({rows[0]['workload']}, {rows[0]['load']:.0%})"
-        section.tables.append(Table(title, heads, _fleet_lines(rows)))
-        if any("phase" in row for row in rows):
-            title = f"The same, requests from the fault on ({fault})"
-            section.tables.append(Table(title, _PHASE_HEADS, _phase_lines(rows)))
-
-
-_PHASE_HEADS = ("contender", "runs", "TTFT mean", "p50", "p99", "e2e mean", "p99", "in time")
-
-
-def _phase_lines(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    lines = []
-    for (name,), all_runs in grouped(rows, "contender").items():
-        runs = [run for run in all_runs if "phase" in run]
-        in_time = median_of(runs, "phase", "goodput")
-        lines.append(
-            (
-                name,
-                str(len(runs)),
-                *(span(median_of(runs, "phase", "ttft", key)) for key in ("mean", "p50", "p99")),
-                *(span(median_of(runs, "phase", "e2e", key)) for key in ("mean", "p99")),
-                UNKNOWN if in_time is None else f"{in_time['median']:.1%}",
-            )
-        )
-    return lines
-
-
-def _runs(suite: Mapping[str, Any], section: ReportSection) -> None:
-    """Add the number, dates and commits of the runs, and the number of missing runs."""
-    rows = suite["rows"]
-    commits = {row["commit"]: None for row in rows if "commit" in row}
-    if commits:
-        dates = sorted(row["date"] for row in rows)
-        took = sum(row["took_s"] for row in rows) / 60
-        same = ", whose code is the same" if len(commits) > 1 else ""
-        section.text.append(
-            f"{len(rows)} runs, {took:.0f} minutes in total, {dates[0]} to {dates[-1]}, at"
-            f" {', '.join(commits)}{same}; the same command resumes the suite"
-            f" ({suite['journal']})."
-        )
-    if suite.get("left"):
-        section.text.append(f"{suite['left']} runs are missing.")
-    section.text.extend(f"FAILED: {each}" for each in suite.get("broken", ()))
-
-
-def _fleet_lines(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    lines = []
-    for (name,), runs in grouped(rows, "contender").items():
-        before = sum(run["failed_before"] for run in runs)
-        begun = sum(run["failed_begun"] for run in runs)
-        in_time = median_of(runs, "goodput")
-        hits = median_of(runs, "hit_ratio")
-        lines.append(
-            (
-                name,
-                str(len(runs)),
-                *(span(median_of(runs, "ttft", key)) for key in ("mean", "p50", "p90", "p99")),
-                *(span(median_of(runs, "e2e", key)) for key in ("mean", "p50", "p90", "p99")),
-                UNKNOWN if in_time is None else f"{in_time['median']:.1%}",
-                UNKNOWN if hits is None else f"{hits['median']:.1%}",
-                span(median_of(runs, "spread_computed")),
-                f"{before} / {begun}",
-                number(max(run["lag_p99_ms"] for run in runs), 1),
-                number(_median(runs, "busy_cores")),
-            )
-        )
-    return lines
 
 
 def _real(suite: Mapping[str, Any], section: ReportSection) -> None:
@@ -382,21 +220,11 @@ def _scale(suite: Mapping[str, Any], section: ReportSection) -> None:
             )
 
 
-def _missing(suite: Mapping[str, Any], section: ReportSection) -> None:
-    for package, why in suite["missing"].items():
-        section.text.append(f"{package} could not be installed and was not measured: {why}")
-
-
-def _median(runs: Sequence[Mapping[str, Any]], *path: str) -> float:
-    found = median_of(runs, *path)
-    return float("nan") if found is None else found["median"]
-
-
 _WRITERS: dict[str, Callable[[Mapping[str, Any], ReportSection], None]] = {
     "throughput": _throughput,
     "overhead": _overhead,
     "picker": _picker,
-    "fleet": _fleet,
+    "fleet": write_fleet,
     "real": _real,
     "abuse": _abuse,
     "control": _control,

@@ -7,14 +7,15 @@ from html import escape
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.report.aims import aims
+from bench.report.parts import Table
 from bench.report.plots import png
-from bench.report.tables import Table, sections
+from bench.report.tables import sections
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from bench.report.tables import ReportSection
+    from bench.report.parts import ReportSection
 
 _STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 84rem; margin: 2rem auto; padding: 0 1rem }

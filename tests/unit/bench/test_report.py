@@ -10,7 +10,8 @@ import pytest
 from bench.load.plan import Results
 from bench.report.aim import below
 from bench.report.aims import aims
-from bench.report.tables import grouped, number, sections, span
+from bench.report.parts import grouped, number, span
+from bench.report.tables import sections
 from bench.report.write import BEGIN, END, fill, write_report
 from bench.suites.scale import growth, line, telemetry_axes
 from bench.suites.summary import caches, distribution, median_of, served, since

@@ -12,11 +12,10 @@ from ext_proc.observability import otlp
 from ext_proc.observability import tracing as module
 from ext_proc.observability.tracing import TRACEPARENT, Tracing
 from support.peer import Peer
-from support.streams import CHAT_PATH, Messages, llm, router
+from support.streams import CHAT_PATH, PROMPT, Messages, llm, router
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
-PROMPT = {"text_input": "tell me about tides " * 60}
 
 
 @pytest.fixture

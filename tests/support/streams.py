@@ -21,6 +21,8 @@ CHAT_PATH = "/v1/chat/completions"
 GRPC_INFER = "/inference.GRPCInferenceService/ModelInfer"
 GRPC_STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 GRPC_LIVE = "/inference.GRPCInferenceService/ServerLive"
+PROMPT = {"text_input": "tell me about tides " * 60}
+"""A body with a prompt of four blocks."""
 
 
 def replicas(count: int, variant: str = "stable", base: int = 1) -> tuple[Endpoint, ...]:

@@ -70,11 +70,11 @@ coverage: $(VENV)/.dev ## check the branch coverage of unit and contract tests a
 	$(PY) -m coverage report --skip-covered --include='ext_proc/*' --fail-under=$(FLOOR_ext_proc)
 	$(PY) -m coverage report --skip-covered --include='xds_server/*' --fail-under=$(FLOOR_xds_server)
 
-check: $(VENV)/.dev ## check format, lint, types, imports, test ids, locks, generated code, cost of a request
+check: $(VENV)/.dev ## check format, lint, types, imports, layout, test ids, locks, generated code, cost of a request
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
-	$(PY) -m pytest -q tests/unit/test_architecture.py tests/unit/tools
+	$(PY) -m pytest -q tests/unit/test_architecture.py tests/unit/test_layout.py tests/unit/tools
 	$(PY) -m tools.lock_check
 	$(PY) tests/support/collection.py
 	$(PY) -m tidegate_api.generate --check

@@ -1,4 +1,4 @@
-"""The architecture: which module may import which, how folders are cut, and what tests must say.
+"""The architecture: which module may import which.
 
 Imports are read from the source, typing-only ones included; nothing is run. Where a test fails, its
 assertion lists the modules: move the code to the layer that needs it, or pass it as an argument.
@@ -14,13 +14,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.modules import MODULES, PRODUCT
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-ROOT = Path(__file__).resolve().parents[2]
-PRODUCT = ("ext_proc", "gateway", "xds_server", "tidegate", "tidegate_api", "tidegate_common")
-LABORATORY = ("bench",)
-PACKAGES = (*PRODUCT, *LABORATORY, "tools")
 
 LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "": (
@@ -212,31 +209,9 @@ ONLY_IN = {
 }
 """A foreign vocabulary, and the product's modules that may name it."""
 
-MAX_MODULES = 12
-FAMILIES = {
-    "ext_proc/routing/policies": "policies behind `Policy`",
-    "bench/suites": "suites of `tidegate bench`",
-}
-"""Folders of more than ``MAX_MODULES`` modules, each a family behind one interface."""
-MAX_LINES = 400
-
 
 def _under(module: str, parent: str) -> bool:
     return module == parent or module.startswith(parent + ".")
-
-
-def _modules() -> dict[str, Path]:
-    found = {}
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            if "_pb2" in path.name:
-                continue
-            parts = path.relative_to(ROOT).with_suffix("").parts
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
-
-
-MODULES = _modules()
 
 
 def _imports(path: Path) -> set[str]:
@@ -376,97 +351,8 @@ def test_relative_imports_are_not_used() -> None:
     assert not [module for module, names in _all_imports().items() if "." in names]
 
 
-def test_a_folder_holds_one_idea() -> None:
-    """No folder has more than a dozen modules, unless they are a family behind one interface."""
-    counts: dict[str, int] = {}
-    for path in MODULES.values():
-        if path.name != "__init__.py":
-            folder = path.parent.relative_to(ROOT).as_posix()
-            counts[folder] = counts.get(folder, 0) + 1
-    crowded = {folder for folder, count in counts.items() if count > MAX_MODULES}
-    assert crowded == set(FAMILIES)
-
-
-def test_a_class_name_has_one_meaning() -> None:
-    """No two public classes of the product have one name, Protocols included."""
-    homes: dict[str, list[str]] = {}
-    for module, path in MODULES.items():
-        if module.split(".")[0] in (*PRODUCT, "tools"):
-            for node in ast.parse(path.read_text()).body:
-                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                    homes.setdefault(node.name, []).append(module)
-    assert not {name: modules for name, modules in homes.items() if len(modules) > 1}
-
-
-def test_files_are_short() -> None:
-    """No module of the product has more than 400 lines."""
-    lines = {
-        module: path.read_text().count("\n")
-        for module, path in MODULES.items()
-        if module.split(".")[0] in PRODUCT
-    }
-    assert not [f"{module}: {count}" for module, count in lines.items() if count > MAX_LINES]
-
-
-def test_protos_hold_schemas_only() -> None:
-    """Generated code is in ``tidegate_api``, so a caller's folder ``protos`` hides nothing."""
-    assert {path.suffix for path in (ROOT / "protos").rglob("*") if path.is_file()} == {".proto"}
-
-
-def test_envoy_folder_is_no_package() -> None:
-    """A package named envoy would shadow Envoy's generated messages."""
-    assert not (ROOT / "envoy" / "__init__.py").exists()
-
-
 def test_layers_name_each_package_once() -> None:
     """No name stands in two layers of a package."""
     for rows in LAYERS.values():
         for lower, upper in pairwise(rows):
             assert not set(lower) & set(upper)
-
-
-def _functions(body: list[ast.stmt]) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Return the functions of a module, also those of its classes and conditions."""
-    for node in body:
-        if isinstance(node, (ast.ClassDef, ast.If)):
-            yield from _functions(node.body)
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield node
-
-
-def test_every_test_says_what_it_holds() -> None:
-    """Each test function has a docstring."""
-    wrong = [
-        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
-        for path in sorted((ROOT / "tests").rglob("test_*.py"))
-        for node in _functions(ast.parse(path.read_text()).body)
-        if node.name.startswith("test_") and not ast.get_docstring(node)
-    ]
-    assert not wrong
-
-
-def test_unit_tests_mirror_the_modules() -> None:
-    """Each folder of unit tests of the product exists as a folder of the product."""
-    wrong = [
-        folder.relative_to(ROOT).as_posix()
-        for package in (*PRODUCT, "tools")
-        for folder in (ROOT / "tests" / "unit" / package).rglob("*")
-        if folder.is_dir()
-        and folder.name != "__pycache__"
-        and not (ROOT / folder.relative_to(ROOT / "tests" / "unit")).is_dir()
-    ]
-    assert not wrong
-
-
-def test_the_project_stands_alone() -> None:
-    """No file names a path of a machine."""
-    needles = ("/" + "work/", "/" + "root/", "/" + "home/")
-    wrong = [
-        f"{path.relative_to(ROOT)}: {needle}"
-        for folder in (*PACKAGES, "protos", "tests", "docs", "models", "envoy", "deploy")
-        for path in sorted((ROOT / folder).rglob("*"))
-        if path.suffix in {".py", ".md", ".yaml", ".yml", ".pbtxt", ".toml", ".proto"}
-        for needle in needles
-        if needle in path.read_text()
-    ]
-    assert not wrong

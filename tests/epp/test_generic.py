@@ -1,6 +1,6 @@
 """Requests as gateways send them that know nothing of the fleet: rows of their own.
 
-All rows of ``test_requests`` run in this form too. The ids are those of
+All rows of ``test_requests`` and ``test_exchanges`` run in this form too. The ids are those of
 ``docs/reference/vectors.md``.
 """
 
@@ -13,11 +13,10 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
 from ext_proc.exchange import ExchangeOptions
 from ext_proc.routing.values.ticket import Outcome
-from support.epp import Proxy
+from support.epp import FIRST, SECOND, THIRD, Proxy
 from support.peer import Peer
 from support.streams import GRPC_INFER, MODE, Answer, Messages, frame, llm, replicas, router, vision
 
-FIRST, SECOND, THIRD = (f"10.0.0.{number}:8080" for number in (1, 2, 3))
 SUBSET = "x-gateway-destination-endpoint-subset"
 STANDARD = {"hi": "mom", "x-request-id": "test-request-id"}
 COMPLETION = json.dumps(

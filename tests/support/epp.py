@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import grpc
 
+from ext_proc.routing.values.reading import Reading
+from ext_proc.routing.values.ticket import Outcome
 from support.peer import PATIENCE_S, Peer
-from support.streams import GRPC_INFER, INFER_PATH, MODE, Answer, Messages
+from support.streams import GRPC_INFER, INFER_PATH, MODE, Answer, Messages, llm, replicas
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from ext_proc.routing.router import Router
+    from ext_proc.routing.values.pool import Pool
 
 Mode = Literal["none", "peek", "buffered", "streamed", "duplex"]
 MODES: tuple[Mode, ...] = ("none", "peek", "buffered", "streamed", "duplex")
@@ -34,6 +40,35 @@ POOL_BODY = {
     "duplex": "peek",
 }
 """Envoy's body mode -> ``body`` setting of the pool."""
+
+PROMPT = b'{"text_input": "' + b"tell me about tides " * 60 + b'", "max_tokens": 100}'
+CHAT = b'{"model": "toy-llm", "messages": [{"role": "user", "content": "hello"}], "temperature": 0}'
+
+FIRST, SECOND, THIRD = (f"10.0.0.{number}:8080" for number in (1, 2, 3))
+
+
+def pool(mode: Mode, count: int = 3, **changes: Any) -> Pool:
+    """Return the pool of a route with that body mode."""
+    return llm(body=POOL_BODY[mode], endpoints=replicas(count), **changes)
+
+
+def queued(
+    request_router: Router, *queues: float, running: float | None = None, at: float | None = None
+) -> None:
+    """Report queued requests of each replica's page to the picker."""
+    at = time.monotonic() if at is None else at
+    for number, waiting in enumerate(queues, 1):
+        request_router.registry.observe(
+            f"r{number}", [Reading(at=at, queued=waiting, running=running)]
+        )
+
+
+def ended(mode: Mode) -> Outcome:
+    """Return the outcome of a request whose stream ends without a response message.
+
+    Of a generic proxy that sends headers only the picker cannot know whether it has ended.
+    """
+    return Outcome.UNSEEN if Proxy.generic and mode == "none" else Outcome.DONE
 
 
 @dataclass

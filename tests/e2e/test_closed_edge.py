@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from itertools import product
 
 import grpc
@@ -14,12 +13,9 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import ResponseReceived, StreamReset
 
-from support.edge_stack import CHAT, EdgeStack
+from support.edge_stack import CHAT, GRPC, INFER, EdgeStack, answer, ask, served
 from support.sockets import Raw, h2_request, head
-from support.traffic import eventually
 
-INFER = "/v2/models/toy-llm/infer"
-GRPC = "/inference.GRPCInferenceService/"
 CLOSED = (
     "/flush_cache",
     "/update_weights_from_disk",
@@ -77,23 +73,6 @@ def forgotten(request):
     """Begin each test with nothing seen."""
     if "edge" in request.fixturenames:
         request.getfixturevalue("edge").forget()
-
-
-async def answer(raw: Raw) -> tuple[int, dict[str, str], bytes]:
-    """Read one response with a content length."""
-    top = (await asyncio.wait_for(raw.reader.readuntil(b"\r\n\r\n"), 30)).decode("latin1")
-    status, *lines = top.splitlines()
-    pairs = (line.partition(":") for line in lines if line)
-    headers = {name.lower(): value.strip() for name, _, value in pairs}
-    body = await raw.reader.readexactly(int(headers.get("content-length", "0")))
-    return int(status.split(" ", 2)[1]), headers, body
-
-
-async def ask(stack: EdgeStack, path: str, *lines: str, method: str = "POST", body: bytes = b""):
-    """Send one request on a connection of its own."""
-    async with Raw(stack.listener) as raw:
-        await raw.send(head(path, f"content-length: {len(body)}", *lines, method=method), body)
-        return await answer(raw)
 
 
 # --- paths --------------------------------------------------------------------------------------
@@ -316,54 +295,6 @@ async def test_http_1_0_is_served(edge):
         assert got.startswith(b"HTTP/1.0 200")
 
 
-@pytest.fixture(scope="module")
-async def strict(demo_extra):  # noqa: ARG001 - skips first
-    """Run a stack that reads whole bodies, with short times and small bounds."""
-    async with EdgeStack(
-        listener={"upload_timeout": "2s"},
-        routing={"body": "full", "max_body": 700_000},
-        bounds={"max_heap_mib": 192, "max_connections": 900},
-    ) as stack:
-        yield stack
-
-
-async def test_a_body_that_is_too_large_is_refused_in_the_dialect(strict):
-    """413 with OpenAI's object, with Triton's, and as a gRPC status."""
-    body = b" " * 800_000
-    status, headers, text = await ask(strict, INFER, body=body)
-    assert (status, headers["x-tidegate-reason"]) == (413, "too-large")
-    assert isinstance(json.loads(text)["error"], str)
-    status, _, text = await ask(strict, CHAT, body=body)
-    assert (status, json.loads(text)["error"]["code"]) == (413, "too-large")
-    async with grpc.aio.insecure_channel(strict.listener) as channel:
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await channel.unary_unary(GRPC + "ModelInfer")(body)
-    assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert "larger" in error.value.details()
-
-
-async def test_what_no_replica_can_serve_is_refused_in_the_dialect(demo_extra):  # noqa: ARG001
-    """503 with a reason and a time after which to try again, in each dialect."""
-    async with EdgeStack() as stack:
-        fleet = stack.first_fleet()
-        for pool in fleet["pools"]:
-            pool["drop_overload"] = 100
-        await stack.apply(fleet)
-        wanted = {"x-tidegate-reason": "unavailable", "retry-after": "1"}
-        status, headers, text = await ask(stack, INFER, body=b"{}")
-        assert (status, wanted.items() <= headers.items()) == (503, True)
-        assert isinstance(json.loads(text)["error"], str)
-        status, headers, text = await ask(stack, CHAT, body=b'{"model": "vision"}')
-        assert (status, wanted.items() <= headers.items()) == (503, True)
-        assert json.loads(text)["error"]["type"] == "server_error"
-        async with grpc.aio.insecure_channel(stack.listener) as channel:
-            with pytest.raises(grpc.aio.AioRpcError) as error:
-                await channel.unary_unary(GRPC + "ModelInfer")(b"\n\x07toy-llm")
-        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert not error.value.details().startswith("{")
-        assert stack.seen == []
-
-
 async def test_large_headers_reset_an_http_2_stream(edge):
     """Here Envoy has no answer in words, and the connection's other streams go on."""
     async with Raw(edge.listener) as raw:
@@ -373,103 +304,7 @@ async def test_large_headers_reset_an_http_2_stream(edge):
     assert edge.seen == []
 
 
-# --- time ---------------------------------------------------------------------------------------
-
-
-async def test_an_upload_that_drips_is_ended(strict):
-    """A byte now and then keeps a stream from being idle, but not from its bound."""
-    async with Raw(strict.listener) as raw:
-        began = time.monotonic()
-        await raw.send(head(CHAT, "content-length: 1000"))
-        reading = asyncio.create_task(answer(raw))
-        while not reading.done():
-            await raw.send(b" ")
-            await asyncio.sleep(0.2)
-            assert time.monotonic() - began < 20
-        status, headers, body = await reading
-    assert (status, headers["x-tidegate-reason"]) == (408, "timeout")
-    assert json.loads(body)["error"]["code"] == "timeout"
-    assert time.monotonic() - began > 1.9
-
-
-async def test_a_long_answer_is_not_ended(strict):
-    """The bound ends with the upload."""
-    strict.llm.hold_s = 4.0
-    try:
-        status, _, _ = await ask(strict, INFER, body=b"{}")
-    finally:
-        strict.llm.hold_s = 0.0
-    assert status == 200
-
-
-async def test_an_open_stream_without_an_answer_is_not_ended(strict):
-    """The first answer of a ModelStreamInfer may come long after its first message."""
-    async with grpc.aio.insecure_channel(strict.listener) as channel:
-        call = channel.stream_stream(GRPC + "ModelStreamInfer")()
-        await call.write(b"\n\x07toy-llm")
-        await asyncio.sleep(4.0)
-        await call.write(b"\n\x07toy-llm")  # the stand-in answers the second message
-        assert await asyncio.wait_for(call.read(), 30) == b""
-        await asyncio.sleep(3.0)
-        await call.write(b"\n\x07toy-llm")
-        assert await asyncio.wait_for(call.read(), 30) == b""
-        call.cancel()
-
-
 # --- floods -------------------------------------------------------------------------------------
-
-
-async def served(stack: EdgeStack) -> bool:
-    """Wait until a request is served."""
-    for _ in range(100):
-        try:
-            if (await ask(stack, "/v2", method="GET"))[0] == 200:
-                return True
-        except (OSError, EOFError):
-            pass
-        await asyncio.sleep(0.2)
-    return False
-
-
-async def test_half_uploads_stay_within_the_heap(strict):
-    """850 uploads of 512 KiB are twice the bound; Envoy stays within it and serves on."""
-    limit = 1.25 * 192 * 2**20 + 80 * 2**20
-    body = b"{" + b" " * 2**19
-    held: list[Raw] = []
-    most = 0
-
-    async def upload() -> None:
-        raw = Raw(strict.listener)
-        await raw.__aenter__()
-        held.append(raw)
-        raw.writer.write(head(INFER, "content-length: 690000") + body)
-
-    for _ in range(17):
-        await asyncio.gather(*(upload() for _ in range(50)), return_exceptions=True)
-        await asyncio.sleep(0.1)
-        most = max(most, strict.envoy_rss())
-    for raw in held:
-        raw.writer.close()
-    assert most < limit, f"{most / 2**20:.0f} MiB"
-    assert await served(strict)
-
-
-async def test_connections_are_counted(strict):
-    """Beyond the bound a connection is closed at once; the admin page is still there."""
-    held: list[Raw] = []
-    for _ in range(1000):
-        raw = Raw(strict.listener)
-        await raw.__aenter__()
-        held.append(raw)
-
-    async def closed() -> bool:
-        return sum(raw.reader.at_eof() for raw in held) >= 90
-
-    assert await eventually(closed)
-    await strict.envoy_page("server_info")
-    for raw in held:
-        raw.writer.close()
-    assert await served(strict)
 
 
 async def test_resets_without_end_close_the_connection(edge):

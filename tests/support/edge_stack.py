@@ -1,12 +1,14 @@
-"""A stack whose replicas answer every path, to see what Envoy lets through."""
+"""A stack whose replicas answer every path, to see what Envoy lets through, and requests to it."""
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from support.in_process_stack import ENVOY, InProcessStack
+from support.sockets import Raw, head
 from support.stand_in import HEALTH, StandIn
 from tidegate.stack.envoy import envoy_binary, envoy_command, envoy_environment, render_bootstrap
 
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 
 CHAT = "/v1/chat/completions"
 """Path of OpenAI that both pools share."""
+INFER = "/v2/models/toy-llm/infer"
+GRPC = "/inference.GRPCInferenceService/"
 
 
 class EdgeStack(InProcessStack):
@@ -102,3 +106,34 @@ class EdgeStack(InProcessStack):
         """Return Envoy's resident memory in bytes."""
         pid = self.supervisor.pid(ENVOY)
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
+
+
+async def answer(raw: Raw) -> tuple[int, dict[str, str], bytes]:
+    """Read one response with a content length."""
+    top = (await asyncio.wait_for(raw.reader.readuntil(b"\r\n\r\n"), 30)).decode("latin1")
+    status, *lines = top.splitlines()
+    pairs = (line.partition(":") for line in lines if line)
+    headers = {name.lower(): value.strip() for name, _, value in pairs}
+    body = await raw.reader.readexactly(int(headers.get("content-length", "0")))
+    return int(status.split(" ", 2)[1]), headers, body
+
+
+async def ask(
+    stack: EdgeStack, path: str, *lines: str, method: str = "POST", body: bytes = b""
+) -> tuple[int, dict[str, str], bytes]:
+    """Send one request on a connection of its own."""
+    async with Raw(stack.listener) as raw:
+        await raw.send(head(path, f"content-length: {len(body)}", *lines, method=method), body)
+        return await answer(raw)
+
+
+async def served(stack: EdgeStack) -> bool:
+    """Wait until a request is served."""
+    for _ in range(100):
+        try:
+            if (await ask(stack, "/v2", method="GET"))[0] == 200:
+                return True
+        except (OSError, EOFError):
+            pass
+        await asyncio.sleep(0.2)
+    return False

@@ -12,20 +12,12 @@ from functools import partial
 
 import aiohttp
 import grpc
-import orjson
 import pytest
-from aiohttp import web
 
 from support.replicas import PATIENT, Replica, stack_over
-from support.traffic import (
-    GENERATE,
-    Traffic,
-    admin,
-    eventually,
-    fresh_prompt,
-    metric,
-    picker_state,
-)
+from support.shown_health import eds_health, placed, shown
+from support.spans import collecting
+from support.traffic import GENERATE, Traffic, admin, eventually, fresh_prompt, metric
 from tidegate.stack.local import PICKER
 from tidegate.stack.processes.environment import service_environment
 from tidegate.stack.processes.ports import HeldPorts
@@ -65,31 +57,11 @@ async def stack(demo_extra, replicas):  # noqa: ARG001 - skips first
         yield running
 
 
-class Sink:
-    """A collector of spans."""
-
-    def __init__(self):
-        self.spans = []
-
-    async def export(self, request):
-        """Record the spans."""
-        for resource in (await request.json())["resourceSpans"]:
-            for scope in resource["scopeSpans"]:
-                self.spans += scope["spans"]
-        return web.json_response({})
-
-
 @pytest.fixture(scope="module")
 async def sink():
     """Run a collector at ``address``."""
-    made, app = Sink(), web.Application()
-    app.router.add_post("/v1/traces", made.export)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    made.address = f"127.0.0.1:{runner.addresses[0][1]}"
-    yield made
-    await runner.cleanup()
+    async with collecting() as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -117,32 +89,6 @@ async def other(stack, sink, listen):
             )
         yield page
         await supervisor.stop()
-
-
-async def shown(http, page, name):
-    """Return the state of a replica in a picker."""
-    async with http.get(f"http://{page}/debug/state") as answer:
-        pools = orjson.loads(await answer.read())["router"]["pools"]
-    return pools["llm"]["endpoints"][name] if pools else {"conditions": None}
-
-
-async def placed(http, stack, name, model):
-    """Return what the picker knows of version 1 of a model on a replica; empty = nothing."""
-    told = (await picker_state(http, stack))["probing"]["placement"][name] or {"models": {}}
-    return told["models"].get(model, {}).get("1", {})
-
-
-async def eds_health(http, stack, replica):
-    """Return a replica's health in Envoy, as set by the control server."""
-    async with http.get(f"http://{stack.envoy_admin}/clusters?format=json") as answer:
-        clusters = {one["name"]: one for one in (await answer.json())["cluster_statuses"]}
-    port = int(replica.address.rpartition(":")[2])
-    (host,) = (
-        host
-        for host in clusters["llm/stable/http"]["host_statuses"]
-        if host["address"]["socket_address"]["port_value"] == port
-    )
-    return host["health_status"].get("eds_health_status")
 
 
 async def more_than(replica, asked):
@@ -273,37 +219,6 @@ async def test_a_404_of_each_replica_is_repeated_once(http, stack, replicas):
     finally:
         for one in replicas:
             one.status, one.index = 200, ()
-
-
-async def test_the_repository_of_a_real_triton(http, new_stack):
-    """An unloaded model is shown with Triton's reason; the pool of the other model is unharmed."""
-    deep = {"health": {"repository": True, "interval": "300ms"}}
-    stack = await new_stack(
-        models=("vision", "toy-llm"), fleet={"pools": {"vision": deep, "llm": deep}}
-    )
-    one = stack.replicas[0]
-    model = f"http://{one.http}/v2/repository/models/vision"
-
-    async def endpoint(pool: str) -> dict:
-        state = await picker_state(http, stack)
-        return state["router"]["pools"][pool]["endpoints"][one.name]
-
-    async def out() -> bool:
-        row = await placed(http, stack, one.name, "vision")
-        return (row.get("state"), row.get("reason")) == ("UNAVAILABLE", "unloaded")
-
-    async def back() -> bool:
-        return (await endpoint("vision"))["conditions"] == []
-
-    try:
-        async with http.post(f"{model}/unload") as answer:
-            assert answer.status == 200
-        assert await eventually(out)
-        assert (await endpoint("llm"))["conditions"] == []
-    finally:
-        async with http.post(f"{model}/load") as answer:
-            assert answer.status == 200
-    assert await eventually(back)
 
 
 async def test_load_reports_in_answers_become_readings(http, stack, replicas):

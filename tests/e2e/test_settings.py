@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -12,14 +11,11 @@ import orjson
 import pytest
 import tritonclient.grpc.aio as triton_grpc
 
+from support.envoy_pages import clusters, envoy_page, limit, stat
 from support.replicas import Replica, stack_over
 from support.traffic import GENERATE, admin, eventually, metric, vision_inputs
-from tidegate.cli import envoy_check
-from tidegate.stack.envoy import envoy_binary
-from tidegate.terminal.errors import CliError
 from tidegate_api.admin.v1 import admin_pb2
 from tidegate_api.names import SERVED_BY_HEADER
-from xds_server.fleet.load import load_text
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("demo_extra")]
 
@@ -31,14 +27,6 @@ an idle machine; a cluster that warms takes at least 2,000."""
 
 Z_ONE_IN_A_MILLION = 4.8916
 """Standard normal quantile of a two-sided interval that chance leaves once in a million times."""
-
-
-EXAMPLES = sorted(Path(__file__).parents[2].joinpath("docs/examples").glob("*.yaml"))
-
-UNREADABLE = """
-listener: {tls: {certificate: /no/tls.crt, key: /no/tls.key}}
-pools: [{name: a, match: {models: [m]}, endpoints: [{http: "127.0.0.1:8000"}]}]
-"""
 
 
 @pytest.fixture(scope="module")
@@ -62,24 +50,6 @@ def _forget(replicas):
         replica.gate, replica.gaps_s, replica.status = None, (), 200
 
 
-async def envoy_page(http, stack, page: str) -> Any:
-    """Return a page of Envoy's admin interface as JSON."""
-    async with http.get(f"http://{stack.envoy_admin}/{page}") as answer:
-        return orjson.loads(await answer.read())
-
-
-async def clusters(http, stack) -> dict[str, dict[str, Any]]:
-    """Return Envoy's clusters by name."""
-    page = await envoy_page(http, stack, "clusters?format=json")
-    return {one["name"]: one for one in page["cluster_statuses"]}
-
-
-async def stat(http, stack, name: str) -> int:
-    """Return a counter or gauge of Envoy; 0 if it does not exist."""
-    page = await envoy_page(http, stack, "stats?format=json")
-    return sum(one.get("value", 0) for one in page["stats"] if one.get("name") == name)
-
-
 async def ask(http, stack, **headers: str) -> tuple[int, str]:
     """Send a request; return the status and the serving replica."""
     body = {"text_input": "hello", "max_tokens": 1}
@@ -101,16 +71,6 @@ async def at_once(http, stack, replica, count: int, until) -> set[int]:
     finally:
         replica.gate.set()
     return {status for status, _ in await asyncio.gather(*asked)}
-
-
-def limit(cluster: dict[str, Any], name: str) -> int:
-    """Return a default-priority limit of a cluster in Envoy."""
-    (default,) = (
-        one
-        for one in cluster["circuit_breakers"]["thresholds"]
-        if one.get("priority", "DEFAULT") == "DEFAULT"
-    )
-    return int(default[name])
 
 
 def as_it_is(_part: dict[str, Any]) -> None:
@@ -346,19 +306,6 @@ async def test_replicas_without_http_are_checked_over_grpc(new_stack, http):
     async with triton_grpc.InferenceServerClient(stack.grpc_address) as client:
         for _ in range(6):
             assert await client.infer("vision", vision_inputs())
-
-
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_envoy_itself_takes_the_examples(example):
-    """A real Envoy accepts the examples with `tidegate validate --envoy`."""
-    envoy_check.hold(load_text(example.read_text(), example.name), example.name, envoy_binary())
-
-
-def test_envoy_itself_refuses_what_it_cannot_use():
-    """A missing certificate is detected before anything is applied."""
-    fleet = load_text(UNREADABLE)
-    with pytest.raises(CliError, match=r"Envoy rejects fleet: .*/no/tls\.key"):
-        envoy_check.hold(fleet, "fleet", envoy_binary())
 
 
 async def test_connections_to_one_replica_are_limited(http, stack, replicas):

@@ -12,7 +12,6 @@ import contextlib
 import resource
 from typing import Any
 
-import grpc
 import pytest
 
 from monitoring.prometheus import scraping
@@ -22,8 +21,6 @@ from support.incidents import (
     Paged,
     Told,
     Witness,
-    aging,
-    certificates_told,
     positive,
     reason,
     status_of,
@@ -32,12 +29,11 @@ from support.incidents import (
 )
 from support.promql import EMPTY, Expression, alerts, panels, rules
 from support.replicas import stack_over
-from support.traffic import GENERATE, Traffic, eventually, fresh_prompt, picker_state
+from support.traffic import GENERATE, Traffic, admin, eventually, fresh_prompt, picker_state
 from tidegate.stack import local
 from tidegate.stack.envoy import envoy_binary, envoy_command, envoy_environment
 from tidegate.stack.processes.ports import HeldPorts
 from tidegate_api.admin.v1 import admin_pb2 as api
-from tidegate_api.admin.v1 import admin_pb2_grpc
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -237,13 +233,6 @@ async def _none(stack, words: str) -> bool:
     return not any(words in line for line in lines)
 
 
-@contextlib.asynccontextmanager
-async def admin(stack):
-    """Connect to the admin API."""
-    async with grpc.aio.insecure_channel(stack.admin_address) as channel:
-        yield admin_pb2_grpc.AdminStub(channel)
-
-
 async def test_a_mute_envoy(stack, witness, record_property) -> None:
     """It acknowledges nothing: detected 10 s after a change."""
     with stopped(stack.pid(local.ENVOY)):
@@ -386,23 +375,3 @@ async def test_a_foreign_envoy_that_passes_all(
             await task
             await stack._supervisor.kill("foreign")
     record_property("told_after", f"{took:.1f} s")
-
-
-async def test_certificates_that_end_soon(http, tmp_path, record_property) -> None:
-    """A tenth of their life is left: detected at the first look at the files. Scraped over TLS."""
-    async with aging(tmp_path) as (pair, seen, viewer):
-        assert viewer.pair is not None
-        tls = {
-            "ca_file": str(viewer.ca),
-            "cert_file": str(viewer.pair.certificate),
-            "key_file": str(viewer.pair.key),
-        }
-        jobs = {
-            f"tidegate-{name}": {"targets": [address], "scheme": "https", "tls_config": tls}
-            for name, address in pair.pages.items()
-        }
-        with HeldPorts() as ports:
-            async with scraping(http, tmp_path, ports.address(), jobs) as running:
-                seen.prometheus = running
-                took = [await seen.told(what) for what in certificates_told(pair)]
-    record_property("told_after", f"{max(took):.1f} s")

@@ -8,8 +8,10 @@ It runs only where ``TIDEGATE_XDS_HARNESS`` is the folder of its built checkout 
     go build -o xds-test-harness .
 
 The suite sets the state of the server by the calls of ``adapter.proto``, with versions of its own
-choice; ours are hashes of content, so the adapter makes snapshots with the suite's. Its scenarios
-over streams per resource type do not apply: such streams are refused (``server.unsupported``).
+choice; ours are hashes of content, so the adapter makes snapshots with the suite's. Where the suite
+adds a resource without another version of the set, which a hash never does, the adapter publishes
+the old set under another version first. Its scenarios over streams per resource type do not apply:
+such streams are refused (``server.unsupported``).
 """
 
 from __future__ import annotations
@@ -109,6 +111,9 @@ class Adapter:
         return self._protos.RemoveResourceResponse(success=True)
 
     def _put(self, request: Any) -> None:
+        if self._versions.get(request.typeUrl) == request.version:
+            self._versions[request.typeUrl] += "-"
+            self._publish()
         made = resource(request.typeUrl, request.resourceName, request.version)
         self._types.setdefault(request.typeUrl, {})[request.resourceName] = made
         self._versions[request.typeUrl] = request.version

@@ -6,7 +6,8 @@ Rules:
 2. A replica is reported silent only if no source reports on it any more.
 3. When no endpoint reports, routing continues by the ledger; this is logged once, and its end too.
 4. A replica whose page cannot be read ``SILENT_AFTER`` times in a row is logged, at most once in
-   ``COMPLAIN_S``, and so is its first page after that.
+   ``COMPLAIN_S``, and so is its first page after that. If it still cannot be read when
+   ``COMPLAIN_S`` have passed since the line before, that is logged then.
 5. Of several workers on a machine one leads, and only the leader reads pages. Each worker publishes
    everything that it collects to its peers, which handle it as if they had collected it themselves.
 """
@@ -322,7 +323,7 @@ class Hub:
         self._collected(ReadingsUpdate(endpoint, PAGE, readings, self._clock()))
 
     def _not_read(self, endpoint: str, failures: int, reason: str) -> None:
-        if failures == SILENT_AFTER:
+        if failures == SILENT_AFTER or (failures > SILENT_AFTER and endpoint not in self._unread):
             now = self._clock()
             if now - self._complained.get(endpoint, -COMPLAIN_S) >= COMPLAIN_S:
                 self._complained[endpoint] = now

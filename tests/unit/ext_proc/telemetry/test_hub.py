@@ -211,3 +211,15 @@ async def test_a_page_that_is_not_read_is_logged_and_its_return(made):
     made.hub.set_pools({})
     assert not made.hub._unread
     assert not made.hub._complained
+
+
+async def test_a_page_that_is_lost_again_within_a_minute_is_logged_after_it(made):
+    """Otherwise the last line would say that it is read, however long it is not."""
+    made.hub._not_read("a", SILENT_AFTER, "refused")
+    made.hub._read("a", (Reading(made.now, "m"),))
+    begun = made.now
+    with structlog.testing.capture_logs() as logs:
+        for failures in range(1, 200):
+            made.now = begun + failures
+            made.hub._not_read("a", failures, "refused")
+            assert [line["event"] for line in logs] == ["page_not_read"] * (failures >= COMPLAIN_S)

@@ -211,8 +211,8 @@ async def test_both_serve_while_one_is_older(binary, name, tmp_path) -> None:
             words = " ".join(said.split())  # lines are folded
             head = f"{old} is Envoy {'.'.join(map(str, build))} and is not sent what that refuses"
             lost = [f"- {each.lost}" for each in lacking(build)]
-            assert f"{head}; so: {' '.join(lost)}" in words
-            assert words.count("refuses; so:") == 1
+            assert (f"{head}; so: {' '.join(lost)}" in words) == bool(lost)  # 1.39 lacks nothing
+            assert words.count("refuses; so:") == (1 if lost else 0)
             assert "NACKED" not in said
         for line in lines.values():
             assert not line.wrong

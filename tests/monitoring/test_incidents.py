@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from ext_proc.telemetry.hub import COMPLAIN_S
 from monitoring.prometheus import scraping
 from support.existing_envoy import CLIENTS, PICKER, REPLICAS, edited, example, ext_proc, with_ports
 from support.incidents import (
@@ -190,6 +191,7 @@ async def test_a_sick_replica(
 
 async def test_stale_telemetry(http, stack, replicas, witness, record_property) -> None:
     """A metrics page that cannot be read: detected at the second failed scrape."""
+    await witness.loggable("page_not_read", "replica=r3", COMPLAIN_S)
     replicas[2].page = False
 
     async def detected() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -122,6 +123,16 @@ class Witness:
         took = time.monotonic() - begun
         sys.stdout.write(f"{what.alert[0]}: told after {took:.1f} s\n")  # pytest -rP shows it
         return took
+
+    async def loggable(self, event: str, words: str, every_s: float) -> None:
+        """Wait if an event was logged that is logged at most once in ``every_s``.
+
+        A busy machine can cause by itself what a test is about to cause.
+        """
+        texts = [path.read_text(errors="replace") for path in self.logs.iterdir()]
+        lines = [line for text in texts for line in text.splitlines() if event in line]
+        if any(words in line for line in lines):
+            await asyncio.sleep(every_s)
 
     async def _missing(self, what: Told) -> Any:
         lines = await self.status()

@@ -16,6 +16,7 @@ def test_rules_are_valid(path) -> None:
     _promtool("check", "rules", str(path))
 
 
+@pytest.mark.timeout(900)  # promtool takes 50 s of a core
 def test_alerts_fire_when_they_must_and_not_else() -> None:
     """Each with what it says, on series that are written down."""
     _promtool("test", "rules", str(FOLDER / "tests" / "alerts.yaml"))

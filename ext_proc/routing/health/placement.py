@@ -12,9 +12,10 @@ Rules:
 4. A request may be repeated after a 404 if a replica other than the pick has its model READY at
    that moment (``ready_next``).
 5. A 404 for a model that was READY at the pick, and since before it, is a *miss*: it calls for one
-   look at the replica. If the look finds the model READY as before, the model itself answers 404:
-   for ``OWN_S`` its requests are not repeated, and its 404s call for no look. So there is at most
-   one such look for each change of a placement.
+   look at the replica. If the look finds the model READY as before, its 404s there call for no
+   further look for ``OWN_S``: so there is at most one for each change of a placement. Either the
+   model itself answers 404, or it was unloaded and loaded again between two looks. What is found on
+   ``OWN_REPLICAS`` replicas is the model's own: meanwhile its requests are not repeated.
 6. At most ``MAX_ROWS`` rows of a replica are kept, ``MAX_VIEWS`` models of a pool are precomputed,
    ``MAX_TICKETS`` picks and ``MAX_MISSES`` misses are remembered.
 """
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 STALE_S: Final = 60.0
 OWN_S: Final = 10.0
+OWN_REPLICAS: Final = 2
 MAX_VIEWS: Final = 4096
 MAX_TICKETS: Final = 16_384
 MAX_MISSES: Final = 4096
@@ -51,7 +53,7 @@ class Holders(NamedTuple):
     ready: frozenset[EndpointKey]
     """Replicas that have it READY."""
     repeats: bool
-    """Whether a 404 is a sign of a changed placement (rule 5)."""
+    """Whether a 404 is a sign of a changed placement, not the model's own (rule 5)."""
 
 
 _UNKNOWN: Final = Holders(_NONE, _NONE, repeats=False)
@@ -115,7 +117,7 @@ class Placement:
         self._missed: dict[tuple[EndpointKey, str], float] = {}
         """Misses that await a look, and when they were noticed."""
         self._own: dict[tuple[EndpointKey, str], float] = {}
-        """Models that answer 404 themselves, and when that was found."""
+        """Misses after which the model was READY as before, and when they were noticed."""
         self.looks = 0
         """Looks that misses called for, since the start."""
         self.changes = 0
@@ -223,7 +225,7 @@ class Placement:
         if not ready:
             return _UNKNOWN
         model = name[0] if isinstance(name, tuple) else name
-        repeats = not any((key, model) in self._own for key in ready)
+        repeats = sum((key, model) in self._own for key in ready) < OWN_REPLICAS
         lacking = [key for key, state in states.items() if state is not _READY and state]
         return Holders(frozenset(lacking), ready, repeats)
 

@@ -274,16 +274,27 @@ def test_a_404_that_the_table_expected_calls_for_no_look(missing):
 
 
 def test_a_model_that_answers_404_itself_is_not_repeated(missing):
-    """The look finds it READY as before: for a while its 404s are answers like others."""
+    """Looks find it READY as before, twice: for a while its 404s are answers like others."""
     router, asked = missing
     assert decide(router).repeat_missing
-    router.placement.missed(decide(router).ticket.id, R0, 2.0)
-    router.placement.take(R0, listing(3.0, "a"))
+    for key in (R0, R1):
+        router.placement.missed(decide(router).ticket.id, key, 2.0)
+        router.placement.take(key, listing(3.0, "a"))
     assert not decide(router, now=4.0).repeat_missing
-    assert not router.placement.missed(decide(router, now=4.0).ticket.id, R1, 5.0)
-    assert asked == [R0]
+    assert not router.placement.missed(decide(router, now=4.0).ticket.id, R2, 5.0)
+    assert asked == [R0, R1]
     router.placement.sweep(2.0 + OWN_S + 1)
     assert decide(router, now=14.0).repeat_missing
+
+
+def test_a_model_that_was_loaded_again_is_repeated(missing):
+    """Between two looks: the table never saw that the replica lacked it."""
+    router, asked = missing
+    router.placement.missed(decide(router).ticket.id, R0, 2.0)
+    router.placement.take(R0, listing(3.0, "a"))
+    assert decide(router, now=4.0).repeat_missing
+    assert not router.placement.missed(decide(router, now=4.0).ticket.id, R0, 5.0)
+    assert asked == [R0]
 
 
 names = st.sampled_from(["a", "b", "c"])

@@ -12,11 +12,14 @@ if TYPE_CHECKING:
 
 
 def worker_pids(stack: LocalStack) -> dict[int, int]:
-    """Return the process ids of the workers by their number."""
+    """Return the process ids of the workers by their number, but of those that end meanwhile."""
     parent = stack.pid(PICKER)
     found = {}
     for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
         if b"ext_proc.workers" in words:
             found[int(words[words.index(b"ext_proc.workers") + 2])] = int(pid)
     return found

@@ -87,7 +87,7 @@ async def test_it_serves_once_it_knows_the_pools_and_stops_on_sigterm(control):
 
 
 async def drained(control):
-    """Return whether a drain is over: nobody is waited for."""
+    """Return whether a drain is over: no client is waited for."""
     await control.drain("r1")
     return (await control.status()).settled
 

@@ -124,7 +124,7 @@ class PlacedModels:
         return wanted
 
     async def ask(self, url: str, model: str) -> tuple[int, str]:
-        """Send one request; return its status, and who served it or why nobody did."""
+        """Send one request; return its status, and which replica served it or why none did."""
         where = f"{url}/v2/models/{model}/infer"
         async with self._http.post(where, data=BODY) as answer:
             text = await answer.read()

@@ -175,7 +175,7 @@ def test_retries_never_exceed_the_law():
 
 
 def test_a_404_is_repeated_once_and_only_where_another_replica_has_the_model():
-    """It is the only begun answer that is; a second one, or one of a name nobody has, is final."""
+    """It is the only begun answer that is; a second one, or one of an unknown name, is final."""
     for attempt in attempts():
         marked = attempt._replace(elsewhere=True)
         missing = attempt.ended is Ended.DONE and (

@@ -67,7 +67,7 @@ def test_a_retried_request_has_no_time():
 
 
 def test_a_request_that_failed_is_forgotten():
-    """Its number may be told again by nobody."""
+    """No further entry has its number."""
     times = AnswerTimes()
     times.take(running(1.0), 7)
     assert times.forget(7)

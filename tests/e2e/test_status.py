@@ -20,9 +20,8 @@ from support.traffic import (
     eventually,
     fresh_prompt,
     metric,
-    picker_state,
 )
-from support.workers import worker_pids
+from support.workers import states, worker_pids
 from tidegate_api.admin.v1 import admin_pb2, admin_pb2_grpc
 
 OUTLIER = {"base_ejection": "20s", "interval": "2s", "frozen_after": "1500ms"}
@@ -112,8 +111,9 @@ async def test_a_sick_replica_is_named(
     sick, released = replicas[number], asyncio.Event()
 
     async def detected() -> bool:
-        found = (await picker_state(http, stack))["router"]["pools"]["llm"]["endpoints"]
-        return condition in found[sick.name]["conditions"]
+        """Whether a worker has: another one that sends it nothing more may not."""
+        found = [each["router"]["pools"]["llm"]["endpoints"] for each in await states(http, stack)]
+        return any(condition in endpoints[sick.name]["conditions"] for endpoints in found)
 
     async def named() -> bool:
         status = await ask(stack, "GetStatus", admin_pb2.GetStatusRequest())
@@ -136,7 +136,7 @@ async def test_a_sick_replica_is_named(
             sick.gate = released
         else:
             sick.status = 500
-        assert await eventually(detected), await picker_state(http, stack)
+        assert await eventually(detected), await states(http, stack)
         begun = time.monotonic()
         status = admin_pb2.GetStatusRequest()
         assert await eventually(named, TOLD_S), await ask(stack, "GetStatus", status)

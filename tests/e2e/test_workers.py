@@ -24,7 +24,7 @@ from support.traffic import (
     fresh_prompt,
     metric,
 )
-from support.workers import worker_pids
+from support.workers import states, worker_pids
 from tidegate.stack.local import PICKER, LocalStack
 from tidegate_api.names import SERVED_BY_HEADER
 
@@ -41,15 +41,6 @@ async def crew(new_module_stack) -> LocalStack:
     """
     change = {"pools": {"llm": {"routing": {"policy": "prefix-affinity"}}}}
     return await new_module_stack(workers=2, fleet=change)
-
-
-async def states(http, stack) -> list[dict]:
-    """Return the ``/debug/state`` of each worker."""
-    found = []
-    for page in stack.picker_pages:
-        async with http.get(f"http://{page}/debug/state") as answer:
-            found.append(orjson.loads(await answer.read()))
-    return found
 
 
 async def picks(http, stack) -> list[float]:

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import orjson
 
 from tidegate.stack.local import PICKER
 
 if TYPE_CHECKING:
+    import aiohttp
+
     from tidegate.stack.local import LocalStack
+
+
+async def states(http: aiohttp.ClientSession, stack: LocalStack) -> list[dict[str, Any]]:
+    """Return the ``/debug/state`` of each worker."""
+    found = []
+    for page in stack.picker_pages:
+        async with http.get(f"http://{page}/debug/state") as answer:
+            found.append(orjson.loads(await answer.read()))
+    return found
 
 
 def worker_pids(stack: LocalStack) -> dict[int, int]:

@@ -72,6 +72,8 @@ class PageClient(asyncio.Protocol):
         self._done: Done | None = None
         self._again = False
         """The request may be sent once more."""
+        self.kept = False
+        """Whether the last fetch used the connection of the one before it."""
         self._parser = httptools.HttpResponseParser(self)
         self._begin()
 
@@ -89,7 +91,7 @@ class PageClient(asyncio.Protocol):
         if self._address is None:
             loop.call_soon(self._end, BadPage("the URL is not an http or https URL"))
         elif self._transport is not None and not self._transport.is_closing():
-            self._again = True
+            self._again = self.kept = True
             self._send()
         else:
             self._connect(loop)
@@ -196,6 +198,7 @@ class PageClient(asyncio.Protocol):
         self._whole = False
 
     def _connect(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.kept = False
         self._connecting = loop.create_task(self._open(loop))
 
     async def _open(self, loop: asyncio.AbstractEventLoop) -> None:

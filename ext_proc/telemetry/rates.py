@@ -3,13 +3,15 @@
 Rules:
 
 1. A rate needs two pages and progress between them; otherwise it is unknown, not 0.
-2. A success counter below its last known value means that the replica (or a model in it) was
-   restarted, whether seen directly or after failed scrapes. Nothing is computed across a restart.
-   It is no restart where the page says that the process started when it did before: a model was
-   reloaded, or its counters reset. Then nothing is computed for that model.
-   Counters of models that left the page are remembered, because a restarted server shows a model
-   only once it is loaded again.
-3. At most ``MAX_MODELS`` models are remembered.
+2. A success counter below its last known value means that the replica was restarted, whether seen
+   directly or after failed scrapes. Nothing is computed across a restart. Counters of models that
+   left the page are remembered, because a restarted server shows a model only once it is loaded
+   again.
+3. It is no restart where the process is known to be the same: the page says that it started when
+   it did before, or it came over the connection of the page before and another model's counter
+   went on. Then a model was loaded again, and nothing is computed for that model only. The
+   connection alone proves nothing: a proxy may keep it.
+4. At most ``MAX_MODELS`` models are remembered.
 """
 
 from __future__ import annotations
@@ -44,25 +46,35 @@ class Rates:
     def __len__(self) -> int:
         return len(self._known)
 
-    def take(self, page: PageReadings) -> Rated:
-        """Process a page; return its readings with their rates."""
+    def take(self, page: PageReadings, *, kept: bool = False) -> Rated:
+        """Process a page; return its readings with their rates.
+
+        Args:
+            page: The page.
+            kept: It came over the connection that brought the page before it.
+        """
         known = self._known
-        fell = any(
-            count < earlier
-            for key, count in page.successes.items()
-            if key in known and (earlier := known[key][1].successes) is not None
-        )
+        fell, went_on = set[ModelVersion](), False
+        for key, count in page.successes.items():
+            earlier = known[key][1].successes if key in known else None
+            if earlier is None:
+                continue
+            if count < earlier:
+                fell.add(key)
+            elif earlier > 0:
+                went_on = True
         started, before = page.started_unix_s, self._started_unix_s
         if started is not None:
             self._started_unix_s = started
-        if fell:
-            known.clear()
-        fell = fell and (started is None or started != before)
+        told = started is not None and before is not None
+        same = started == before if told else kept and went_on
+        for key in fell if same else tuple(known) if fell else ():
+            del known[key]
         rated = tuple(self._rated(each, page) for each in page.readings)
         for key, counters in page.counters.items():
             if key in known or len(known) < MAX_MODELS:
                 known[key] = (page.at, counters)
-        return Rated(rated, fell)
+        return Rated(rated, bool(fell) and not same)
 
     def _rated(self, reading: Reading, page: PageReadings) -> Reading:
         if reading.model is None:

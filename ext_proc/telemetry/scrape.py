@@ -253,7 +253,7 @@ class Scraper:
         return parsed
 
     def _report(self, endpoint: str, target: _Target, page: PageReadings) -> None:
-        rated = target.rates.take(page)
+        rated = target.rates.take(page, kept=target.client.kept)
         if rated.restarted:
             target.restarts += 1
             self._on_restart(endpoint)

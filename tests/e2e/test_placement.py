@@ -175,6 +175,27 @@ async def test_an_unload_moves_that_model_only(http, stack, models):
     assert await eventually(shown)
 
 
+async def test_a_model_that_is_loaded_again_is_no_restart(http, stack, models):
+    """Its counter falls to zero; what the picker knows of the replica's other models stays."""
+    await models.change({(NAMES[1], "r1"): True, (NAMES[2], "r1"): True})
+    replica = models.replica("r1")
+
+    async def read_since(at):
+        now, page = time.monotonic(), (await picker_state(http, stack))["telemetry"]["pages"]["r1"]
+        return now - page["last_ok_age_s"] > at
+
+    for _ in range(3):
+        for name in NAMES[1:3]:
+            assert (await models.ask(replica.http_url, name))[0] == 200
+        assert await eventually(partial(read_since, time.monotonic()))
+        await models.change({(NAMES[1], "r1"): False})
+        await models.change({(NAMES[1], "r1"): True})
+        assert await eventually(partial(read_since, time.monotonic()))
+    state = await picker_state(http, stack)
+    assert state["telemetry"]["pages"]["r1"]["restarts"] == 0
+    assert state["probing"]["placement"]["r1"] is not None
+
+
 async def test_a_name_that_no_replica_has_is_asked_once(http, stack, models):
     """Its 404 is the replica's own, unrepeated, over both protocols."""
     before = await counter(http, stack, "upstream_rq_retry")

@@ -75,6 +75,10 @@ class PlacedModels:
         """Return the replicas that have a model loaded."""
         return {replica for name, replica in self.since if name == model}
 
+    def replica(self, name: str) -> TritonReplica:
+        """Return one of the replicas."""
+        return self._tritons.replica(name)
+
     async def change(self, wanted: dict[tuple[str, str], bool]) -> None:
         """Load and unload: by model and replica, whether it should be loaded."""
         places = {each.name: asyncio.Semaphore(AT_ONCE) for each in self._tritons.replicas}

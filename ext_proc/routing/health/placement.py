@@ -8,7 +8,8 @@ Rules:
 2. A model is READY on a replica if the requested version is, or any version where a request names
    none. What a whole listing does not name is UNAVAILABLE.
 3. A replica is barred from one model's requests only, and only while another replica of the pool
-   has that model READY: a name that no replica has is answered by whichever replica is chosen.
+   has that model READY, or may have it because nothing is known of that replica. A name that no
+   replica has is answered by whichever replica is chosen.
 4. A request may be repeated after a 404 if a replica other than the pick has its model READY at
    that moment (``ready_next``).
 5. A 404 for a model that was READY at the pick, and since before it, is a *miss*: it calls for one
@@ -49,14 +50,14 @@ class Holders(NamedTuple):
     """Which replicas of a pool have one model."""
 
     barred: frozenset[EndpointKey]
-    """Replicas that do not have it READY, if another one has."""
+    """Replicas that do not have it READY, if another one has or may have it."""
     ready: frozenset[EndpointKey]
     """Replicas that have it READY."""
     repeats: bool
     """Whether a 404 is a sign of a changed placement, not the model's own (rule 5)."""
 
 
-_UNKNOWN: Final = Holders(_NONE, _NONE, repeats=False)
+_NOWHERE: Final = Holders(_NONE, _NONE, repeats=False)
 
 
 class Placed(NamedTuple):
@@ -216,16 +217,15 @@ class Placement:
         return found
 
     def _seen(self, pool: str, name: _Name) -> Holders:
+        held = self._held
         states = {
-            key: held.state(name)
-            for key in self._members[pool]
-            if (held := self._held.get(key)) is not None
+            key: held[key].state(name) if key in held else None for key in self._members[pool]
         }
         ready = frozenset(key for key, state in states.items() if state is _READY)
-        if not ready:
-            return _UNKNOWN
+        if not ready and None not in states.values():
+            return _NOWHERE
         model = name[0] if isinstance(name, tuple) else name
-        repeats = sum((key, model) in self._own for key in ready) < OWN_REPLICAS
+        repeats = bool(ready) and sum((key, model) in self._own for key in ready) < OWN_REPLICAS
         lacking = [key for key, state in states.items() if state is not _READY and state]
         return Holders(frozenset(lacking), ready, repeats)
 

@@ -82,6 +82,18 @@ async def test_a_connection_is_kept(answer):
     assert b"accept-encoding: identity\r\n" in server.requests[0]
 
 
+async def test_a_client_knows_whether_it_kept_the_connection():
+    """Not for the first page, nor for one after the server has closed."""
+    server = Server(SIZED, SIZED, TO_THE_END, SIZED)
+    kept = []
+    async with serving(server) as client:
+        for _ in range(4):
+            assert await fetch(client) == PAGE
+            kept.append(client.kept)
+            server.closes = len(kept) == 2
+    assert kept == [False, True, True, False]
+
+
 async def test_a_page_may_end_with_its_connection():
     """Without a length the end of the connection is the end of the page."""
     server = Server(TO_THE_END, TO_THE_END, closes=True)

@@ -84,6 +84,46 @@ def test_a_start_that_is_not_told_on_both_pages_proves_nothing(before, after):
     assert rates.take(since(page(2.0, 4), after)).restarted
 
 
+def two(at, one, other):
+    """Return a page with two models."""
+    return read_all(
+        f'nv_inference_request_success{{model="m",version="1"}} {one}\n'
+        f'nv_inference_queue_duration_us{{model="m",version="1"}} {one}000000\n'
+        f'nv_inference_request_success{{model="n",version="1"}} {other}\n'
+        f'nv_inference_queue_duration_us{{model="n",version="1"}} {other}000000\n',
+        at,
+    )
+
+
+def test_a_model_that_was_loaded_again_is_no_restart():
+    """Its counter fell, another one went on, and the connection is the same: one process."""
+    rates = Rates()
+    rates.take(two(1.0, 10, 5))
+    rated = rates.take(two(2.0, 0, 7), kept=True)
+    assert not rated.restarted
+    assert [each.queue_s for each in rated.readings] == [None, 1.0]
+    assert not rates.take(two(3.0, 1, 7), kept=True).restarted
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "kept"),
+    [(0, 7, False), (0, 0, True), (0, 4, True)],
+    ids=["another connection", "both fell to zero", "both fell"],
+)
+def test_counters_that_fell_are_a_restart(one, other, kept):
+    """On another connection, or where no model's counter went on: a proxy keeps connections."""
+    rates = Rates()
+    rates.take(two(1.0, 10, 5))
+    assert rates.take(two(2.0, one, other), kept=kept).restarted
+
+
+def test_a_model_without_requests_proves_nothing():
+    """Its counter was zero before, so a new process would show the same."""
+    rates = Rates()
+    rates.take(two(1.0, 10, 0))
+    assert rates.take(two(2.0, 0, 3), kept=True).restarted
+
+
 def test_the_start_is_read_from_the_page():
     """Prometheus' clients export it; several values (several processes) tell nothing."""
     assert read_all("process_start_time_seconds 1.7e9\n", 1.0).started_unix_s == 1.7e9

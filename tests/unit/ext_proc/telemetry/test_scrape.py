@@ -204,6 +204,22 @@ async def test_restart(replica, fails_between):
         assert scraper.state()["r"]["restarts"] == 1
 
 
+@pytest.mark.parametrize("fails_between", [False, True])
+async def test_a_model_that_is_loaded_again_is_no_restart(replica, fails_between):
+    """Where another model goes on, unless the connection broke meanwhile."""
+    recorder = Recorder()
+    async with scraping(recorder, {"r": replica.url}) as scraper:
+        replica.body = page(9) + page(9, model="other")
+        await scraper.scrape_once("r")
+        if fails_between:
+            replica.status = 500
+            await scraper.scrape_once("r")
+            replica.status = 200
+        replica.body = page(0) + page(9, model="other")
+        await scraper.scrape_once("r")
+        assert scraper.state()["r"]["restarts"] == int(fails_between)
+
+
 async def test_restart_is_seen_when_the_model_comes_back(replica):
     """A model that was missing while the server restarted is still compared."""
     recorder = Recorder()

@@ -8,12 +8,14 @@ import os
 import shutil
 import signal
 from collections import Counter
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
+from support.certificates import Authority
 from support.control_process import served
 from support.placed_models import BODY, CONFIG, PlacedModels
+from support.tls_front import TlsFront
 from support.traffic import admin, eventually
 from tidegate.stack.processes.ports import HeldPorts
 from tidegate.stack.tritons.replica import (
@@ -255,6 +257,75 @@ async def test_a_killed_control_server_ends_operations_when_it_is_back(
             told = (await run.admin.ListRevisions(api.ListRevisionsRequest())).operations
             outcomes = [(each.kind, each.phase) for each in told]
             assert outcomes == [("load", "undone"), ("unload", "done"), ("load", "done")]
+
+
+@asynccontextmanager
+async def held_while_comparing(tritons, folder):
+    """Yield the file of a fleet whose last Triton holds its configuration back, and its front."""
+    authority = Authority(folder, "ca")
+    pair = authority.sign("replica", "DNS:triton.test")
+    tls = {"ca": str(authority.own.certificate), "server_name": "triton.test"}
+    fronts = [TlsFront(each.http) for each in tritons.replicas[:-1]]
+    fronts.append(TlsFront(tritons.replicas[-1].http, holds=b"/config"))
+    async with AsyncExitStack() as stack:
+        for front in fronts:
+            await stack.enter_async_context(front.serve(authority.server(pair, ask_clients=False)))
+        at = [
+            {"id": each.name, "http": front.address}
+            for each, front in zip(tritons.replicas, fronts, strict=True)
+        ]
+        file = folder / "fleet.yaml"
+        file.write_text(
+            json.dumps({"pools": [pool_of(at) | {"default": True, "upstream_tls": tls}]}), "utf-8"
+        )
+        yield file, fronts[-1]
+
+
+async def test_an_abort_while_replicas_are_compared_leaves_nothing(
+    http, stack, tritons, models, tmp_path
+):
+    """One of them keeps the question; all are asked over TLS."""
+    async with (
+        requests(stack, models),
+        held_while_comparing(tritons, tmp_path) as (file, front),
+        served(file, tmp_path / "state") as run,
+    ):
+        request = api.LoadModelRequest(pool="loads", model=SLOW, parallel=3)
+        number = (await run.admin.LoadModel(request)).number
+        await front.held.wait()
+        assert await having(http, tritons, SLOW) == ["r1", "r2", "r3"]
+        made = await run.admin.AbortModel(api.AbortModelRequest(operation=number, options=WAIT))
+        assert (made.phase, made.why[:7]) == ("undone", "aborted")
+    assert await having(http, tritons, SLOW) == []
+
+
+async def test_a_control_server_that_is_killed_while_it_compares_compares_again(
+    http, stack, tritons, models, tmp_path
+):
+    """The models stay loaded meanwhile, and the operation ends as it would have."""
+    async with (
+        requests(stack, models),
+        held_while_comparing(tritons, tmp_path) as (file, front),
+    ):
+        async with served(file, tmp_path / "state") as run:
+            request = api.LoadModelRequest(pool="loads", model=SLOW, parallel=3)
+            number = (await run.admin.LoadModel(request)).number
+            await front.held.wait()
+            os.kill(run.process.pid, signal.SIGKILL)
+        assert await having(http, tritons, SLOW) == ["r1", "r2", "r3"]
+        front.released.set()
+        async with served(file, tmp_path / "state") as run:
+
+            async def over() -> bool:
+                return (await steps_of(run.admin, number))[0].ended
+
+            assert await eventually(over)
+            made, steps = await steps_of(run.admin, number)
+            assert (made.phase, steps.count("comparing")) == ("done", 1), steps
+            assert "the control server was restarted" in steps
+            request = api.UnloadModelRequest(pool="loads", model=SLOW, options=FORCE)
+            assert (await run.admin.UnloadModel(request)).phase == "done"
+    assert await having(http, tritons, SLOW) == []
 
 
 @pytest.mark.usefixtures("models")

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import json
 import shutil
-import sys
 
 import aiohttp
 import pytest
@@ -16,6 +13,7 @@ from support.certificates import Authority
 from support.control_process import served
 from support.fleets import endpoint, pool
 from support.replicas import Replica
+from support.service_process import ready_models, running
 from support.traffic import eventually
 from tidegate_api.names import REPLICAS_HEADER
 
@@ -28,36 +26,6 @@ LACKING = {"name": "n", "version": "1", "state": "UNAVAILABLE", "reason": "unloa
 def ready(name):
     """Return the entry of a model that is loaded."""
     return {"name": name, "version": "1", "state": "READY"}
-
-
-@contextlib.asynccontextmanager
-async def running(module, started, **options):
-    """Run a service; yield the event of its start and all its events; kill it at the end."""
-    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", module, "--log-format", "json", *words),
-        stderr=asyncio.subprocess.PIPE,
-    )
-    events: list[dict] = []
-    up = asyncio.Event()
-
-    async def read() -> None:
-        async for line in process.stderr:
-            with contextlib.suppress(ValueError):
-                events.append(json.loads(line))
-                if events[-1]["event"] == started:
-                    up.set()
-
-    reading = asyncio.create_task(read())
-    try:
-        async with asyncio.timeout(60):
-            await up.wait()
-        yield next(each for each in events if each["event"] == started), events
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-        await reading
 
 
 async def test_a_fleet_of_replicas_with_tls_is_known_as_any_other(tmp_path):
@@ -117,15 +85,7 @@ async def test_a_fleet_of_replicas_with_tls_is_known_as_any_other(tmp_path):
 
         async def placed() -> dict[str, set[str]]:
             async with http.get(f"http://{picker['metrics']}/debug/state") as answer:
-                found = (await answer.json())["probing"]["placement"]
-            return {
-                replica: {
-                    model
-                    for model, versions in (listing or {"models": {}})["models"].items()
-                    if any(each["state"] == "READY" for each in versions.values())
-                }
-                for replica, listing in found.items()
-            }
+                return ready_models(await answer.json())
 
         async def index() -> tuple[str, dict[str, str]]:
             async with http.post(f"http://{gateway['http']}/v2/repository/index") as answer:

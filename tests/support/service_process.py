@@ -1,0 +1,50 @@
+"""A picker or a gateway in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+
+
+@contextlib.asynccontextmanager
+async def running(module, started, **options):
+    """Run a service; yield the event of its start and all its events; kill it at the end."""
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", module, "--log-format", "json", *words),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    events: list[dict] = []
+    up = asyncio.Event()
+
+    async def read() -> None:
+        async for line in process.stderr:
+            with contextlib.suppress(ValueError):
+                events.append(json.loads(line))
+                if events[-1]["event"] == started:
+                    up.set()
+
+    reading = asyncio.create_task(read())
+    try:
+        async with asyncio.timeout(60):
+            await up.wait()
+        yield next(each for each in events if each["event"] == started), events
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        await reading
+
+
+def ready_models(state):
+    """Return what a picker knows READY, by replica: its ``/debug/state``."""
+    return {
+        replica: {
+            model
+            for model, versions in (listing or {"models": {}})["models"].items()
+            if any(each["state"] == "READY" for each in versions.values())
+        }
+        for replica, listing in state["probing"]["placement"].items()
+    }

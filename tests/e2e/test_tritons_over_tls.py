@@ -1,4 +1,4 @@
-"""Real Tritons behind TLS: a picker and a gateway know their models, and models are loaded there."""
+"""Real Tritons behind TLS: a picker and a gateway know their models; loads reach them."""
 
 from __future__ import annotations
 

@@ -8,8 +8,9 @@ Rules:
 2. A model is READY on a replica if the requested version is, or any version where a request names
    none. What a whole listing does not name is UNAVAILABLE.
 3. A replica is barred from one model's requests only, and only while another replica of the pool
-   has that model READY, or may have it because nothing is known of that replica. A name that no
-   replica has is answered by whichever replica is chosen.
+   has that model READY: a name that no replica has is answered by whichever replica is chosen. That
+   holds beside a replica of which nothing is known, too: it may be dead, and engines serve names
+   that they do not list.
 4. A request may be repeated after a 404 if a replica other than the pick has its model READY at
    that moment (``ready_next``).
 5. A 404 for a model that was READY at the pick, and since before it, is a *miss*: it calls for one
@@ -50,14 +51,14 @@ class Holders(NamedTuple):
     """Which replicas of a pool have one model."""
 
     barred: frozenset[EndpointKey]
-    """Replicas that do not have it READY, if another one has or may have it."""
+    """Replicas that do not have it READY, if another one has."""
     ready: frozenset[EndpointKey]
     """Replicas that have it READY."""
     repeats: bool
     """Whether a 404 is a sign of a changed placement, not the model's own (rule 5)."""
 
 
-_NOWHERE: Final = Holders(_NONE, _NONE, repeats=False)
+_UNKNOWN: Final = Holders(_NONE, _NONE, repeats=False)
 
 
 class Placed(NamedTuple):
@@ -217,15 +218,16 @@ class Placement:
         return found
 
     def _seen(self, pool: str, name: _Name) -> Holders:
-        held = self._held
         states = {
-            key: held[key].state(name) if key in held else None for key in self._members[pool]
+            key: held.state(name)
+            for key in self._members[pool]
+            if (held := self._held.get(key)) is not None
         }
         ready = frozenset(key for key, state in states.items() if state is _READY)
-        if not ready and None not in states.values():
-            return _NOWHERE
+        if not ready:
+            return _UNKNOWN
         model = name[0] if isinstance(name, tuple) else name
-        repeats = bool(ready) and sum((key, model) in self._own for key in ready) < OWN_REPLICAS
+        repeats = sum((key, model) in self._own for key in ready) < OWN_REPLICAS
         lacking = [key for key, state in states.items() if state is not _READY and state]
         return Holders(frozenset(lacking), ready, repeats)
 

@@ -68,13 +68,14 @@ class Rates:
             self._started_unix_s = started
         told = started is not None and before is not None
         same = started == before if told else kept and went_on
-        for key in fell if same else tuple(known) if fell else ():
+        restarted = bool(fell) and not same
+        for key in list(known) if restarted else fell:
             del known[key]
         rated = tuple(self._rated(each, page) for each in page.readings)
         for key, counters in page.counters.items():
             if key in known or len(known) < MAX_MODELS:
                 known[key] = (page.at, counters)
-        return Rated(rated, bool(fell) and not same)
+        return Rated(rated, restarted)
 
     def _rated(self, reading: Reading, page: PageReadings) -> Reading:
         if reading.model is None:

@@ -13,7 +13,7 @@ from support.certificates import Authority
 from support.control_process import served
 from support.fleets import endpoint, pool
 from support.replicas import Replica
-from support.service_process import ready_models, running
+from support.service_process import picker_and_gateway, ready_models
 from support.traffic import eventually
 from tidegate_api.names import REPLICAS_HEADER
 
@@ -73,14 +73,8 @@ async def test_a_fleet_of_replicas_with_tls_is_known_as_any_other(tmp_path):
         file = tmp_path / "fleet.yaml"
         file.write_text(yaml.safe_dump(fleet))
         control = await stack.enter_async_context(served(file, tmp_path / "state"))
-        free = dict.fromkeys(("metrics",), "127.0.0.1:0") | {"xds": control.ads}
-        picker, told = await stack.enter_async_context(
-            running("ext_proc", "picker_started", listen="127.0.0.1:0", id="p", **free)
-        )
-        ports = dict.fromkeys(("http", "grpc", "admin", "admin-grpc"), "127.0.0.1:0")
-        gateway, said = await stack.enter_async_context(
-            running("gateway", "gateway_started", id="g", **ports, **free)
-        )
+        services = await stack.enter_async_context(picker_and_gateway(control.ads))
+        (picker, told), (gateway, said) = services
         http = await stack.enter_async_context(aiohttp.ClientSession())
 
         async def placed() -> dict[str, set[str]]:

@@ -11,7 +11,7 @@ import pytest
 from support.certificates import Authority
 from support.control_process import served
 from support.placed_models import PlacedModels
-from support.service_process import ready_models, running
+from support.service_process import picker_and_gateway, ready_models
 from support.tls_front import TlsFront
 from support.traffic import eventually
 from tidegate_api.admin.v1 import admin_pb2 as api
@@ -58,14 +58,8 @@ async def test_models_are_known_and_loaded_over_tls(tritons, models, tmp_path):
         file = tmp_path / "fleet.yaml"
         file.write_text(json.dumps({"pools": [pool]}), "utf-8")
         control = await stack.enter_async_context(served(file, tmp_path / "state"))
-        free = {"metrics": "127.0.0.1:0", "xds": control.ads}
-        picker, _ = await stack.enter_async_context(
-            running("ext_proc", "picker_started", listen="127.0.0.1:0", id="p", **free)
-        )
-        ports = dict.fromkeys(("http", "grpc", "admin", "admin-grpc"), "127.0.0.1:0")
-        gateway, _ = await stack.enter_async_context(
-            running("gateway", "gateway_started", id="g", **ports, **free)
-        )
+        services = await stack.enter_async_context(picker_and_gateway(control.ads))
+        (picker, _), (gateway, _) = services
         http = await stack.enter_async_context(aiohttp.ClientSession())
 
         async def known() -> dict[str, set[str]]:

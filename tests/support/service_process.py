@@ -38,6 +38,18 @@ async def running(module, started, **options):
         await reading
 
 
+@contextlib.asynccontextmanager
+async def picker_and_gateway(ads):
+    """Run one of each at a control server; yield for both what ``running`` yields."""
+    free = {"metrics": "127.0.0.1:0", "xds": ads}
+    ports = dict.fromkeys(("http", "grpc", "admin", "admin-grpc"), "127.0.0.1:0")
+    async with (
+        running("ext_proc", "picker_started", listen="127.0.0.1:0", id="p", **free) as picker,
+        running("gateway", "gateway_started", id="g", **ports, **free) as gateway,
+    ):
+        yield picker, gateway
+
+
 def ready_models(state):
     """Return what a picker knows READY, by replica: its ``/debug/state``."""
     return {

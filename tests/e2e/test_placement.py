@@ -22,6 +22,7 @@ from tritonclient.utils import InferenceServerException
 
 from ext_proc.feedback.placement.pace import QUICK_S
 from support.placed_models import PlacedModels
+from support.service_process import ready_models
 from support.traffic import admin, eventually, picker_state, vision_inputs
 from tidegate_api.admin.v1 import admin_pb2
 from tidegate_api.names import MODEL_HEADER, PLACED_KEY
@@ -72,11 +73,9 @@ async def stack(models, new_module_stack):  # noqa: ARG001 - loaded first
 async def known(http, stack):
     """Return where the picker knows each model READY: model -> replicas."""
     found: dict[str, set[str]] = {name: set() for name in NAMES}
-    placement = (await picker_state(http, stack))["probing"]["placement"]
-    for replica, listing in placement.items():
-        for name, versions in (listing or {"models": {}})["models"].items():
-            if any(each["state"] == "READY" for each in versions.values()) and name in found:
-                found[name].add(replica)
+    for replica, ready in ready_models(await picker_state(http, stack)).items():
+        for name in ready & found.keys():
+            found[name].add(replica)
     return found
 
 

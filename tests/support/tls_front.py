@@ -24,7 +24,6 @@ class TlsFront:
         self.held, self.released = asyncio.Event(), asyncio.Event()
         self.address = ""
         """Where it listens, once it serves."""
-        self.connections = 0
 
     @contextlib.asynccontextmanager
     async def serve(self, tls: ssl.SSLContext) -> AsyncIterator[TlsFront]:
@@ -32,7 +31,6 @@ class TlsFront:
         talks: set[asyncio.Task[None]] = set()
 
         def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            self.connections += 1
             talks.add(asyncio.create_task(self._talk(reader, writer)))
 
         server = await asyncio.start_server(accepted, "127.0.0.1", 0, ssl=tls)

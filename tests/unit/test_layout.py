@@ -16,7 +16,6 @@ FAMILIES = {
     "bench/suites": "suites of `tidegate bench`",
 }
 """Folders of more than ``MAX_MODULES`` modules, each a family behind one interface."""
-MAX_LINES = 400
 
 
 def test_a_folder_holds_one_idea() -> None:
@@ -39,15 +38,6 @@ def test_a_class_name_has_one_meaning() -> None:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     homes.setdefault(node.name, []).append(module)
     assert not {name: modules for name, modules in homes.items() if len(modules) > 1}
-
-
-def test_files_are_short() -> None:
-    """No module has more than 400 lines, tests included."""
-    lines = {
-        path.relative_to(ROOT).as_posix(): path.read_text().count("\n")
-        for path in (*MODULES.values(), *sorted((ROOT / "tests").rglob("*.py")))
-    }
-    assert not [f"{path}: {count}" for path, count in lines.items() if count > MAX_LINES]
 
 
 def test_protos_hold_schemas_only() -> None:

@@ -268,6 +268,10 @@ WEIGHT_LAYERS: Final = tuple(f"tidegate-weights-{number}" for number in range(32
 PICKER_CLUSTER: Final = "tidegate-picker"
 """Envoy's cluster of the pickers."""
 
+ACCEPTED_METADATA: Final = "tidegate-accepted"
+"""Initial metadata of an ADS stream whose first request the control server has accepted: a client
+that holds the newest state gets no response that would tell it."""
+
 GATEWAY_NODE_CLUSTER: Final = "tidegate-gateway"
 """``node.cluster`` of a gateway on ADS; it is served what pickers are, and makes no picks."""
 

@@ -8,6 +8,9 @@ Rules:
 2. Losing the control server freezes membership: nothing is discarded. The client reconnects with
    jittered delays (0.2 s to 5 s) and sends the versions that it holds.
 3. Responses, pools and message sizes are bounded.
+4. The client is connected once the server has accepted its first request, as the stream's initial
+   metadata say, or has sent a response: a client that holds the newest state gets no response
+   before the next change.
 
 Source: the incremental xDS protocol, ``envoy/service/discovery/v3/discovery.proto``; the
 subscription is the legacy wildcard (a first request that names no resource).
@@ -28,7 +31,7 @@ from google.protobuf.message import DecodeError
 from ext_proc.control.fields import PoolError
 from ext_proc.control.pools import pool_of
 from tidegate_api.fleet.v1 import pool_pb2
-from tidegate_api.names import PICKER_NODE_CLUSTER, POOL_TYPE
+from tidegate_api.names import ACCEPTED_METADATA, PICKER_NODE_CLUSTER, POOL_TYPE
 from tidegate_common.backoff import Backoff
 from tidegate_common.lost import why_lost
 
@@ -216,14 +219,14 @@ class FleetClient:
         call = self._stub.DeltaAggregatedResources()
         try:
             await call.write(self._watch.first_request())
+            if ACCEPTED_METADATA in {key for key, _ in await call.initial_metadata()}:
+                self._connected()
             while (response := await call.read()) is not grpc.aio.EOF:
                 if response is None:
                     # grpc.aio returns None for a message that cannot be decoded.
                     raise ServerError("the server sent an invalid DeltaDiscoveryResponse")
-                if self._since is None:
-                    self._since = self._clock()
-                    self._backoff.reset()
-                    self._on_connected(True)
+                if self._since is None:  # a control server that sends no such metadata
+                    self._connected()
                 answer = self._watch.answer(response)
                 if self._watch.error is None:
                     _log.info("pools_taken", version=self._watch.version)
@@ -241,6 +244,11 @@ class FleetClient:
                 )
         finally:
             call.cancel()
+
+    def _connected(self) -> None:
+        self._since = self._clock()
+        self._backoff.reset()
+        self._on_connected(True)
 
     def state(self) -> dict[str, Any]:
         """Return connection and contents, for debugging."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import yaml
@@ -18,6 +20,11 @@ from tidegate.stack.tritons.fleet import Tritons
 from tidegate.stack.upstream import instant_upstreams
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("demo_extra")]
+
+
+def children(pid: int) -> list[int]:
+    """Return the children of a process, the oldest first."""
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 @asynccontextmanager
@@ -63,24 +70,48 @@ async def place(tmp_path):
 
 
 async def test_up_runs(place, http):
-    """Control server, picker with two workers and Envoy come up and serve a request."""
+    """Control server, picker with two workers and Envoy come up, serve, and are kept running.
+
+    A part that is killed is started again, and a second ``up`` finds the first.
+    """
     folder, free, _ = place
     command = (
         *("up", "-f", "fleet.yaml", "--ads", free["ads"], "--admin", free["admin"]),
         *("--envoy-admin", free["envoy"], "--metrics", free["page"]),
         *("--picker-metrics", f"{free['page 1']},{free['page 2']}"),
     )
-    async with tidegate(folder, *command) as process:
-        said = b""
-        while b"up: HTTP and gRPC at" not in said:
+
+    async def said(process, words):
+        lines = b""
+        while words not in lines:
             line = await process.stdout.readline()
-            assert line, said
-            said += line
-        async with http.get(f"http://{free['listener']}/v2/models/toy-llm") as answer:
+            assert line, lines
+            lines += line
+
+    async with tidegate(folder, *command) as process:
+        await said(process, b"up: HTTP and gRPC at")
+        url = f"http://{free['listener']}/v2/models/toy-llm"
+        async with http.get(url) as answer:
             assert answer.status == 200
-        async with tidegate(folder, "status", "--server", free["admin"], "-o", "json") as status:
-            seen = json.loads(await status.stdout.read())
-        assert {client["kind"] for client in seen["clients"]} == {"envoy", "picker"}
+        async with tidegate(folder, *command) as second:
+            await said(second, f"runs at {free['admin']} already".encode())
+            assert await second.wait() == 1
+        parts = ("control-server", "picker", "envoy")  # in the order in which they start
+        for part, pid in zip(parts, children(process.pid), strict=True):
+            os.kill(pid, signal.SIGKILL)
+            await said(process, f"{part} was killed by signal 9".encode())
+            if part != "envoy":  # neither is in the path of an answer
+                async with http.get(url) as answer:
+                    assert answer.status == 200
+        await wait_until(
+            lambda: http_ok(http, url), "Envoy, started again", timeout_s=90, supervisors=()
+        )
+        status = ("status", "--server", free["admin"], "-o", "json")
+        while True:
+            async with tidegate(folder, *status) as shown:
+                seen = json.loads(await shown.stdout.read() or "{}")
+            if {client["kind"] for client in seen.get("clients", ())} == {"envoy", "picker"}:
+                break
 
 
 async def test_a_triton_runs(tmp_path, monkeypatch):

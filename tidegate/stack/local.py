@@ -285,6 +285,10 @@ class LocalStack:
         """Wait until a child crashes; a kill through the stack is not a crash."""
         return await first_crash(self._supervisors())
 
+    def keep_running(self, on_restart: Callable[[Crash], None]) -> None:
+        """Start services again that exit unexpectedly from now on; each exit is told."""
+        self._supervisor.keep_running(on_restart)
+
     # --- Internals ----------------------------------------------------------------------------
 
     async def _enter_replicas(self, exit_: AsyncExitStack) -> None:

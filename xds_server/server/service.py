@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 import structlog
 
+from tidegate_api.names import ACCEPTED_METADATA
 from tidegate_common.health import HealthService
 from xds_server.builds.adapted import Builds
 from xds_server.builds.features import lacking
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from xds_server.settings import Serve
 
 _STOPPING: Final = "the control server is stopping"
+_ACCEPTED: Final = ((ACCEPTED_METADATA, "1"),)
 _log = structlog.get_logger(__name__)
 
 
@@ -328,6 +330,7 @@ class AdsServer:
         while request is not grpc.aio.EOF:
             if not connection.known:
                 self._introduce(connection, wire.node_of(request))
+                await context.send_initial_metadata(_ACCEPTED)
             sotw = connection.variant == "sotw"
             self._take(connection, wire.read_sotw(request) if sotw else wire.read_delta(request))
             while len(connection.outbox) >= MAX_OUTBOX:

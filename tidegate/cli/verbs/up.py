@@ -14,6 +14,7 @@ from tidegate.cli.verbs.files import read_text
 from tidegate.stack.addresses import Addresses, GatewayAddresses
 from tidegate.stack.assets import ExtraMissingError
 from tidegate.stack.local import LocalStack
+from tidegate.stack.probes import status_synced
 from tidegate.stack.processes.supervisor import Crash, CrashError
 from tidegate.stack.processes.waiting import StackError
 from tidegate.terminal.errors import FAILED, OK, USAGE, CliError
@@ -132,11 +133,18 @@ async def run(options: UpOptions) -> int:
         fleet = load_text(text, source)
     except FleetError as error:
         raise CliError(str(error)) from error
+    addresses = plan_addresses(fleet, options)
+    if await status_synced(addresses.admin, ()) is None:
+        raise CliError(
+            f"up: a control server runs at {addresses.admin} already, and this shows its state:\n"
+            f"{_shown(addresses.admin)}\n"
+            "end it first, or give this one addresses of its own, --admin among them"
+        )
     out = console()
     stack = LocalStack(
         replicas=(),
         fleet_file=options.fleet.resolve(),
-        addresses=plan_addresses(fleet, options),
+        addresses=addresses,
         state=options.state,
         protocol=options.protocol,
         on_progress=lambda step, detail: out.print(f"{step}: {detail}", markup=False),
@@ -152,15 +160,22 @@ async def run(options: UpOptions) -> int:
     return FAILED
 
 
+def _shown(admin: str) -> str:
+    return shlex.join((*command_line(), "status", "--server", admin))
+
+
 async def _stay(out: Console, stack: LocalStack) -> Crash | None:
     """Wait for a signal (``None``) or a crash."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, stop.set)
+    stack.keep_running(
+        lambda crash: out.print(f"up: {crash.how}; it is started again", markup=False)
+    )
     out.print(
         f"up: HTTP and gRPC at {stack.http_address}; edits of {stack.fleet_file} are applied; "
         f"logs are in {stack.run.logs}; Ctrl-C stops; this shows the state:\n"
-        f"{shlex.join((*command_line(), 'status', '--server', stack.admin_address))}",
+        f"{_shown(stack.admin_address)}",
         markup=False,
         soft_wrap=True,
     )

@@ -7,6 +7,9 @@ Rules:
    first crash is reported once through ``crash``, with the end of its log.
 3. ``stop`` ends all children: SIGTERM first, then SIGKILL to their groups after a grace period.
 4. One running child per name; starting a name twice raises and changes nothing.
+5. After ``keep_running`` a child that exits unexpectedly is started again, with delays that double
+   from ``FIRST_DELAY_S``. One that exits ``MOST_CRASHES`` times within ``WITHIN_S`` is given up,
+   and only that exit is a crash.
 """
 
 from __future__ import annotations
@@ -26,6 +29,10 @@ if TYPE_CHECKING:
 
 GRACE_S = 5.0
 """Time between SIGTERM and SIGKILL in ``stop``, seconds."""
+FIRST_DELAY_S = 0.1
+"""Time before a child is started again after its first exit within ``WITHIN_S``, seconds."""
+MOST_CRASHES = 5
+WITHIN_S = 60.0
 TAIL_LINES = 15
 TAIL_BYTES = 16_384
 """Maximum size of the log's end in a crash report."""
@@ -42,10 +49,15 @@ class Crash:
     tail: str
     """Last lines of the log."""
 
+    @property
+    def how(self) -> str:
+        """The child, its end and its log in one clause."""
+        how = f"was killed by signal {-self.code}" if self.code < 0 else f"exited with {self.code}"
+        return f"{self.name} {how}; its log is {self.log}"
+
     def __str__(self) -> str:
         """Return a report with the exit code and the end of the log."""
-        how = f"was killed by signal {-self.code}" if self.code < 0 else f"exited with {self.code}"
-        text = f"{self.name} {how}; its log is {self.log}"
+        text = self.how
         return f"{text}, which ends:\n{self.tail}" if self.tail else f"{text} (empty)"
 
 
@@ -63,6 +75,8 @@ class _Child:
     process: spawning.Process
     watch: asyncio.Task[None] = field(init=False)
     expected: bool = False
+    crashes: list[float] = field(default_factory=list)
+    """Times of the unexpected exits under this name within ``WITHIN_S``, loop seconds."""
 
 
 class Supervisor:
@@ -79,6 +93,7 @@ class Supervisor:
         self._children: dict[str, _Child] = {}
         self._crash: Crash | None = None
         self._crashed = asyncio.Event()
+        self._on_restart: Callable[[Crash], None] | None = None
 
     @property
     def crash(self) -> Crash | None:
@@ -134,12 +149,22 @@ class Supervisor:
             raise ValueError(f"{name} is running already")
         await self._start(name, spawning.Program(tuple(argv), dict(env), group, cwd))
 
-    async def _start(self, name: str, program: spawning.Program) -> None:
+    async def _start(
+        self, name: str, program: spawning.Program, crashes: list[float] | None = None
+    ) -> None:
         with self.log(name).open("ab") as log:
             process = await spawning.spawn(program, log)
-        child = _Child(program, process)
+        child = _Child(program, process, crashes=crashes or [])
         child.watch = asyncio.create_task(self._watch(name, child), name=f"watch {name}")
         self._children[name] = child
+
+    def keep_running(self, on_restart: Callable[[Crash], None]) -> None:
+        """Start children again that exit unexpectedly from now on (rule 5).
+
+        Args:
+            on_restart: Called with each exit after which the child is started again.
+        """
+        self._on_restart = on_restart
 
     def expect_end(self, name: str) -> None:
         """Note that a child may end by itself: its exit is then no crash.
@@ -190,12 +215,33 @@ class Supervisor:
         # End processes that the child left in its group.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.process.pid, signal.SIGKILL)
-        if not child.expected and self._crash is None:
-            log = self.log(name)
-            self._crash = Crash(name, code, log, read_tail(log))
-            self._crashed.set()
         if self._on_exit is not None:
             self._on_exit(name)
+        if not child.expected and self._crash is None:
+            log = self.log(name)
+            crash = Crash(name, code, log, read_tail(log))
+            if not await self._started_again(name, child, crash):
+                self._crash = crash
+                self._crashed.set()
+
+    async def _started_again(self, name: str, child: _Child, crash: Crash) -> bool:
+        if self._on_restart is None:
+            return False
+        now = asyncio.get_running_loop().time()
+        crashes = [*(at for at in child.crashes if now - at < WITHIN_S), now]
+        if len(crashes) >= MOST_CRASHES:
+            return False
+        self._on_restart(crash)
+        await asyncio.sleep(FIRST_DELAY_S * 2 ** (len(crashes) - 1))
+        if not child.expected and self._children[name] is child:
+            await self._start(name, child.program, crashes)
+            await self._end_if_unwanted(name, child)
+        return True
+
+    async def _end_if_unwanted(self, name: str, before: _Child) -> None:
+        """End a child that started while ``stop`` or ``kill`` ended the one before it."""
+        if before.expected:
+            await self.kill(name)
 
 
 async def first_crash(supervisors: Sequence[Supervisor]) -> Crash:

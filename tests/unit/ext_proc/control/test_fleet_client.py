@@ -11,7 +11,7 @@ from envoy.service.discovery.v3 import discovery_pb2 as pb
 
 from ext_proc.control.fleet_client import MAX_POOLS, FleetClient, PoolWatch, ServerError
 from tidegate_api.fleet.v1 import pool_pb2
-from tidegate_api.names import PICKER_NODE_CLUSTER, POOL_TYPE
+from tidegate_api.names import ACCEPTED_METADATA, PICKER_NODE_CLUSTER, POOL_TYPE
 
 
 def pool(name="llm", **changes):
@@ -191,6 +191,35 @@ async def test_a_lost_server_freezes_membership_and_is_found_again(served, watch
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_a_client_that_holds_the_newest_state_is_connected_without_a_response(watch):
+    """After a restart of the control server nothing need be sent, and the client is connected."""
+
+    async def accept(_, context):
+        await context.read()
+        await context.send_initial_metadata(((ACCEPTED_METADATA, "1"),))
+        await asyncio.Event().wait()
+
+    method = grpc.stream_stream_rpc_method_handler(accept)
+    service = "envoy.service.discovery.v3.AggregatedDiscoveryService"
+    handler = grpc.method_handlers_generic_handler(service, {"DeltaAggregatedResources": method})
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((handler,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    connected = asyncio.Event()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        told = lambda on: connected.set() if on else None  # noqa: E731 - one line of a test
+        client = FleetClient(channel, watch, rng=lambda: 0.0, on_connected=told)
+        task = asyncio.create_task(client.run())
+        async with asyncio.timeout(60):
+            await connected.wait()
+        assert not watch.synced
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    await server.stop(0)
 
 
 async def test_a_server_that_speaks_something_else_is_given_up(watch):

@@ -15,7 +15,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from tidegate_api.fleet.v1 import report_pb2, report_pb2_grpc
-from tidegate_api.names import CLUSTER_TYPE, LISTENER_TYPE, PICKER_NODE_CLUSTER, POOL_TYPE
+from tidegate_api.names import (
+    ACCEPTED_METADATA,
+    CLUSTER_TYPE,
+    LISTENER_TYPE,
+    PICKER_NODE_CLUSTER,
+    POOL_TYPE,
+)
 from xds_server.observability import XdsMetrics
 from xds_server.protocol.publication import Stage
 from xds_server.protocol.snapshot import Snapshot
@@ -114,6 +120,15 @@ async def test_a_publication_reaches_a_client_and_returns(variant: str) -> None:
         (view,) = r.server.clients()
         assert (view.node, view.kind, view.protocol) == ("gw-1", "envoy", variant)
         assert view.peer.startswith("ipv4:127.0.0.1")
+
+
+async def test_a_client_without_news_hears_that_it_is_accepted() -> None:
+    """Nothing was published, so nothing is sent; the initial metadata come all the same."""
+    async with rig() as r:
+        peer = r.peer("delta", "picker-1", PICKER_NODE_CLUSTER)
+        await peer.ask(POOL_TYPE)
+        async with asyncio.timeout(WAIT_S):
+            assert (ACCEPTED_METADATA, "1") in tuple(await peer.call.initial_metadata())
 
 
 @pytest.mark.parametrize("variant", ["sotw", "delta"])

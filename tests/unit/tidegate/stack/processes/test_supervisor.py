@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.stack.processes.supervisor import TAIL_LINES, Supervisor, first_crash, read_tail
+from tidegate.stack.processes.supervisor import (
+    MOST_CRASHES,
+    TAIL_LINES,
+    Supervisor,
+    first_crash,
+    read_tail,
+)
 
 SLEEPER = ("/bin/sleep", "60")
 ENV = dict(os.environ)
@@ -186,6 +192,41 @@ async def test_each_exit_is_notified(tmp_path):
     await subject.crashed()
     assert exits == ["one", "two"]
     await subject.stop()
+
+
+async def test_a_kept_child_is_started_again(tmp_path):
+    """Its exit is told, the new process has the same command, and nothing counts as a crash."""
+    subject, told = Supervisor(tmp_path), []
+    await subject.start("one", SLEEPER, ENV)
+    subject.keep_running(told.append)
+    before = subject.pid("one")
+    os.kill(before, signal.SIGKILL)
+    await until(lambda: subject.pid("one") != before)
+    assert [(crash.name, crash.code) for crash in told] == [("one", -9)]
+    assert subject.running("one")
+    assert subject.crash is None
+    await subject.stop()
+
+
+async def test_a_kept_child_that_keeps_failing_is_given_up(tmp_path, monkeypatch):
+    """The exit after which it is not started again is the crash."""
+    monkeypatch.setattr("tidegate.stack.processes.supervisor.FIRST_DELAY_S", 0.0)
+    subject, told = Supervisor(tmp_path), []
+    subject.keep_running(told.append)
+    await subject.start("one", python("raise SystemExit(3)"), ENV)
+    crash = await subject.crashed()
+    assert (crash.name, crash.code, len(told)) == ("one", 3, MOST_CRASHES - 1)
+    await subject.stop()
+
+
+async def test_a_stop_ends_the_wait_for_a_kept_child(tmp_path):
+    """A child that exited just before the end is not started again."""
+    subject, told = Supervisor(tmp_path), asyncio.Event()
+    subject.keep_running(lambda _: told.set())
+    await subject.start("one", ("/bin/true",), ENV)
+    await told.wait()
+    await subject.stop()
+    assert not subject.running("one")
 
 
 async def test_nothing_survives_the_supervising_process(tmp_path):

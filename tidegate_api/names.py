@@ -190,6 +190,16 @@ CLUSTER_ATTRIBUTE: Final = "xds.cluster_name"
 ROUTE_ATTRIBUTE: Final = "xds.route_name"
 """The route that matched."""
 
+SOURCE_ATTRIBUTE: Final = "source.address"
+"""Address and port of the client, behind proxies that the listener trusts (`x-forwarded-for`)."""
+
+CERTIFICATE_ATTRIBUTES: Final = (
+    "connection.uri_san_peer_certificate",
+    "connection.subject_peer_certificate",
+    "connection.dns_san_peer_certificate",
+)
+"""Names of a client by its certificate, the best first; absent without a certificate."""
+
 LEAST_HEADER_BYTES: Final = 4096
 """Requests whose headers are at most this long are sent to pickers without their length."""
 

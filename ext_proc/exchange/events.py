@@ -48,9 +48,11 @@ class Head(Plain):
         subset: ``ip:port`` or ``ip`` entries that limit the choice; ``None`` = no limit.
         header_bytes: Length of all headers as HTTP/1.1 writes them, about; ``None`` = short.
         one_destination: The proxy says that it reads one address, not a list.
+        client: Who sent it (``ext_proc.server.clients``); ``None`` = unknown.
     """
 
     __slots__ = (
+        "client",
         "cluster",
         "end_of_stream",
         "header_bytes",
@@ -77,6 +79,7 @@ class Head(Plain):
         subset: frozenset[str] | None = None,
         header_bytes: int | None = None,
         one_destination: bool = False,
+        client: str | None = None,
     ) -> None:
         self.method = method
         self.path = path
@@ -89,6 +92,7 @@ class Head(Plain):
         self.subset = subset
         self.header_bytes = header_bytes
         self.one_destination = one_destination
+        self.client = client
 
 
 class Body(Plain):

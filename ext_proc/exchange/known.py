@@ -160,5 +160,6 @@ def request_of(
         headers=head.headers,
         body=known.body if pool.refuse_deadly else None,
         repeatable=known.repeatable,
+        client=head.client,
     )
     return request, blocks

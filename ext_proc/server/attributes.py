@@ -15,12 +15,15 @@ from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from ext_proc.exchange import BodySending, Head
 from ext_proc.exchange.events import STREAMED
 from ext_proc.exchange.subsets import entries_of
+from ext_proc.server.clients import client_at, client_named
 from tidegate_api.names import (
+    CERTIFICATE_ATTRIBUTES,
     CLUSTER_ATTRIBUTE,
     DESTINATION_SERVED_KEY,
     DESTINATIONS_KEY,
     LB_NAMESPACE,
     ROUTE_ATTRIBUTE,
+    SOURCE_ATTRIBUTE,
     SUBSET_KEY,
     SUBSET_NAMESPACE,
     TIDEGATE_NAMESPACE,
@@ -60,6 +63,15 @@ def text_of(fields: Any, name: str) -> str | None:
 def number_of(fields: Any, name: str) -> int | None:
     """Return a whole number out of fields of a ``Struct``; ``None`` = absent."""
     return int(fields[name].number_value) if name in fields else None
+
+
+def client_of(fields: Any) -> str | None:
+    """Return the client of a request: the name in its certificate, else its network."""
+    for attribute in CERTIFICATE_ATTRIBUTES:
+        if name := text_of(fields, attribute):
+            return client_named(name)
+    address = text_of(fields, SOURCE_ATTRIBUTE)
+    return None if address is None else client_at(address)
 
 
 def reads_one(message: Any) -> bool:
@@ -136,4 +148,5 @@ def head_without_headers(message: Any) -> Head:
         request_body=SENDING.get(mode, STREAMED) if served_by(message) is None else STREAMED,
         response_body=SENDING.get(config.response_body_mode, STREAMED),
         one_destination=reads_one(message),
+        client=client_of(fields),
     )

@@ -35,6 +35,7 @@ from ext_proc.server.attributes import (
     FILTER,
     MODE,
     SENDING,
+    client_of,
     head_without_headers,
     number_of,
     reads_one,
@@ -42,6 +43,7 @@ from ext_proc.server.attributes import (
     subset_of,
     text_of,
 )
+from ext_proc.server.clients import client_at
 from ext_proc.server.described import DescribedFrames
 from tidegate_api.names import (
     CLUSTER_ATTRIBUTE,
@@ -53,6 +55,7 @@ from tidegate_api.names import (
     LOG_SLOT_KEY,
     POOL_KEY,
     ROUTE_ATTRIBUTE,
+    SOURCE_ATTRIBUTE,
     SPOOFABLE_HEADERS,
     TICKET_HEADER,
     TIDEGATE_NAMESPACE,
@@ -71,7 +74,7 @@ MAX_DESTINATIONS: Final = 4096
 """Maximum serialized destinations that are cached, a few hundred bytes each."""
 
 _USUAL: Final = 2
-"""Attributes that every request has: cluster and route."""
+"""Attributes that every request has beside its source: cluster and route."""
 
 _LOAD_HEADERS: Final = (LOAD_HEADER, LOAD_BIN_HEADER)
 _HEAD: Final = "request_headers"
@@ -145,6 +148,11 @@ def _head(message: Any) -> Head:
     attributes = message.attributes
     fields = attributes[FILTER].fields if FILTER in attributes else {}
     config = message.protocol_config
+    source = text_of(fields, SOURCE_ATTRIBUTE)
+    client = None if source is None else client_at(source)
+    header_bytes = None
+    if len(fields) > (_USUAL if source is None else _USUAL + 1):
+        client, header_bytes = client_of(fields), number_of(fields, HEADERS_ATTRIBUTE)
     return Head(
         method=headers.pop(":method", ""),
         path=headers.pop(":path", ""),
@@ -156,8 +164,9 @@ def _head(message: Any) -> Head:
         request_body=SENDING.get(config.request_body_mode, STREAMED),
         response_body=SENDING.get(config.response_body_mode, STREAMED),
         subset=subset_of(message),
-        header_bytes=number_of(fields, HEADERS_ATTRIBUTE) if len(fields) > _USUAL else None,
+        header_bytes=header_bytes,
         one_destination=reads_one(message),
+        client=client,
     )
 
 

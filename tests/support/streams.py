@@ -93,6 +93,7 @@ class Messages:
     cluster: str | None = "llm/stable/http"
     route: str | None = "llm/http"
     mode: int | None = MODE.NONE
+    source: str | None = "192.0.2.1:40000"
     made: list[Any] = field(default_factory=list)
 
     def head(
@@ -116,6 +117,8 @@ class Messages:
             fields["xds.cluster_name"].string_value = self.cluster
         if self.route is not None:
             fields["xds.route_name"].string_value = self.route
+        if self.source is not None:
+            fields["source.address"].string_value = self.source
         if self.mode is not None:
             message.protocol_config.request_body_mode = self.mode
         return self._add(message, subset)

@@ -223,6 +223,8 @@ class Request(Plain):
         body: The whole body as sent; ``None`` = not read, or not to its end.
         repeatable: Whether the proxy can send the request again.
         care: Set by the router; ``None`` = no request is suspected, or this one has no fingerprint.
+        client: The client that sent it: the name in its certificate, else its address as /32 or
+            /64; ``None`` = unknown. At most ``ext_proc.server.clients.MAX_NAME`` characters.
     """
 
     __slots__ = (
@@ -230,6 +232,7 @@ class Request(Plain):
         "blocks",
         "body",
         "care",
+        "client",
         "features",
         "headers",
         "pool",
@@ -254,6 +257,7 @@ class Request(Plain):
         body: bytes | None = None,
         repeatable: bool = True,
         care: Care | None = None,
+        client: str | None = None,
     ) -> None:
         self.pool = pool
         self.variant = variant
@@ -267,3 +271,4 @@ class Request(Plain):
         self.body = body
         self.repeatable = repeatable
         self.care = care
+        self.client = client

@@ -44,6 +44,7 @@ from envoy_data_plane.envoy.extensions.filters.http.header_mutation.v3 import Mu
 from envoy_data_plane.envoy.type.matcher.v3 import ListStringMatcher, StringMatcher
 
 from tidegate_api.names import (
+    CERTIFICATE_ATTRIBUTES,
     CLUSTER_ATTRIBUTE,
     HEADERS_ATTRIBUTE,
     LB_NAMESPACE,
@@ -52,6 +53,7 @@ from tidegate_api.names import (
     PICKER_CLUSTER,
     PICKER_FILTER,
     ROUTE_ATTRIBUTE,
+    SOURCE_ATTRIBUTE,
     STRIP_FILTER,
     SUBSET_NAMESPACE,
     TIDEGATE_NAMESPACE,
@@ -163,6 +165,14 @@ def _strip(fleet: Fleet) -> MutationFilter:
     )
 
 
+def _attributes(fleet: Fleet) -> list[str]:
+    """Return what the picker is told of a request beside its headers."""
+    every = (fleet.listener.tls, *(each.tls for each in fleet.listener.further))
+    asked = any(tls is not None and tls.client_ca is not None for tls in every)
+    certificate = CERTIFICATE_ATTRIBUTES if asked else ()
+    return [CLUSTER_ATTRIBUTE, ROUTE_ATTRIBUTE, HEADERS_ATTRIBUTE, SOURCE_ATTRIBUTE, *certificate]
+
+
 def _external_processor(fleet: Fleet) -> ExternalProcessor:
     names = (*_FORWARDED_HEADERS, *forwarded_headers(fleet))
     allowed = [StringMatcher(exact=name) for name in names]
@@ -181,7 +191,7 @@ def _external_processor(fleet: Fleet) -> ExternalProcessor:
         # Cleared only if the picker has chosen pool or variant; clearing it always would draw the
         # variant again.
         route_cache_action=ExternalProcessorRouteCacheAction.DEFAULT,
-        request_attributes=[CLUSTER_ATTRIBUTE, ROUTE_ATTRIBUTE, HEADERS_ATTRIBUTE],
+        request_attributes=_attributes(fleet),
         forward_rules=HeaderForwardingRules(allowed_headers=ListStringMatcher(patterns=allowed)),
         # Requests of a sequence must not be retried on another replica: x-envoy-max-retries.
         mutation_rules=HeaderMutationRules(allow_envoy=True),

@@ -34,6 +34,7 @@ def test_a_head():
         cluster="llm/stable/http",
         route="llm/http",
         request_body=BodySending.BUFFERED,
+        client="192.0.2.1",
     )
 
 
@@ -45,10 +46,31 @@ def test_the_length_of_long_headers_is_read():
     assert event_of(message).header_bytes == 8000
 
 
+@pytest.mark.parametrize("source", [None, "192.0.2.1:40000"])
+def test_what_is_told_beside_the_source_is_read_with_and_without_it(source):
+    """An older control server does not ask for the source."""
+    message = Messages(source=source).head().made[0]
+    fields = message.attributes["envoy.filters.http.ext_proc"].fields
+    fields[HEADERS_ATTRIBUTE].number_value = 8000
+    made = event_of(message)
+    assert (made.header_bytes, made.client) == (8000, None if source is None else "192.0.2.1")
+
+
+def test_a_verified_certificate_names_the_client():
+    """Its URI goes before its subject, and both before the address."""
+    message = Messages().head().made[0]
+    fields = message.attributes["envoy.filters.http.ext_proc"].fields
+    fields["connection.subject_peer_certificate"].string_value = "CN=batch"
+    assert event_of(message).client == "CN=batch"
+    fields["connection.uri_san_peer_certificate"].string_value = "spiffe://test/batch"
+    assert event_of(message).client == "spiffe://test/batch"
+
+
 def test_a_head_without_attributes_and_config():
     """Values that are not sent are unknown, and without an announced mode there is no body."""
-    made = event(Messages(cluster=None, route=None, mode=None).head())
+    made = event(Messages(cluster=None, route=None, mode=None, source=None).head())
     assert (made.cluster, made.route, made.request_body) == (None, None, BodySending.NONE)
+    assert made.client is None
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,19 @@ import pytest
 from envoy.config.core.v3 import extension_pb2
 from envoy.config.listener.v3 import listener_pb2
 from envoy.config.route.v3 import route_pb2
+from envoy.extensions.filters.http.ext_proc.v3 import ext_proc_pb2
 from envoy.extensions.filters.http.header_mutation.v3 import header_mutation_pb2
 from envoy.extensions.filters.network.http_connection_manager.v3 import (
     http_connection_manager_pb2,
 )
 
 from support.fleets import fleet, pool
-from tidegate_api.names import PICKER_FILTER, STRIP_FILTER
+from tidegate_api.names import (
+    CERTIFICATE_ATTRIBUTES,
+    PICKER_FILTER,
+    SOURCE_ATTRIBUTE,
+    STRIP_FILTER,
+)
 from xds_server.fleet.model.fleet import Fleet
 from xds_server.fleet.view import LOG_SLOTS
 from xds_server.resources.filters.discovered import (
@@ -70,6 +76,21 @@ def test_no_route_matches_by_a_refused_header() -> None:
         )
         matched = {h.name for r in config.virtual_hosts[0].routes for h in r.match.headers}
         assert matched & {"x-ab", "tidegate-pool", "tidegate-model"} == names
+
+
+def test_the_picker_is_told_the_client() -> None:
+    """Its address always, the names of its certificate where a listener asks for certificates."""
+    tls = {"certificate": "/c", "key": "/k"}
+    asking = {"name": "inner", "address": "127.0.0.1:1", "tls": {**tls, "client_ca": "/ca"}}
+    for settings, names in (
+        ({}, []),
+        ({"tls": tls}, []),
+        ({"tls": {**tls, "client_ca": "/ca"}}, CERTIFICATE_ATTRIBUTES),
+        ({"further": [asking]}, CERTIFICATE_ATTRIBUTES),
+    ):
+        made = ext_proc_pb2.ExternalProcessor()
+        assert settings_of(pinned(**settings), PICKER_FILTER).typed_config.Unpack(made)
+        assert made.request_attributes[3:] == [SOURCE_ATTRIBUTE, *names]
 
 
 def test_a_fleet_without_refused_pins_is_left_as_it_is() -> None:

@@ -35,6 +35,7 @@ _STATUS: Final[Mapping[RefusalKind, _Status]] = {
     RefusalKind.BAD_REQUEST: _Status(400, 3, "invalid_request_error"),
     RefusalKind.BAD_SHAPE: _Status(400, 3, "invalid_request_error"),
     RefusalKind.TOO_DEEP: _Status(400, 3, "invalid_request_error"),
+    RefusalKind.TOO_COMPLEX: _Status(400, 3, "invalid_request_error"),
     RefusalKind.TOO_MANY_TOKENS: _Status(400, 3, "invalid_request_error"),
     RefusalKind.UNKNOWN_POOL: _Status(404, 5, "invalid_request_error"),
     RefusalKind.UNKNOWN_MODEL: _Status(404, 5, "invalid_request_error"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.requests.forms.generate import read_generate
@@ -13,6 +14,7 @@ from ext_proc.requests.forms.responses import read_responses
 from ext_proc.requests.forms.score import read_score
 from ext_proc.requests.forms.sglang import read_sglang
 from ext_proc.requests.parsing import values
+from ext_proc.requests.parsing.budget import QUIET_BYTES
 from ext_proc.requests.parsing.errors import BadRequest
 from ext_proc.requests.parsing.inflate import inflate, is_supported
 from ext_proc.routing.values.request import HTTP_INFER, OTHER, Features, Form
@@ -60,23 +62,32 @@ def read_body(
     """
     if features.form is OTHER:
         return features
-    grpc_reader = _GRPC_READERS.get(features.form)
-    if grpc_reader is not None:
-        return grpc_reader(features, headers, body, complete=complete)
-    coding = headers.get("content-encoding", "").strip().lower()
-    if coding not in ("", "identity"):
-        if not is_supported(coding):
-            if features.form in _ENGINE_READERS:
-                return features
-            raise BadRequest(f"the content coding {coding[:32]!r} is unknown; use gzip or deflate")
-        body, whole = inflate(body, complete=complete, place="the request body")
-        complete = complete and whole
-    if features.form is HTTP_INFER:
-        return read_infer(features, headers, body, complete=complete)
-    engine_reader = _ENGINE_READERS.get(features.form)
-    if engine_reader is not None:
-        return engine_reader(features, body, complete=complete)
-    return read_generate(features, body, complete=complete)
+    quiet = len(body) > QUIET_BYTES or "content-encoding" in headers
+    if quiet:
+        gc.disable()
+    try:
+        grpc_reader = _GRPC_READERS.get(features.form)
+        if grpc_reader is not None:
+            return grpc_reader(features, headers, body, complete=complete)
+        coding = headers.get("content-encoding", "").strip().lower()
+        if coding not in ("", "identity"):
+            if not is_supported(coding):
+                if features.form in _ENGINE_READERS:
+                    return features
+                raise BadRequest(
+                    f"the content coding {coding[:32]!r} is unknown; use gzip or deflate"
+                )
+            body, whole = inflate(body, complete=complete, place="the request body")
+            complete = complete and whole
+        if features.form is HTTP_INFER:
+            return read_infer(features, headers, body, complete=complete)
+        engine_reader = _ENGINE_READERS.get(features.form)
+        if engine_reader is not None:
+            return engine_reader(features, body, complete=complete)
+        return read_generate(features, body, complete=complete)
+    finally:
+        if quiet:
+            gc.enable()
 
 
 def session_of(features: Features, headers: Mapping[str, str], session_header: str) -> str | None:

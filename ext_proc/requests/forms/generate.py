@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ext_proc.requests.parsing import values
+from ext_proc.requests.parsing.budget import MAX_TEXTS
 from ext_proc.requests.parsing.errors import BadRequest
 from ext_proc.requests.parsing.json_prefix import Document, read_object
 from ext_proc.requests.parsing.shapes import count_json
@@ -105,8 +106,9 @@ def joined(value: object, *, cut: bool) -> tuple[bytes | None, bool]:
     """Return a text, or the texts of an array joined, and whether something is missing."""
     if isinstance(value, str):
         text = value.encode()
-    elif isinstance(value, list) and all(isinstance(part, str) for part in value):
-        text = SEPARATOR.join(part.encode() for part in value)
+    elif isinstance(value, list) and all(isinstance(part, str) for part in value[:MAX_TEXTS]):
+        text = SEPARATOR.join([part.encode() for part in value[:MAX_TEXTS]])
+        cut = cut or len(value) > MAX_TEXTS
     else:
         return None, False
     return text[: values.MAX_PROMPT_BYTES], cut or len(text) > values.MAX_PROMPT_BYTES

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from ext_proc.requests.forms.grpc_shapes import INPUTS, PLACE, SHAPE, ShapeReader, check_harm
 from ext_proc.requests.forms.infer import describe
 from ext_proc.requests.parsing import values
+from ext_proc.requests.parsing.budget import MAX_INPUTS, MAX_PACKED, MAX_PACKED_BYTES, too_complex
 from ext_proc.requests.parsing.errors import BadRequest, Malformed, UnsoundRequest
 from ext_proc.requests.parsing.inflate import inflate, is_supported
 from ext_proc.requests.parsing.protobuf import BYTES, VARINT, Field, Scanner, signed
@@ -27,12 +28,8 @@ if TYPE_CHECKING:
 
 FRAME_HEADER_BYTES: Final = 5
 MAX_PARAMETERS: Final = 256
-MAX_INPUTS: Final = 1024
 MAX_TYPED_PARTS: Final = 512
 """Maximum fields of a typed tensor (texts, or runs of integers) that are read."""
-
-MAX_PACKED: Final = 32_768
-"""Maximum integers read of a typed (not raw) tensor; each costs a third of a microsecond."""
 
 _MODEL, _VERSION, _ID, _PARAMETERS, _RAW = 1, 2, 3, 4, 7
 _KEY, _VALUE = 1, 2
@@ -94,7 +91,7 @@ def read_grpc(
     except UnsoundRequest:
         raise
     except BadRequest:
-        check_harm(scanner.data, end)
+        check_harm(scanner, end)
         raise
 
 
@@ -164,7 +161,7 @@ def _read_message(scanner: Scanner, end: int) -> _Message:
             _read_parameter(scanner, item, message.parameters)
         elif item.number == INPUTS:
             if len(message.inputs) >= MAX_INPUTS:
-                raise BadRequest(f"the request has more than {MAX_INPUTS} inputs; send fewer")
+                raise too_complex(f"the request has more than {MAX_INPUTS} inputs; send fewer")
             message.inputs.append(_read_input(scanner, item, shapes))
         elif item.number == _RAW and len(message.raw) < MAX_INPUTS:
             if item.kind != BYTES:
@@ -351,6 +348,8 @@ def _integers(scanner: Scanner, datatype: str, part: Field, already: int) -> tup
     if part.kind == VARINT:
         numbers, all_read = [signed(part.value)], True
     else:
+        if part.end - part.start > MAX_PACKED_BYTES:
+            part = part._replace(end=part.start + MAX_PACKED_BYTES, whole=False)
         numbers = scanner.varints(part, most + 1)
         all_read = part.whole and len(numbers) <= most
         del numbers[most:]

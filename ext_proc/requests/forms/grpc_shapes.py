@@ -9,8 +9,9 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, Final
 
+from ext_proc.requests.parsing.budget import MAX_LONG_DIMENSIONS
 from ext_proc.requests.parsing.protobuf import BYTES, VARINT, Field, Scanner, signed
-from ext_proc.requests.parsing.shapes import MAX_DIMENSIONS, MAX_ELEMENTS, check_room, count
+from ext_proc.requests.parsing.shapes import MAX_ELEMENTS, check_room, count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +25,9 @@ PLACE: Final = "an input"
 
 _SHORT: Final = 16
 """Bytes of dimensions whose product is taken at once."""
+_MORE: Final = 0x80
+_MOST_SHIFT: Final = 49
+"""Bits before the last byte of a varint of at most eight bytes, which is positive."""
 
 
 class ShapeReader:
@@ -33,7 +37,7 @@ class ShapeReader:
 
     def __init__(self, scanner: Scanner) -> None:
         self._scanner = scanner
-        self._left = MAX_DIMENSIONS
+        self._left = MAX_LONG_DIMENSIONS
 
     def elements(self, part: Field, before: int | None) -> int | None:
         """Return the product of the dimensions in one field and of those before them.
@@ -62,25 +66,42 @@ class ShapeReader:
                 product = before * prod(packed)
                 if product <= MAX_ELEMENTS:
                     return product
+            elif (known := _product(packed, before)) is not None:
+                return known
         sizes: Sequence[int] = scanner.varints(part, self._left + 1)
         most, self._left = self._left, max(0, self._left - len(sizes))
         return count(sizes, PLACE, before, most)
 
 
-def check_harm(data: bytes | memoryview, end: int) -> None:
+def _product(packed: bytes, product: int) -> int | None:
+    """Return the product of a few dimensions; ``None`` if it has to be looked at again."""
+    size = shift = 0
+    for byte in packed:
+        size |= (byte & 0x7F) << shift
+        if byte < _MORE:
+            product *= size
+            size = shift = 0
+        elif shift < _MOST_SHIFT:
+            shift += 7
+        else:
+            return None  # it may be negative
+    return None if shift or product > MAX_ELEMENTS else product
+
+
+def check_harm(scanner: Scanner, end: int) -> None:
     """Check only the shapes of a request that has other mistakes.
 
     A replica may overlook these, as protobuf skips fields of a wrong kind.
 
     Args:
-        data: The message.
-        end: Its end; beyond ``data`` if that is cut off.
+        scanner: Scanner of the message, with what is left of its budget.
+        end: Its end; beyond the data if that is cut off.
 
     Raises:
         BadRequest: It is no message.
-        UnsoundRequest: A shape declares more elements than the message can have.
+        UnsoundRequest: A shape declares more elements than the message can have, or there are too
+            many fields to tell.
     """
-    scanner = Scanner(data)
     shapes = ShapeReader(scanner)
     for item in scanner.fields(0, end):
         if item.number == INPUTS and item.kind == BYTES and item.whole:

@@ -19,9 +19,10 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from ext_proc.requests.forms.http_inputs import MAX_INPUTS, Inputs, is_unsigned
+from ext_proc.requests.forms.http_inputs import Inputs, is_unsigned
 from ext_proc.requests.forms.infer import describe
 from ext_proc.requests.parsing import values
+from ext_proc.requests.parsing.budget import MAX_INPUTS, too_complex
 from ext_proc.requests.parsing.errors import BadRequest, UnsoundRequest
 from ext_proc.requests.parsing.json_prefix import check_repeats, read_object
 from ext_proc.requests.parsing.tensors import NOTHING, InputValues, read_tensors
@@ -131,7 +132,7 @@ def _check_outputs(outputs: object, *, cut: bool) -> None:
     if not isinstance(outputs, list):
         raise BadRequest(f"`outputs` must be an array, not {values.json_type(outputs)}")
     if len(outputs) > MAX_INPUTS:
-        raise BadRequest(f"the request has more than {MAX_INPUTS} outputs; send fewer")
+        raise too_complex(f"the request has more than {MAX_INPUTS} outputs; send fewer")
     last = len(outputs) - 1 if cut else -1
     for index, item in enumerate(outputs):
         if index == last:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ext_proc.requests.parsing import shapes, values
+from ext_proc.requests.parsing.budget import MAX_DIMENSIONS, MAX_INPUTS, Levels, too_complex
 from ext_proc.requests.parsing.errors import BadRequest
 from ext_proc.requests.parsing.tensors import INTEGERS, READ_INPUTS, Tensor, from_json
 
@@ -12,8 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ext_proc.requests.parsing.json_prefix import Document
-
-MAX_INPUTS: Final = 1024
 
 _MAX_LENGTH_DIGITS: Final = 10
 
@@ -34,7 +33,17 @@ class Inputs:
         complete: Whether ``body`` is the whole body.
     """
 
-    __slots__ = ("_blobs", "_complete", "_cut", "_found", "_offset", "_room", "largest")
+    __slots__ = (
+        "_blobs",
+        "_complete",
+        "_cut",
+        "_dimensions",
+        "_found",
+        "_levels",
+        "_offset",
+        "_room",
+        "largest",
+    )
 
     def __init__(
         self,
@@ -52,6 +61,9 @@ class Inputs:
         """Upper bound of the bytes of JSON; ``None`` = unknown."""
         self._found: dict[str, Tensor] = {}
         self._offset = 0
+        self._dimensions = MAX_DIMENSIONS
+        """Dimensions that the inputs not read yet may have."""
+        self._levels = Levels()
         self.largest: int | None = None
         """Bytes that the largest input declares; ``None`` = no input of known datatype."""
 
@@ -60,12 +72,12 @@ class Inputs:
 
         Raises:
             BadRequest: Triton would reject the inputs.
-            UnsoundRequest: A shape contradicts its data.
+            UnsoundRequest: A shape contradicts its data, or there are too many inputs.
         """
         if not isinstance(inputs, list):
             raise BadRequest(f"`inputs` must be an array, not {values.json_type(inputs)}")
         if len(inputs) > MAX_INPUTS:
-            raise BadRequest(f"the request has more than {MAX_INPUTS} inputs; send fewer")
+            raise too_complex(f"the request has more than {MAX_INPUTS} inputs; send fewer")
         last = len(inputs) - 1 if self._cut else -1
         for index, item in enumerate(inputs):
             self._read(item, index, cut=index == last)
@@ -120,7 +132,7 @@ class Inputs:
                 f"`inputs[{index}]`.data must be an array, not {values.json_type(data)}"
             )
         if wanted:
-            tensor = from_json(name, datatype, data, whole=not cut)
+            tensor = from_json(name, datatype, data, whole=not cut, levels=self._levels)
             if tensor is not None:
                 self._found[name] = tensor
                 if len(data) == 1 and isinstance(data[0], str) and not cut:
@@ -128,7 +140,7 @@ class Inputs:
                 if datatype in INTEGERS:
                     width = INTEGERS[datatype].size
                     return len(tensor.data) // width if tensor.whole else None
-        return None if cut else shapes.count_json(data, datatype, index)
+        return None if cut else shapes.count_json(data, datatype, index, self._levels)
 
     def _check_shape(
         self, item: dict[str, Any], index: int, size: int | None, present: int | None, *, cut: bool
@@ -141,7 +153,8 @@ class Inputs:
             raise BadRequest(
                 f"`inputs[{index}]`.shape must be an array, not {values.json_type(shape)}"
             )
-        declared = shapes.count(shape, index)
+        declared = shapes.count(shape, index, most=self._dimensions)
+        self._dimensions -= len(shape)
         datatype = item["datatype"]
         width = shapes.WIDTHS.get(datatype)
         if size is not None:

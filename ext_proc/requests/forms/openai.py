@@ -15,6 +15,7 @@ of a body is always a prefix of the whole body's prompt.
 from __future__ import annotations
 
 import struct
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -22,6 +23,7 @@ import xxhash
 
 from ext_proc.requests.forms.generate import joined
 from ext_proc.requests.parsing import turns, values
+from ext_proc.requests.parsing.budget import MAX_PIECES
 from ext_proc.requests.parsing.errors import BadRequest
 from ext_proc.requests.parsing.json_prefix import Document, read_object
 from ext_proc.routing.values.request import Truncation
@@ -103,9 +105,7 @@ def token_ids(value: object, *, cut: bool) -> tuple[bytes | None, bool]:
         return None, False
     flat: list[Any] = value
     if isinstance(value[0], list):
-        flat = []
-        for item in value:
-            flat.extend(item if isinstance(item, list) else (item,))
+        flat = list(chain.from_iterable(value)) if set(map(type, value)) == {list} else value
     most = values.MAX_PROMPT_BYTES // 4
     try:
         packed = struct.pack(f"<{min(len(flat), most)}I", *flat[:most])
@@ -132,6 +132,9 @@ def _chat(messages: object, *, cut: bool) -> tuple[bytes | None, bool]:
             pieces += (content, _ROLE_MARK, role, _MESSAGE_END)
         else:
             _write_message(pieces, message, cut=index == cut_at)
+            if len(pieces) > MAX_PIECES:
+                cut = True
+                break
     text = "".join(pieces).encode()
     return text[: values.MAX_PROMPT_BYTES], cut or len(text) > values.MAX_PROMPT_BYTES
 
@@ -142,7 +145,7 @@ def _write_message(pieces: list[str], message: dict[str, Any], *, cut: bool) -> 
         pieces.append(content)
     elif isinstance(content, list):
         _write_parts(pieces, content, cut=cut)
-    if cut:
+    if cut or len(pieces) > MAX_PIECES:
         return
     role = message.get("role")
     pieces.append(_ROLE_MARK)
@@ -160,6 +163,8 @@ def _write_parts(pieces: list[str], parts: list[Any], *, cut: bool) -> None:
         raise BadRequest(f"a message of the request has more than {MAX_PARTS} parts; send fewer")
     last = len(parts) - 1
     for index, part in enumerate(parts):
+        if len(pieces) > MAX_PIECES:
+            return
         ends_here = cut and index == last
         words = part.get("text") if isinstance(part, dict) else part
         if isinstance(words, str):

@@ -11,14 +11,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ext_proc.requests.parsing import turns, values
+from ext_proc.requests.parsing.budget import MAX_TEXTS
 from ext_proc.requests.parsing.json_prefix import Document, read_object
 from ext_proc.requests.parsing.tensors import SEPARATOR
 
 if TYPE_CHECKING:
     from ext_proc.routing.values.request import Features
-
-MAX_TEXTS: Final = 4096
-"""Maximum queries or documents that are read; the rest is unread."""
 
 _QUERIES: Final = ("query", "queries", "text_1", "data_1")
 _DOCUMENTS: Final = ("documents", "items", "text_2", "data_2")

@@ -1,18 +1,16 @@
 """Bounded decompression of request bodies.
 
-Rule: at most ``MAX_OUTPUT_BYTES`` are produced, whatever the input (so a gzip bomb costs no more
-than an honest body), and at most ``MAX_INPUT_BYTES`` are read.
+Rule: at most ``MAX_INFLATED`` bytes are produced, whatever the input (so a gzip bomb costs no more
+than an honest body), and at most ``MAX_COMPRESSED`` are read.
 """
 
 from __future__ import annotations
 
 import zlib
-from typing import Final
+from zlib import decompressobj
 
+from ext_proc.requests.parsing.budget import MAX_COMPRESSED, MAX_INFLATED
 from ext_proc.requests.parsing.errors import BadRequest
-
-MAX_INPUT_BYTES: Final = 2**20
-MAX_OUTPUT_BYTES: Final = 2**20
 
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 _SUPPORTED = frozenset({"gzip", "deflate"})
@@ -33,12 +31,12 @@ def inflate(body: bytes | memoryview, *, complete: bool, place: str) -> tuple[by
         BadRequest: The data is neither, is damaged, or ends early although ``complete``.
     """
     source = memoryview(body)
-    inflater = zlib.decompressobj(_GZIP_OR_ZLIB)
+    inflater = decompressobj(_GZIP_OR_ZLIB)
     try:
-        content = inflater.decompress(source[:MAX_INPUT_BYTES], MAX_OUTPUT_BYTES)
+        content = inflater.decompress(source[:MAX_COMPRESSED], MAX_INFLATED)
     except zlib.error as error:
         raise BadRequest(f"{place} is not valid gzip or deflate data: {error}") from None
-    bounded = len(source) > MAX_INPUT_BYTES or len(content) >= MAX_OUTPUT_BYTES
+    bounded = len(source) > MAX_COMPRESSED or len(content) >= MAX_INFLATED
     if complete and not inflater.eof and not bounded:
         raise BadRequest(f"{place} ends in the middle of its compressed data; send all of it")
     return content, inflater.eof

@@ -1,7 +1,7 @@
 """Parses JSON objects, whole or cut off at any byte.
 
 orjson parses a whole body. Of a body that was read in part (or is too costly, see
-``MAX_JSON_BYTES``), at most ``MAX_CUT_BYTES`` are read: this module finds the longest prefix that
+``budget``), at most ``MAX_CUT_BYTES`` are read: this module finds the longest prefix that
 can be closed into a valid document, closes it and passes it to orjson. Complete members are kept. A
 text that is cut off is kept as ``CutText``. A key without its value, and a number that may be
 incomplete (``12`` may be the start of ``123``), are dropped. Everything after the cut is unknown;
@@ -23,25 +23,15 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
+from ext_proc.requests.parsing.budget import (
+    MAX_CONTAINERS,
+    MAX_CUT_BYTES,
+    is_affordable,
+    too_complex,
+)
 from ext_proc.requests.parsing.cut_text import CutText
 from ext_proc.requests.parsing.errors import BadRequest, UnsoundRequest
 from ext_proc.routing.values.refusal import RefusalKind
-
-MAX_JSON_BYTES: Final = 4 * 2**20
-"""Whole JSON larger than this is read as if cut off."""
-
-MAX_CUT_BYTES: Final = 128 * 2**10
-"""Maximum bytes read of a cut document: the most that Envoy sends in ``peek``."""
-
-MAX_OPENERS: Final = 16_384
-"""Maximum opening brackets of one kind in a document longer than ``MAX_CUT_BYTES``; with more it is
-read as if cut off. An object or array costs a third of a microsecond (with garbage collection), a
-byte of text a thousandth of that: so this bound and the next hold reading below about 20 ms."""
-
-MAX_COMMAS: Final = 100_000
-"""Maximum commas, likewise, in a document longer than ``MAX_FREE_COMMAS_BYTES``."""
-
-MAX_FREE_COMMAS_BYTES: Final = 2**20
 
 MAX_DEPTH: Final = 100
 """Maximum depth of a document that is cut off. Newer versions of Triton reject deeper nesting too;
@@ -57,6 +47,8 @@ _BRACKETS: Final = (b"{", b"}", b"[", b"]")
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"{}[]"))
 _CLOSERS: Final = bytes.maketrans(b"{[", b"}]")
 _PAIR: Final = {ord("{"): ord("}"), ord("["): ord("]")}
+_WALKED: Final = 4096
+"""Brackets among which depth is looked for where there are too many."""
 _ROUNDS: Final = 6
 """Levels of closed brackets removed by ``replace``, before the rest is walked."""
 
@@ -110,9 +102,9 @@ def read_object(body: bytes | memoryview, *, complete: bool, place: str) -> Docu
 
     Raises:
         BadRequest: It is not valid JSON or not an object.
-        UnsoundRequest: It nests too deeply.
+        UnsoundRequest: It nests too deeply, or has too many arrays and objects.
     """
-    if complete and _is_affordable(body):
+    if complete and is_affordable(body):
         return Document(_parse(body, place), whole=True)
     head = bytes(body[:MAX_CUT_BYTES])
     start = head.lstrip()[:1]
@@ -120,7 +112,8 @@ def read_object(body: bytes | memoryview, *, complete: bool, place: str) -> Docu
         if complete or start:
             raise BadRequest(f"{place} must be a JSON object")
         return Document({}, whole=False)
-    members = _guess(head)
+    counted = complete and len(body) <= MAX_CUT_BYTES  # and found to be too much
+    members = _guess(head) if not counted and is_affordable(head) else None
     if members is not None:
         _mark_last_text(members)
         return Document(members, whole=False)
@@ -155,29 +148,6 @@ def check_repeats(body: bytes, key: bytes, most: int, place: str) -> None:
         json.loads(body, object_pairs_hook=check)
     except RecursionError:
         raise _too_deep(place, MAX_DEPTH) from None
-
-
-def _is_affordable(body: bytes | memoryview) -> bool:
-    """Return whether the whole document may be parsed."""
-    size = len(body)
-    if size <= MAX_CUT_BYTES:
-        return True
-    if size > MAX_JSON_BYTES:
-        return False
-    data = bytes(body)
-    if _has_more(data, b"[", MAX_OPENERS) or _has_more(data, b"{", MAX_OPENERS):
-        return False
-    return size <= MAX_FREE_COMMAS_BYTES or not _has_more(data, b",", MAX_COMMAS)
-
-
-def _has_more(data: bytes, byte: bytes, most: int) -> bool:
-    """Return whether ``byte`` occurs more than ``most`` times; fast if it is rare."""
-    find, position = data.find, -1
-    for _ in range(most + 1):
-        position = find(byte, position + 1)
-        if position < 0:
-            return False
-    return True
 
 
 def _parse(text: bytes | memoryview, place: str) -> dict[str, Any]:
@@ -246,10 +216,12 @@ def _close(data: bytes, place: str) -> tuple[bytes, bool, bool]:
 def _open_brackets(plain: bytes, place: str) -> bytes:
     """Return the brackets of ``plain`` that are still open at its end."""
     brackets = plain.translate(None, _NO_BRACKETS)
-    if len(brackets) > 2 * MAX_OPENERS:
-        if _nests_deeper(brackets[: 2 * MAX_OPENERS], MAX_DEPTH):
+    if len(brackets) > 2 * MAX_CONTAINERS:
+        if _nests_deeper(brackets[:_WALKED], MAX_DEPTH):
             raise _too_deep(place, MAX_DEPTH)
-        raise BadRequest(f"{place} has too many arrays and objects; send it flatter")
+        raise too_complex(
+            f"{place} has more than {MAX_CONTAINERS} arrays and objects; send it flatter"
+        )
     for _ in range(_ROUNDS):
         brackets = brackets.replace(b"{}", b"").replace(b"[]", b"")
     left = bytearray()

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from ext_proc.requests.parsing.budget import MAX_FIELDS, too_complex
 from ext_proc.requests.parsing.errors import BadRequest, Malformed
-
-MAX_FIELDS: Final = 4096
 
 VARINT: Final = 0
 FIXED64: Final = 1
@@ -68,45 +67,55 @@ class Scanner:
             most: Stop silently after this many fields.
 
         Raises:
-            BadRequest: The bytes are not a protobuf message, or have too many fields.
+            BadRequest: The bytes are not a protobuf message.
+            UnsoundRequest: The scanner has read too many fields.
         """
         data = self.data
         have = min(end, len(data))
         cut = end > have
         position = start
         found: list[Field] = []
-        while position < have and len(found) < most:
-            self._budget -= 1
-            if self._budget < 0:
-                raise BadRequest(f"the message has more than {MAX_FIELDS} fields; send fewer")
-            # Most tags, lengths and values are one-byte varints, which are read inline.
-            tag, position = data[position], position + 1
-            if tag >= _MORE:
-                long_tag, position = self._varint(position - 1, have, cut=cut)
-                if long_tag is None:
-                    break
-                tag = long_tag
-            kind = tag & 7
-            if tag <= 7:  # noqa: PLR2004 - a field number of 0
-                raise Malformed(f"byte {position} of the message is not a protobuf field")
-            if kind in (BYTES, VARINT):
-                number = data[position] if position < have else _MORE
-                position += 1
-                if number >= _MORE:
-                    long_number, position = self._varint(position - 1, have, cut=cut)
-                    if long_number is None:
+        budget = self._budget
+        try:
+            while position < have and len(found) < most:
+                budget -= 1
+                if budget < 0:
+                    raise too_complex(f"the message has more than {MAX_FIELDS} fields; send fewer")
+                # Most tags, lengths and values are one-byte varints, which are read inline.
+                first = position
+                tag, position = data[position], position + 1
+                if tag >= _MORE:
+                    long_tag, position = self._varint(position - 1, have, cut=cut)
+                    if long_tag is None:
                         break
-                    number = long_number
-                if kind == VARINT:
-                    found.append(_new(Field, (tag >> 3, kind, number, position, position, True)))
-                    continue
-            else:
-                number = self._width(kind, position)
-            stop = position + number
-            if stop > end:
-                raise Malformed(f"field {tag >> 3} of the message is longer than the message")
-            found.append(_new(Field, (tag >> 3, kind, 0, position, stop, stop <= have)))
-            position = stop
+                    tag = long_tag
+                    budget -= (position - first) >> 1
+                kind = tag & 7
+                if tag <= 7:  # noqa: PLR2004 - a field number of 0
+                    raise Malformed(f"byte {position} of the message is not a protobuf field")
+                if kind in (BYTES, VARINT):
+                    number = data[position] if position < have else _MORE
+                    position += 1
+                    if number >= _MORE:
+                        long_number, position = self._varint(position - 1, have, cut=cut)
+                        if long_number is None:
+                            break
+                        budget -= (position - first) >> 1
+                        number = long_number
+                    if kind == VARINT:
+                        found.append(
+                            _new(Field, (tag >> 3, kind, number, position, position, True))
+                        )
+                        continue
+                else:
+                    number = self._width(kind, position)
+                stop = position + number
+                if stop > end:
+                    raise Malformed(f"field {tag >> 3} of the message is longer than the message")
+                found.append(_new(Field, (tag >> 3, kind, 0, position, stop, stop <= have)))
+                position = stop
+        finally:
+            self._budget = budget
         return found
 
     @staticmethod
@@ -138,8 +147,10 @@ class Scanner:
             BadRequest: The field holds something else.
         """
         end = min(field.end, len(self.data))
-        found: list[int] = []
         position = field.start
+        if (packed := bytes(self.data[position : min(end, position + most)])).isascii():
+            return list(packed)  # each is a byte, and there is no sign
+        found: list[int] = []
         while position < end and len(found) < most:
             value, position = self._varint(position, end, cut=not field.whole)
             if value is None:

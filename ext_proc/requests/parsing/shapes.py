@@ -8,17 +8,19 @@ Rules:
 
 1. A shape is refused only if it contradicts the data for certain; what lies beyond the part that
    was read contradicts nothing.
-2. Data in JSON is walked once, by C functions per list: its elements are counted, and types that
-   Triton rejects with a 5xx are a ``BadRequest``. In a list of more than ``FEW`` numbers a boolean
-   is not found, nor a negative or too large one.
+2. Data in JSON is walked level by level, by C functions for all arrays of a level: its elements are
+   counted, and types that Triton rejects with a 5xx are a ``BadRequest``. Among more than ``FEW``
+   numbers of a level a boolean is not found, nor a negative or too large one.
 3. Outputs have no declared size: what a model will answer cannot be checked.
 4. A shape costs time by its length, which its data does not limit, so its length is bounded.
 """
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
+from ext_proc.requests.parsing.budget import MAX_CONTAINERS, MAX_DIMENSIONS, MAX_UNEVEN, Levels
 from ext_proc.requests.parsing.errors import BadRequest, UnsoundRequest
 from ext_proc.routing.values.refusal import RefusalKind
 
@@ -46,11 +48,8 @@ WIDTHS: Final = {
 MAX_ELEMENTS: Final = 2**63
 """No tensor has more; a shape that exceeds it is refused before its product is known."""
 
-MAX_DIMENSIONS: Final = 16_384
-"""A shape in JSON has no more, nor do all those of a gRPC request together."""
-
 FEW: Final = 64
-"""The elements of a list of at most so many numbers are checked one by one."""
+"""The elements of a level of at most so many numbers are checked one by one."""
 
 _INT64_END: Final = 2**63
 
@@ -128,34 +127,71 @@ def check_room(declared: int, room: int, place: str | int) -> None:
         )
 
 
-def count_json(data: list[Any], datatype: str, place: str | int) -> int | None:
+def count_json(
+    data: list[Any], datatype: str, place: str | int, levels: Levels | None = None
+) -> int | None:
     """Count the elements of a tensor in JSON, flat or nested.
+
+    Args:
+        data: The tensor.
+        datatype: Its datatype.
+        place: Name of the tensor in error messages, or its number among the inputs.
+        levels: Levels that the request's tensors may still have; by default those of one request.
 
     Returns:
         The number; ``None`` for a datatype that JSON cannot express.
 
     Raises:
         BadRequest: An element has a type that does not fit the datatype.
+        UnsoundRequest: The tensors nest too often.
     """
     if datatype not in _KINDS:
         return None
     total = 0
-    lists = [data]
-    while lists:
-        part = lists.pop()
-        if not part:
+    level = data
+    while level:
+        if type(level[0]) is not list and _fits(level, datatype):
+            return total + len(level)
+        if len(level) == 1 and type(level[0]) is list:
+            level = level[0]
             continue
-        if type(part[0]) is list or not _fits(part, datatype):
-            nested = [each for each in part if type(each) is list]
-            if nested:
-                lists.extend(nested)
-                part = [each for each in part if type(each) is not list]
-            if part and (not nested or not _fits(part, datatype)):
+        levels = levels or Levels()
+        levels.take()
+        lists = level
+        # More elements than a document has arrays cannot all be arrays.
+        if len(level) > MAX_CONTAINERS or set(map(type, level)) != _LISTS:
+            lists = [each for each in level[:MAX_UNEVEN] if type(each) is list]
+            single = [each for each in level[:MAX_UNEVEN] if type(each) is not list]
+            if not lists or not _fits(single, datatype) or len(level) > MAX_UNEVEN:
                 raise BadRequest(f"an element of {_named(place)} does not fit {datatype}")
-        total += len(part)
+            total += len(single)
+        level = list(chain.from_iterable(lists))
     return total
 
 
+def flattened(data: list[Any], levels: Levels) -> list[Any] | None:
+    """Return the elements of a tensor in JSON in row-major order.
+
+    Returns:
+        The elements; ``None`` where arrays stand beside elements, as far as the first of each level
+        shows.
+
+    Raises:
+        UnsoundRequest: The tensors nest too often.
+    """
+    level = data
+    while level and type(level[0]) is list:
+        if len(level) == 1:
+            level = level[0]
+            continue
+        levels.take()
+        if len(level) > MAX_CONTAINERS or set(map(type, level)) != _LISTS:
+            return None
+        level = list(chain.from_iterable(level))
+    return level
+
+
+_LISTS: Final = {list}
 _KINDS: Final[dict[str, frozenset[type]]] = {
     **dict.fromkeys(("INT8", "INT16", "INT32", "INT64"), frozenset({int})),
     **dict.fromkeys(("UINT8", "UINT16", "UINT32", "UINT64"), frozenset({int})),

@@ -8,17 +8,18 @@ tensorrtllm_backend ``text_input``, ``QUERY``, ``input_ids``, ``request_output_l
 from __future__ import annotations
 
 import struct
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 
+from ext_proc.requests.parsing.budget import MAX_TEXTS, Levels
 from ext_proc.requests.parsing.cut_text import CutText
 from ext_proc.requests.parsing.errors import BadRequest
+from ext_proc.requests.parsing.shapes import flattened
 from ext_proc.requests.parsing.values import MAX_PROMPT_BYTES, label, positive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 TEXT_INPUTS: Final = ("text_input", "prompt", "QUERY")
 TOKEN_INPUT: Final = "input_ids"  # noqa: S105 - a tensor's name
@@ -29,9 +30,6 @@ READ_INPUTS: Final = frozenset(
     (*TEXT_INPUTS, TOKEN_INPUT, *LENGTH_INPUTS, ADAPTER_INPUT, SAMPLING_INPUT)
 )
 """Names of the tensors that are relevant to a router."""
-
-MAX_ELEMENTS: Final = 4096
-"""Maximum elements of a BYTES tensor that are read."""
 
 MAX_SAMPLING_BYTES: Final = 65_536
 """Larger ``sampling_parameters`` are not read."""
@@ -99,40 +97,54 @@ def read_tensors(tensors: Mapping[str, Tensor]) -> InputValues:
     return InputValues(prompt, partial, token_ids, limit, adapter)
 
 
-def from_json(name: str, datatype: str, data: list[Any], *, whole: bool) -> Tensor | None:
+def from_json(
+    name: str, datatype: str, data: list[Any], *, whole: bool, levels: Levels | None = None
+) -> Tensor | None:
     """Convert a tensor in JSON, flat or nested, to the raw layout.
 
+    Args:
+        name: Its name.
+        datatype: Its datatype.
+        data: Its elements.
+        whole: Whether it is complete.
+        levels: Levels that the request's tensors may still have; by default those of one request.
+
     Returns:
-        The tensor; ``None`` if its datatype is irrelevant to a router.
+        The tensor; ``None`` if its datatype is irrelevant to a router, or arrays stand beside
+        elements.
 
     Raises:
         BadRequest: An element does not fit the datatype.
+        UnsoundRequest: The tensors nest too often.
     """
-    if datatype == "BYTES":
-        return _texts_from_json(name, data, whole=whole)
     integer = INTEGERS.get(datatype)
-    if integer is None:
+    if integer is None and datatype != "BYTES":
         return None
+    flat = flattened(data, levels or Levels())
+    if flat is None:
+        return None
+    if integer is None:
+        return _texts_from_json(name, flat, whole=whole)
     most = MAX_PROMPT_BYTES // integer.size
-    while len(data) == 1 and isinstance(data[0], list):
-        data = data[0]
-    flat = data if data and isinstance(data[0], int) else _flat(data)
-    numbers = list(islice(flat, most + 1))
-    whole = whole and len(numbers) <= most
-    del numbers[most:]
+    whole = whole and len(flat) <= most
+    numbers = flat if len(flat) <= most else flat[:most]
     try:
         raw = struct.pack(f"<{len(numbers)}{integer.format[1:]}", *numbers)
     except struct.error:
+        if list in map(type, numbers):
+            return None
         raise BadRequest(
             f"the elements of the {datatype} input {name!r} must be integers of that size"
         ) from None
     return Tensor(name, datatype, raw, whole)
 
 
-def _texts_from_json(name: str, data: list[Any], *, whole: bool) -> Tensor:
+def _texts_from_json(name: str, flat: list[Any], *, whole: bool) -> Tensor | None:
     raw = bytearray()
-    for element in islice(_flat(data), MAX_ELEMENTS):
+    for element in flat[:MAX_TEXTS]:
         if not isinstance(element, str):
+            if isinstance(element, list):
+                return None
             raise BadRequest(f"an element of the BYTES input {name!r} must be a string")
         text = element.encode()
         # A text that is cut off has a length beyond its data, as in a cut raw tensor.
@@ -140,20 +152,7 @@ def _texts_from_json(name: str, data: list[Any], *, whole: bool) -> Tensor:
         if len(raw) > MAX_PROMPT_BYTES:
             whole = False
             break
-    return Tensor(name, "BYTES", bytes(raw), whole)
-
-
-def _flat(data: list[Any]) -> Iterable[Any]:
-    """Walk nested lists in row-major order, without recursion."""
-    stack = [iter(data)]
-    while stack:
-        for element in stack[-1]:
-            if isinstance(element, list):
-                stack.append(iter(element))
-                break
-            yield element
-        else:
-            stack.pop()
+    return Tensor(name, "BYTES", bytes(raw), whole and len(flat) <= MAX_TEXTS)
 
 
 def _prompt(by_name: Mapping[str, Tensor]) -> tuple[bytes | None, bool, bool]:
@@ -191,7 +190,7 @@ def elements(tensor: Tensor) -> tuple[list[bytes], bool]:
     texts: list[bytes] = []
     data, position, size = tensor.data, 0, 0
     end = len(data)
-    while position + 4 <= end and len(texts) < MAX_ELEMENTS and size <= MAX_PROMPT_BYTES:
+    while position + 4 <= end and len(texts) < MAX_TEXTS and size <= MAX_PROMPT_BYTES:
         length = int.from_bytes(data[position : position + 4], "little")
         position += 4
         available = min(length, end - position)

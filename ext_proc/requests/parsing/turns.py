@@ -7,7 +7,8 @@ Rules:
 2. A content of one text part is that text. Between parts stands a mark.
 3. What a tool was asked and what it answered counts as text, as templates write it out. Images and
    the like count by their digest. Ids and marks of cache control are left out: clients move these.
-4. The bytes of a conversation that is cut off at any byte are a prefix of its bytes.
+4. The bytes of a conversation that is cut off at any byte are a prefix of its bytes, and so are
+   those of one that has too many pieces, which are written up to ``MAX_PIECES``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import orjson
 import xxhash
 
 from ext_proc.requests.parsing import values
+from ext_proc.requests.parsing.budget import MAX_PIECES
 from ext_proc.requests.parsing.errors import BadRequest
 
 MAX_TURNS: Final = 4096
@@ -57,13 +59,16 @@ def write_turns(pieces: list[str], turns: object, place: str, *, cut: bool) -> N
         if not isinstance(turn, dict):
             kind = values.json_type(turn)
             raise BadRequest(f"`{place}[{index}]` must be an object, not {kind}")
+        if len(pieces) > MAX_PIECES:
+            return
         _write(pieces, turn, cut=cut and index == last)
 
 
 def packed(pieces: list[str], *, cut: bool) -> tuple[bytes, bool]:
     """Return the bytes, at most ``MAX_PROMPT_BYTES``, and whether something is missing."""
     text = "".join(pieces).encode()
-    return text[: values.MAX_PROMPT_BYTES], cut or len(text) > values.MAX_PROMPT_BYTES
+    most = values.MAX_PROMPT_BYTES
+    return text[:most], cut or len(text) > most or len(pieces) > MAX_PIECES
 
 
 def texts(value: object) -> str:
@@ -80,7 +85,7 @@ def texts(value: object) -> str:
 def _write(pieces: list[str], turn: dict[str, Any], *, cut: bool) -> None:
     content = next((turn[key] for key in _CONTENTS if turn.get(key) is not None), None)
     _content(pieces, content, _LEVELS, cut=cut)
-    if cut:
+    if cut or len(pieces) > MAX_PIECES:
         return
     pieces.append(ROLE_MARK)
     pieces += [turn[key] for key in _NAMES if isinstance(turn.get(key), str)][:1]
@@ -98,6 +103,8 @@ def _content(pieces: list[str], content: object, levels: int, *, cut: bool) -> N
             raise BadRequest(message)
         last = len(content) - 1
         for index, part in enumerate(content):
+            if len(pieces) > MAX_PIECES:
+                return
             if index:
                 pieces.append(PART_MARK)
             if isinstance(part, str):

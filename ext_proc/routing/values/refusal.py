@@ -26,6 +26,8 @@ class RefusalKind(StrEnum):
     """400: a tensor's declared shape contradicts its data, or is above the pool's bound."""
     TOO_DEEP = "too-deep"
     """400: the JSON nests so deeply that reading it could end the replica."""
+    TOO_COMPLEX = "too-complex"
+    """400: reading the request would cost more than a request may."""
     TOO_MANY_TOKENS = "too-many-tokens"
     """400: the request asks for more tokens than the pool allows."""
     HEADERS_TOO_LARGE = "headers-too-large"

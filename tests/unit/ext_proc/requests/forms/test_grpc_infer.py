@@ -230,7 +230,7 @@ def test_bounds():
         message.parameters[str(index)].bool_param = True
     with pytest.raises(BadRequest, match="more than 256 parameters"):
         read(message)
-    with pytest.raises(BadRequest, match="more than 1024 inputs"):
+    with pytest.raises(BadRequest, match="more than 800 inputs"):
         read(frame(b"\x2a\x00" * (MAX_INPUTS + 1)))
 
 

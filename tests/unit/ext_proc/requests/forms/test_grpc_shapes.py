@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tritonclient.grpc import service_pb2
 
+from ext_proc.requests.parsing.budget import MAX_LONG_DIMENSIONS
 from ext_proc.requests.parsing.errors import BadRequest, UnsoundRequest
-from ext_proc.requests.parsing.shapes import MAX_DIMENSIONS
 from support.infer_requests import frame, read, request, tensor
 
 
@@ -59,7 +59,7 @@ def test_a_shape_in_parts_is_unsound_as_soon_as_it_is_too_large(shape):
 @pytest.mark.parametrize("inputs", [1, 4])
 def test_the_dimensions_of_a_request_are_bounded(inputs):
     """They are counted over all inputs: 4 million took seconds."""
-    of_each = MAX_DIMENSIONS // inputs
+    of_each = MAX_LONG_DIMENSIONS // inputs
     read(request(inputs=[tensor("x", "INT8", shape=[1] * of_each)] * inputs))
     with pytest.raises(UnsoundRequest, match="too many dimensions"):
         read(request(inputs=[tensor("x", "INT8", shape=[1] * (of_each + 1))] * inputs))

@@ -179,7 +179,7 @@ def test_truncation():
         ({"inputs": [1]}, {}, r"`inputs\[0\]` must be an object"),
         ({"inputs": [text_input(1)]}, {}, "must be a string"),
         ({"inputs": [text_input("a", name="input_ids", datatype="INT32")]}, {}, "integers"),
-        ({"inputs": [{}] * (MAX_INPUTS + 1)}, {}, "more than 1024 inputs"),
+        ({"inputs": [{}] * (MAX_INPUTS + 1)}, {}, "more than 800 inputs"),
         ({"parameters": []}, {}, "`parameters` must be an object"),
         ({"parameters": {"sequence_id": 1.5}}, {}, "sequence_id"),
         ({"parameters": {"sequence_id": "x" * 129}}, {}, "at most 128"),

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ext_proc.requests.parsing import json_prefix
+from ext_proc.requests.parsing import budget, json_prefix
 from ext_proc.requests.parsing.cut_text import CutText
-from ext_proc.requests.parsing.errors import BadRequest
+from ext_proc.requests.parsing.errors import BadRequest, UnsoundRequest
 from ext_proc.requests.parsing.json_prefix import MAX_DEPTH, read_object
 
 VALUES = st.recursive(
@@ -122,7 +122,8 @@ def test_depth_bound():
 
 def test_size_bound(monkeypatch):
     """Whole JSON beyond the bound is read as a first part."""
-    monkeypatch.setattr(json_prefix, "MAX_JSON_BYTES", 30)
+    monkeypatch.setattr(budget, "FREE_BYTES", 20)
+    monkeypatch.setattr(budget, "MAX_JSON_BYTES", 30)
     monkeypatch.setattr(json_prefix, "MAX_CUT_BYTES", 20)
     document = read_object(b'{"a": 1, "b": "' + b"x" * 20 + b'"}', complete=True, place="p")
     assert document.members == {"a": 1, "b": "x" * 5}
@@ -148,17 +149,32 @@ def test_only_bad_request_escapes(body, complete):
 
 def test_bracket_bound():
     """A first part of more brackets than the bound is refused, exactly beyond it."""
-    pairs = json_prefix.MAX_OPENERS - 1
+    pairs = budget.MAX_CONTAINERS - 1
     assert len(cut(b'{"a":[' + b"[]," * (pairs)).members["a"]) == pairs
-    with pytest.raises(BadRequest, match="too many arrays and objects"):
+    with pytest.raises(UnsoundRequest, match="more than 12288 arrays and objects"):
         cut(b'{"a":[' + b"[]," * (pairs + 1))
+
+
+def test_a_guess_is_counted_first():
+    """A cut in a known text does not let more arrays through than a cut elsewhere."""
+    with pytest.raises(UnsoundRequest, match="more than 12288 arrays and objects"):
+        cut(b'{"a":[' + b"[]," * budget.MAX_CONTAINERS + b'0],"prompt":"x')
+
+
+def test_brackets_in_a_text_do_not_count():
+    """A prompt may consist of brackets: a short document is then read all the same."""
+    prompt = "[" * (budget.MAX_CONTAINERS + 2)
+    document = read_object(json.dumps({"prompt": prompt}).encode(), complete=True, place="p")
+    assert (document.members, document.whole) == ({"prompt": prompt}, True)
 
 
 @pytest.mark.parametrize(("opener", "unit"), [(b"[", b"[],"), (b"{", b"{},")])
 def test_opener_bound(monkeypatch, opener, unit):
     """A long document of more brackets of a kind than the bound is read as a first part."""
     monkeypatch.setattr(json_prefix, "MAX_CUT_BYTES", 100)
-    monkeypatch.setattr(json_prefix, "MAX_OPENERS", 50)
+    monkeypatch.setattr(budget, "FREE_BYTES", 100)
+    monkeypatch.setattr(budget, "MAX_CONTAINERS", 50)
+    monkeypatch.setattr(budget, "_RARE", 10)
     head, tail = b'{"a":[', b"0]}"
     most = 50 - head.count(opener)
     assert read_object(head + unit * most + tail, complete=True, place="p").whole
@@ -166,10 +182,11 @@ def test_opener_bound(monkeypatch, opener, unit):
 
 
 def test_comma_bound(monkeypatch):
-    """A very long document of more commas than the bound is read as a first part."""
+    """A long document of more commas than the bound is read as a first part."""
     monkeypatch.setattr(json_prefix, "MAX_CUT_BYTES", 100)
-    monkeypatch.setattr(json_prefix, "MAX_FREE_COMMAS_BYTES", 101)
-    monkeypatch.setattr(json_prefix, "MAX_COMMAS", 50)
+    monkeypatch.setattr(budget, "FREE_BYTES", 100)
+    monkeypatch.setattr(budget, "MAX_COMMAS", 50)
+    monkeypatch.setattr(budget, "_RARE", 10)
     assert read_object(b'{"a":[' + b"0," * 50 + b"0]}", complete=True, place="p").whole
     assert not read_object(b'{"a":[' + b"0," * 51 + b"0]}", complete=True, place="p").whole
 

@@ -9,7 +9,9 @@ Rules:
 4. A replica that answers a readiness path of Triton's with 404 is no Triton, which answers 400 for
    models that it does not know. It is then asked by ``ENGINE_READY_PATHS``, the first that is not
    404; that one is asked first from then on.
-5. Where the pool speaks TLS to its replicas, so do probes (``ReplicaContexts``). A replica that
+5. Of a replica that is not ready the fault says what it did. Where a version of a model is missing,
+   the model is asked without it, so that a missing version is told from a missing model.
+6. Where the pool speaks TLS to its replicas, so do probes (``ReplicaContexts``). A replica that
    cannot be asked because files cannot be used here counts as ready: Envoys' health checks see it.
 """
 
@@ -17,8 +19,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import aiohttp
 
@@ -39,6 +42,7 @@ MAX_CONNECTIONS: Final = 64
 _OK: Final = 200
 _NOT_FOUND: Final = 404
 _JITTER: Final = 0.2
+_MODEL: Final = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/ready")
 
 
 class Target(NamedTuple):
@@ -71,14 +75,15 @@ class Prober:
     """Probes a changing set of replicas.
 
     Args:
-        on_result: Called with pool, replica and whether it is ready, after each probe.
+        on_result: Called after each probe with pool, replica, whether it is ready and, where it is
+            not, what it did.
         contexts: TLS contexts of the process; ``None`` = its own.
         jitter: Returns a number in [0, 1), which spreads probes by a fifth of the interval.
     """
 
     def __init__(
         self,
-        on_result: Callable[[str, EndpointKey, bool], None],
+        on_result: Callable[[str, EndpointKey, bool, str], None],
         *,
         contexts: ReplicaContexts | None = None,
         jitter: Callable[[], float] = random.random,
@@ -124,12 +129,16 @@ class Prober:
 
     async def probe(
         self, session: aiohttp.ClientSession, url: str, tls: ReplicaTls | None = None
-    ) -> bool:
-        """Probe readiness once."""
+    ) -> str | None:
+        """Probe readiness once.
+
+        Returns:
+            ``None`` if the replica is ready, else what it did, as a clause without its subject.
+        """
         try:
             options = await self._contexts.options(tls)
         except ReplicaTlsError:
-            return True
+            return None
         known = self._other.pop(url, None)
         for each in (known, url, *_engine_urls(url)) if known else (url, *_engine_urls(url)):
             status = await self._status(session, each, options)
@@ -137,20 +146,44 @@ class Prober:
                 continue
             if each != url and (status == _OK or known == each):
                 self._other[url] = each
-            return status == _OK
-        return False
+            if status == _OK:
+                return None
+            return status if isinstance(status, str) else await self._fault(session, each, options)
+        return f"answers 404 at {urlsplit(url).path}"
+
+    async def _fault(
+        self, session: aiohttp.ClientSession, url: str, options: dict[str, Any]
+    ) -> str:
+        """Return what a replica that answers and is not ready lacks."""
+        parts = urlsplit(url)
+        model = _MODEL.fullmatch(parts.path)
+        if model is None:
+            return f"is not ready by {parts.path}"
+        name, version = unquote(model["model"]), model["version"]
+        if version is None:
+            return f"has no model {name} that is ready"
+        any_version = f"{parts.scheme}://{parts.netloc}/v2/models/{model['model']}/ready"
+        if await self._status(session, any_version, options) == _OK:
+            return f"serves another version of {name} than {version}"
+        return f"has no version {version} of {name} that is ready"
 
     async def _status(
         self, session: aiohttp.ClientSession, url: str, options: dict[str, Any]
-    ) -> int | None:
+    ) -> int | str:
+        """Return the status, or what the replica did in place of an answer."""
         try:
             async with session.get(url, allow_redirects=False, **options) as answer:
                 return answer.status
         except aiohttp.ClientSSLError as error:
             self._contexts.failed(urlsplit(url).netloc, error)
-            return None
-        except (aiohttp.ClientError, OSError, ValueError):  # a timeout is an OSError
-            return None
+            return "fails the TLS handshake"
+        except TimeoutError:
+            return f"does not answer within {TIMEOUT_S:g} s"
+        except aiohttp.ClientConnectorError as error:
+            refused = isinstance(error.os_error, ConnectionRefusedError)
+            return "refuses connections" if refused else "cannot be reached"
+        except (aiohttp.ClientError, OSError, ValueError):
+            return "breaks the connection off"
 
     def _start(self, target: Target) -> None:
         session = self._session
@@ -162,9 +195,9 @@ class Prober:
     async def _loop(self, session: aiohttp.ClientSession, target: Target) -> None:
         await asyncio.sleep(min(target.interval_s, AGAIN_S) * self._jitter())
         while True:
-            ready = await self.probe(session, target.url, target.tls)
-            self._on_result(target.pool, target.key, ready)
-            pause = target.interval_s if ready else min(target.interval_s, AGAIN_S)
+            fault = await self.probe(session, target.url, target.tls)
+            self._on_result(target.pool, target.key, fault is None, fault or "")
+            pause = target.interval_s if fault is None else min(target.interval_s, AGAIN_S)
             await asyncio.sleep(pause * (1 + _JITTER * (self._jitter() - 0.5)))
 
 

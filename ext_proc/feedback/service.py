@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 
 from ext_proc.feedback.entries import AttemptEntry
 from ext_proc.feedback.fold import FOREIGN
-from ext_proc.feedback.wire import METHOD, SERVICE, entries_of, reply
+from ext_proc.feedback.wire import METHOD, OTHER_CAUSE, SERVICE, entries_of, reply
 from ext_proc.observability.requests.records import RequestRecords
 from ext_proc.observability.traffic import TrafficCounts
 
@@ -38,12 +38,8 @@ MAX_BYTES: Final = 256 * 1024
 SLICE: Final = 8
 """Entries processed per iteration of the loop: about 60 µs."""
 
-KINDS: Final = {
-    "no-route": "client",
-    "rate-limited": "client",
-    **{each: each for each in ("timeout", "unreached", "broken")},
-}
-"""Causes of answers without a pick as kinds of failures in traffic; the others are ``local``."""
+KINDS: Final = {"no-route": "client", OTHER_CAUSE: "local"}
+"""Causes of answers without a pick that have another name as kinds of failures in traffic."""
 
 _log = structlog.stdlib.get_logger("ext_proc.feedback")
 
@@ -132,5 +128,5 @@ class LogService:
         pool = self._feedback.pool_of(entry.cluster)
         self._metrics.proxied(pool, entry.cause)
         if not entry.picker:
-            self._traffic.refused(pool, KINDS.get(entry.cause, "local"))
+            self._traffic.refused(pool, KINDS.get(entry.cause, entry.cause))
         return bool(entry.picker)

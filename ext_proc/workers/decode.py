@@ -285,8 +285,8 @@ def _reading(value: Any) -> Reading:
     return Reading(**{**value, **lists})
 
 
-def _probed(pool: Any, endpoint: Any, ready: Any) -> Message:
-    return Probed(_text(pool), _key(endpoint), bool(ready))
+def _probed(pool: Any, endpoint: Any, ready: Any, why: Any) -> Message:
+    return Probed(_text(pool), _key(endpoint), bool(ready), _text(why))
 
 
 def _looked(endpoint: Any, at: Any, rows: Any, whole: Any) -> Message:

@@ -207,8 +207,8 @@ class Encoder:
         _json(into, ["suspect-runs", fingerprint.hex(), replica, at])
 
     def _probed(self, event: Probed, into: bytearray) -> None:
-        pool, endpoint, ready = event
-        _json(into, ["probed", pool, list(endpoint), ready])
+        pool, endpoint, ready, why = event
+        _json(into, ["probed", pool, list(endpoint), ready, why])
 
     def _looked(self, event: Looked, into: bytearray) -> None:
         endpoint, listing = event

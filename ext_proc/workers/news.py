@@ -24,10 +24,12 @@ class Probed(NamedTuple):
     pool: str
     endpoint: EndpointKey
     ready: bool
+    why: str = ""
+    """What the replica did where it is not ready, as a clause without its subject."""
 
     def take(self, conditions: Conditions) -> None:
         """Apply the result to the conditions."""
-        conditions.probed(self.pool, self.endpoint, ready=self.ready)
+        conditions.probed(self.pool, self.endpoint, ready=self.ready, why=self.why)
 
 
 class Looked(NamedTuple):

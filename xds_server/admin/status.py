@@ -38,7 +38,14 @@ if TYPE_CHECKING:
 
 MAX_DRIFT: Final = 50
 """Most lines of the drift in an answer."""
-_WANTING: Final = frozenset({"saturated", "no-endpoints", "suspect-waits", "no-pick"})
+_WANTING: Final = frozenset(
+    {
+        *("saturated", "no-endpoints", "suspect-waits", "no-pick"),
+        # Envoy's own, as pickers count them.
+        *("rate-limited", "overflow", "overloaded", "no-healthy-upstream", "no-cluster"),
+        *("timeout", "unreached", "broken", "local"),
+    }
+)
 """Reasons of refusals that callers are not to blame for."""
 
 
@@ -261,6 +268,9 @@ class StatusBoard:
                 if state.conditions and not endpoint.draining:
                     said = self._words(endpoint, state, loads, frozenset())
                     sick.append(ReplicaView(pool.name, endpoint.id, said, state.left_alone))
+        nowhere = self._refused("")
+        if nowhere:
+            pools.append(PoolView("", (), 0, 0, sum(nowhere.values()), reasons=nowhere))
         return Situation(
             pools,
             sick,
@@ -283,19 +293,33 @@ class StatusBoard:
             self._passed(),
             self._certificates(),
             self._audit_error(),
+            self._replicas.ages(),
         )
 
     def _view(self, pool: PoolSpec, states: Mapping[Key, State]) -> PoolView:
         variants = _variants(pool, states)
         rates = [self._traffic.variant(pool.name, each.name) for each in variants]
-        refused = self._traffic.variant(pool.name, "").sums.failed
+        refused = self._refused(pool.name)
+        failed = sum(each.failed for each in rates)
+        failing = {}
+        for endpoint in pool.endpoints if failed else ():
+            count = self._traffic.endpoint(pool.name, endpoint.id).failed
+            if count:
+                failing[f"{endpoint.id} ({pool.variant_of(endpoint)})"] = count
         return PoolView(
             pool.name,
             variants,
             sum(each.sums.requests for each in rates),
-            sum(each.failed for each in rates),
-            sum(count for reason, count in refused.items() if reason in _WANTING),
+            failed,
+            sum(refused.values()),
+            failing,
+            refused,
         )
+
+    def _refused(self, pool: str) -> Mapping[str, int]:
+        """Return the requests of the last minute that were refused for want of service."""
+        sums = self._traffic.variant(pool, "").sums
+        return {reason: count for reason, count in sums.failed.items() if reason in _WANTING}
 
     def _words(
         self,

@@ -19,6 +19,10 @@ OUTAGE_SHARE: Final = 0.5
 """Share of failed requests of a pool that is an outage."""
 DEGRADED_SHARE: Final = 0.01
 """Share of failed or refused requests of a pool that is a degradation."""
+SILENT_PICKER_S: Final = 8.0
+"""A picker reports every 5 s; one whose last report is so old hangs, or cannot keep up."""
+MAX_SHARES: Final = 2
+"""Most replicas that are named as those of a pool's failures."""
 LATE_CLIENT_S: Final = 10.0
 """A client that has not acknowledged a change for so long is late."""
 MAX_REASONS: Final = 50
@@ -53,7 +57,11 @@ class PoolView(NamedTuple):
     failed: int
     """Those of them that failed by a fault of the service."""
     refused: int
-    """Requests that the picker refused in the last minute for want of replicas."""
+    """Requests that were refused in the last minute though their callers made no mistake."""
+    failing: Mapping[str, int] = MappingProxyType({})
+    """Failed requests of the last minute by replica, such as ``r1 (canary)``."""
+    reasons: Mapping[str, int] = MappingProxyType({})
+    """The refused requests by reason."""
 
     @property
     def drawn(self) -> list[VariantView]:
@@ -113,6 +121,8 @@ class Situation(NamedTuple):
     certificates: Sequence[CertificateState] = ()
     audit_error: str = ""
     """Why the record of operators' calls cannot be written."""
+    unheard: Mapping[str, float] = MappingProxyType({})
+    """Seconds since the last report of each connected picker that reports states."""
 
 
 class Verdict(NamedTuple):
@@ -168,24 +178,32 @@ def _some_fail(seen: Situation) -> Iterator[str]:
 
 
 def _failing(pool: PoolView) -> str:
-    return f"pool {pool.name}: {pool.failed} of {pool.requests} requests failed in the last minute"
+    said = f"pool {pool.name}: {pool.failed} of {pool.requests} requests failed in the last minute"
+    worst = sorted(pool.failing.items(), key=lambda each: (-each[1], each[0]))[:MAX_SHARES]
+    named = ", ".join(f"{count} at {name}" for name, count in worst)
+    return f"{said}, {named}" if named else said
 
 
 def _some_refused(seen: Situation) -> Iterator[str]:
     for pool in seen.pools:
         total = pool.requests + pool.refused
         if pool.refused >= MIN_FAILED and pool.refused >= DEGRADED_SHARE * total:
+            where = f"pool {pool.name}: " if pool.name else ""
             counts = f"{pool.refused} of {total} requests"
-            yield f"pool {pool.name}: {counts} were refused in the last minute"
+            why = f": {_counted(pool.reasons)}" if pool.reasons else ""
+            yield f"{where}{counts} were refused in the last minute{why}"
 
 
 def _passed(seen: Situation) -> Iterator[str]:
     passed = sum(seen.passed.values())
     total = passed + sum(pool.requests for pool in seen.pools)
     if passed >= MIN_FAILED and passed >= DEGRADED_SHARE * total:
-        by_reason = sorted(seen.passed.items(), key=lambda each: (-each[1], each[0]))
-        why = ", ".join(f"{reason} ({count})" for reason, count in by_reason)
-        yield f"{passed} requests got no pick in the last minute: {why}"
+        yield f"{passed} requests got no pick in the last minute: {_counted(seen.passed)}"
+
+
+def _counted(by_reason: Mapping[str, int]) -> str:
+    ordered = sorted(by_reason.items(), key=lambda each: (-each[1], each[0]))
+    return ", ".join(f"{reason} ({count})" for reason, count in ordered)
 
 
 def _left_alone(seen: Situation) -> Iterator[str]:
@@ -214,6 +232,12 @@ def _missing_pickers(seen: Situation) -> Iterator[str]:
         yield "no picker is connected: what happens to requests is not known"
     elif connected < seen.pickers:
         yield f"only {connected} of {seen.pickers} pickers are connected"
+
+
+def _silent_pickers(seen: Situation) -> Iterator[str]:
+    for picker, age_s in sorted(seen.unheard.items()):
+        if age_s >= SILENT_PICKER_S:
+            yield f"picker {picker} is connected and has not reported for {age_s:.0f} s: it hangs"
 
 
 def _doubtful(seen: Situation) -> Iterator[str]:
@@ -279,6 +303,7 @@ RULES: Final[Sequence[ReasonRule]] = (
     ReasonRule(Word.DEGRADED, "rejecting", _rejecting),
     ReasonRule(Word.DEGRADED, "late", _late),
     ReasonRule(Word.DEGRADED, "picker-missing", _missing_pickers),
+    ReasonRule(Word.DEGRADED, "picker-silent", _silent_pickers),
     ReasonRule(Word.DEGRADED, "in-doubt", _doubtful),
     ReasonRule(Word.DEGRADED, "not-in-force", _file),
     ReasonRule(Word.DEGRADED, "store", _store),

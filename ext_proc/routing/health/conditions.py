@@ -260,9 +260,16 @@ class Conditions:
             if free >= min(floor + MARGIN, 1.0) and self._low_memory.good(pool, key):
                 self._gather(pool)
 
-    def probed(self, pool: str, key: EndpointKey, *, ready: bool) -> None:
-        """Take the result of a readiness probe; an unknown replica is ignored."""
-        self._latch(self._not_ready, pool, key, None if ready else "")
+    def probed(self, pool: str, key: EndpointKey, *, ready: bool, why: str = "") -> None:
+        """Take the result of a readiness probe; an unknown replica is ignored.
+
+        Args:
+            pool: The pool for which it was probed.
+            key: The replica.
+            ready: Whether it is ready.
+            why: What it did where it is not.
+        """
+        self._latch(self._not_ready, pool, key, None if ready else why)
 
     def _latch(self, latch: Latch, pool: str, key: EndpointKey, why: str | None) -> None:
         if key not in self._keys.get(pool, ()):

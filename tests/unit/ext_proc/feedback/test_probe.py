@@ -51,7 +51,7 @@ async def replica(status):
 @asynccontextmanager
 async def probing(targets):
     """Probe; yield the queue of results and the prober."""
-    results: asyncio.Queue[tuple[str, EndpointKey, bool]] = asyncio.Queue()
+    results: asyncio.Queue[tuple[str, EndpointKey, bool, str]] = asyncio.Queue()
     prober = Prober(lambda *result: results.put_nowait(result), jitter=lambda: 0.0)
     prober.set_targets(targets)
     task = asyncio.create_task(prober.run())
@@ -71,7 +71,7 @@ async def test_only_200_is_a_yes(status, ready):
         probing({Target("llm", KEY, url, 0.01)}) as (results, _),
         asyncio.timeout(60),
     ):
-        assert await results.get() == ("llm", KEY, ready)
+        assert (await results.get())[:3] == ("llm", KEY, ready)
 
 
 @pytest.mark.parametrize(
@@ -101,16 +101,16 @@ async def test_an_engine_without_tritons_api_is_asked_its_own_way(paths, ready):
     url = f"http://127.0.0.1:{runner.addresses[0][1]}/v2/models/m/ready"
     try:
         async with aiohttp.ClientSession() as session:
-            assert await prober.probe(session, url) is ready
+            assert (await prober.probe(session, url) is None) is ready
             asked.clear()
-            assert await prober.probe(session, url) is ready
+            assert (await prober.probe(session, url) is None) is ready
             if ready:
                 assert asked == list(paths)
                 paths.clear()
                 paths["/v2/models/m/ready"] = 200
-                assert await prober.probe(session, url)
+                assert await prober.probe(session, url) is None
                 asked.clear()
-                assert await prober.probe(session, url)
+                assert await prober.probe(session, url) is None
                 assert asked == ["/v2/models/m/ready"]
     finally:
         await runner.cleanup()
@@ -120,7 +120,8 @@ async def test_a_path_that_is_not_tritons_is_asked_alone():
     """A declared path says what it means, also with 404."""
     status = [404]
     async with replica(status) as url, aiohttp.ClientSession() as session:
-        assert not await Prober(lambda *_: None).probe(session, url)
+        said = await Prober(lambda *_: None).probe(session, url)
+        assert said == "answers 404 at /ready"
 
 
 async def test_a_closed_port_is_a_no_and_a_return_is_seen():
@@ -138,3 +139,48 @@ async def test_a_closed_port_is_a_no_and_a_return_is_seen():
             pass
         prober.set_targets(set())
         assert prober._tasks == {}
+
+
+@pytest.mark.parametrize(
+    ("answers", "path", "said"),
+    [
+        ({}, "/v2/models/m/ready", "has no model m that is ready"),
+        ({}, "/v2/models/m/versions/1/ready", "has no version 1 of m that is ready"),
+        (
+            {"/v2/models/m/ready": 200},
+            "/v2/models/m/versions/1/ready",
+            "serves another version of m than 1",
+        ),
+        ({}, "/health/live", "is not ready by /health/live"),
+    ],
+)
+async def test_what_is_not_ready_is_told(answers, path, said):
+    """Unloaded, and loaded in another version, are told apart (400 is Triton's answer to both)."""
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(status=answers.get(request.path, 400))
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        async with aiohttp.ClientSession() as session:
+            url = f"http://127.0.0.1:{runner.addresses[0][1]}{path}"
+            assert await Prober(lambda *_: None).probe(session, url) == said
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_replica_that_does_not_answer_is_told_from_a_dead_one(monkeypatch):
+    """Killed: connections are refused. Frozen: they are taken and nothing is answered."""
+    monkeypatch.setattr("ext_proc.feedback.probe.TIMEOUT_S", 0.05)
+    silent = await asyncio.start_server(lambda *_: asyncio.Event().wait(), "127.0.0.1", 0)
+    port = silent.sockets[0].getsockname()[1]
+    prober, limit = Prober(lambda *_: None), aiohttp.ClientTimeout(total=0.05)
+    async with aiohttp.ClientSession(timeout=limit) as session:
+        frozen = await prober.probe(session, f"http://127.0.0.1:{port}/v2/models/m/ready")
+        silent.close()
+        dead = await prober.probe(session, f"http://127.0.0.1:{port}/v2/models/m/ready")
+    assert (frozen, dead) == ("does not answer within 0.05 s", "refuses connections")

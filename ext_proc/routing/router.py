@@ -24,6 +24,7 @@ from ext_proc.routing.cache.tenants import tenant_of
 from ext_proc.routing.cache.trials import Trials
 from ext_proc.routing.explain import Explainer, counters, describe
 from ext_proc.routing.health.conditions import Conditions
+from ext_proc.routing.health.slowness import Slowness
 from ext_proc.routing.learner import Learner
 from ext_proc.routing.peers import PeerWorkers
 from ext_proc.routing.pipeline.context import cheapest, work_of
@@ -40,6 +41,7 @@ from ext_proc.routing.state.ledger import MAX_TICKETS, Charged, Ledger, LedgerEv
 from ext_proc.routing.state.starts import SequenceStarts
 from ext_proc.routing.suspicion import Suspicion
 from ext_proc.routing.values.refusal import Refusal, RefusalKind
+from ext_proc.routing.values.request import GRPC_STREAM
 from ext_proc.routing.values.ticket import DONE, Outcome, Ticket
 
 if TYPE_CHECKING:
@@ -100,6 +102,8 @@ class Router:
         )
         self.placement = self.registry.placement
         self.learner = Learner(self.registry.members)
+        self.slowness = Slowness()
+        """Which replicas take much longer than their peers."""
         self.suspicion = Suspicion(self.ledger.ticket, on_event, on_sequence)
         """Bodies of requests without a verdict, and what is held against them."""
         self.trials = Trials(self.index, self.registry.members, on_event)
@@ -158,6 +162,7 @@ class Router:
         self.learner.set_pools(pools, policies)
         self.registry.set_pools(pools, self.learner.models, now)
         self.suspicion.set_pools(pools)
+        self.slowness.set_pools(pools)
         self.pools = self.registry.pools
 
     def pool_for(self, features: Features, path: str, protocol: Protocol) -> str | Refusal:
@@ -246,7 +251,8 @@ class Router:
         number, key, matched = self._last_ticket, candidate.key, context.matched[index]
         request, features = context.request, context.request.features
         coming = self.index.coming(key, request.blocks, matched) * context.block_tokens
-        ticket = Ticket(number, key, pool.name, work, now, prompted, drain, ahead, coming)
+        kind = None if features.form is GRPC_STREAM else features.model or ""
+        ticket = Ticket(number, key, pool.name, work, now, prompted, drain, ahead, coming, kind)
         if not self._charged(ticket):
             return None
         self.origins.note(number, request, choice.experiment)
@@ -341,6 +347,8 @@ class Router:
         if not self._settled(ticket.id, outcome):
             return False
         self.learner.settled(ticket, outcome, now)
+        if outcome is DONE and now >= self.slowness.due:
+            self.slowness.took(ticket, now)
         return True
 
     # --- What the proxy's log says of attempts --------------------------------------------------

@@ -175,7 +175,7 @@ class Account:
 
     def _charged(self, event: Charged, _: float) -> tuple[Message, ...]:
         ticket = event.ticket
-        number, endpoint, pool, work, _, prompted, drain_s, _, _ = ticket
+        number, endpoint, pool, work, _, prompted, drain_s = ticket[:7]
         place = pool, endpoint
         known = self._sums.get(place)
         if known is None:

@@ -126,7 +126,8 @@ class Encoder:
         )
 
     def _sample(self, event: LatencySample, into: bytearray) -> None:
-        (_, endpoint, pool, work, at, prompted, drain, ahead, _), ended = event
+        ticket, ended = event
+        _, endpoint, pool, work, at, prompted, drain, ahead = ticket[:8]
         into += SAMPLE.pack(
             TAG_SAMPLE,
             self._number(pool),

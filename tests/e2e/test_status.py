@@ -99,6 +99,26 @@ async def test_all_is_well_and_each_request_is_counted_once(http, stack):
     assert {row["state"] for row in rows} == {"in use"}
 
 
+async def test_a_slow_replica_is_named(http, stack, replicas):
+    """By status and by the list of endpoints, while it goes on serving."""
+    slow = replicas[3]
+    slow.hold_s = 0.5
+    said = f"replica {slow.name} of pool llm is slow: its requests take "
+
+    async def named() -> bool:
+        status = await ask(stack, "GetStatus", admin_pb2.GetStatusRequest())
+        return any(each.startswith(said) for each in status.reasons)
+
+    async with Traffic(http, stack.http_url + GENERATE, body, workers=4, pause_s=0.01) as load:
+        assert await eventually(named, 90.0)
+        rows = (await cli(stack, "get", "endpoints"))[1]
+        slow.hold_s = 0.0
+        await load.more(100)
+    (row,) = (each for each in rows if each["endpoint"] == slow.name)
+    assert row["state"].startswith("slow: ")
+    assert row["usable"]
+
+
 @pytest.mark.parametrize(
     ("number", "condition", "state"),
     [(0, "frozen", "frozen"), (1, "dead-backend", "ejected")],

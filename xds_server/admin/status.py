@@ -10,10 +10,11 @@ from xds_server.fleet.diff import diff
 from xds_server.observability import Assessment
 from xds_server.traffic.book import LONG_S, RecentTraffic
 from xds_server.traffic.placements import shown
-from xds_server.traffic.replicas import UNKNOWN, words
+from xds_server.traffic.replicas import UNKNOWN, noted, words
 from xds_server.traffic.verdict import (
     KINDS,
     ClientState,
+    NoteView,
     PoolView,
     ReplicaView,
     Situation,
@@ -259,7 +260,7 @@ class StatusBoard:
 
     def _situation(self, states: Mapping[Key, State]) -> Situation:
         control, found = self._control, self._found
-        pools, sick = [], []
+        pools, sick, notes = [], [], []
         loads = self._loads()
         for pool in control.fleet.pools:
             pools.append(self._view(pool, states))
@@ -268,6 +269,10 @@ class StatusBoard:
                 if state.conditions and not endpoint.draining:
                     said = self._words(endpoint, state, loads, frozenset())
                     sick.append(ReplicaView(pool.name, endpoint.id, said, state.left_alone))
+                notes += [
+                    NoteView(each.name, pool.name, endpoint.id, noted(each))
+                    for each in (() if endpoint.draining else state.notes)
+                ]
         nowhere = self._refused("")
         if nowhere:
             pools.append(PoolView("", (), 0, 0, sum(nowhere.values()), reasons=nowhere))
@@ -294,6 +299,7 @@ class StatusBoard:
             self._certificates(),
             self._audit_error(),
             self._replicas.ages(),
+            notes,
         )
 
     def _view(self, pool: PoolSpec, states: Mapping[Key, State]) -> PoolView:

@@ -6,7 +6,7 @@ before anything is kept.
 
 from __future__ import annotations
 
-from math import isfinite
+from math import inf, isfinite
 from typing import TYPE_CHECKING, Final
 
 from tidegate_common.histogram import BUCKETS
@@ -82,7 +82,7 @@ def read_states(message: report_pb2.ReplicaStates) -> Mapping[Key, Reported]:
         raise ReportError(f"a report has the states of more than {MAX_ENDPOINTS} replicas")
     found: dict[Key, Reported] = {}
     for each in message.replicas:
-        if len(each.conditions) > MAX_CONDITIONS:
+        if max(len(each.conditions), len(each.notes)) > MAX_CONDITIONS:
             raise ReportError(f"a replica has more than {MAX_CONDITIONS} conditions")
         ramp = each.ramp_percent if each.HasField("ramp_percent") else None
         if ramp is not None and ramp > MAX_PERCENT:
@@ -91,6 +91,7 @@ def read_states(message: report_pb2.ReplicaStates) -> Mapping[Key, Reported]:
             tuple(_condition(one) for one in each.conditions),
             each.reading_age_ms / 1000.0 if each.HasField("reading_age_ms") else None,
             ramp,
+            tuple(_condition(one) for one in each.notes),
         )
     return found
 
@@ -121,8 +122,11 @@ def _condition(message: report_pb2.Condition) -> Condition:
     left_s = message.left_seconds if message.HasField("left_seconds") else None
     if left_s is not None and not 0.0 <= left_s <= MAX_LEFT_S:
         raise ReportError(f"left_seconds is {left_s}; it must be between 0 and {MAX_LEFT_S:g}")
+    for_s = message.for_seconds if message.HasField("for_seconds") else None
+    if for_s is not None and not 0.0 <= for_s < inf:
+        raise ReportError(f"for_seconds is {for_s}; it must be finite and at least 0")
     name = _text(message.name, MAX_WORD_CHARS)
-    return Condition(name, _text(message.cause, MAX_CAUSE_CHARS), left_s)
+    return Condition(name, _text(message.cause, MAX_CAUSE_CHARS), left_s, for_s=for_s)
 
 
 def _histogram(message: report_pb2.Histogram) -> Mapping[int, int]:

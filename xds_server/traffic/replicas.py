@@ -41,6 +41,8 @@ class Condition(NamedTuple):
     """Seconds until it ends by itself; ``None`` = it does not."""
     pickers: int = 1
     """Number of pickers that report it."""
+    for_s: float | None = None
+    """Seconds since it was first seen; ``None`` = not known."""
 
 
 class Reported(NamedTuple):
@@ -50,6 +52,8 @@ class Reported(NamedTuple):
     reading_age_s: float | None = None
     ramp_percent: int | None = None
     """Share of its weight in slow start; ``None`` = it is not in slow start."""
+    notes: tuple[Condition, ...] = ()
+    """What is wrong with it that does not keep requests from it."""
 
 
 class State(NamedTuple):
@@ -60,6 +64,8 @@ class State(NamedTuple):
     ramp_percent: int | None = None
     pickers: int = 0
     """Number of pickers that report on it; 0 = nothing is known."""
+    notes: tuple[Condition, ...] = ()
+    """What is wrong with it that does not keep requests from it."""
 
     @property
     def left_alone(self) -> bool:
@@ -131,35 +137,46 @@ class ReplicaBook:
 def _as_one(state: State) -> State:
     """Return what several workers see together as the state that their picker sees."""
     conditions = tuple([each._replace(pickers=1) for each in state.conditions])
-    return state._replace(conditions=conditions, pickers=1)
+    notes = tuple([each._replace(pickers=1) for each in state.notes])
+    return state._replace(conditions=conditions, pickers=1, notes=notes)
 
 
 def _aged(reported: Reported, passed_s: float) -> State:
     """Return one picker's report as it is ``passed_s`` seconds later."""
-    conditions, age, ramp = reported
+    conditions, age, ramp, notes = reported
     if conditions:
-        conditions = tuple(
-            each if each.left_s is None else each._replace(left_s=max(0.0, each.left_s - passed_s))
-            for each in conditions
-        )
-    return State(conditions, None if age is None else age + passed_s, ramp, 1)
+        conditions = tuple([_later(each, passed_s) for each in conditions])
+    return State(conditions, None if age is None else age + passed_s, ramp, 1, notes)
+
+
+def _later(condition: Condition, passed_s: float) -> Condition:
+    left, since = condition.left_s, condition.for_s
+    return condition._replace(
+        left_s=None if left is None else max(0.0, left - passed_s),
+        for_s=None if since is None else since + passed_s,
+    )
 
 
 def merge(one: State, other: State) -> State:
     """Return what two groups of pickers see together; associative and commutative."""
-    if not one.conditions or not other.conditions:
-        conditions = one.conditions or other.conditions
-        return State(conditions, *_numbers(one, other), one.pickers + other.pickers)
-    by_name = {each.name: each for each in one.conditions}
-    for each in other.conditions:
+    conditions = _joined(one.conditions, other.conditions)
+    notes = _joined(one.notes, other.notes)
+    return State(conditions, *_numbers(one, other), one.pickers + other.pickers, notes)
+
+
+def _joined(one: tuple[Condition, ...], other: tuple[Condition, ...]) -> tuple[Condition, ...]:
+    if not one or not other:
+        return one or other
+    by_name = {each.name: each for each in one}
+    for each in other:
         known = by_name.get(each.name)
         if known is None:
             by_name[each.name] = each
         else:
-            first = max(known, each, key=_weight)
-            by_name[each.name] = first._replace(pickers=known.pickers + each.pickers)
-    conditions = tuple(by_name[name] for name in sorted(by_name))
-    return State(conditions, *_numbers(one, other), one.pickers + other.pickers)
+            first, pickers = max(known, each, key=_weight), known.pickers + each.pickers
+            longest = max(known.for_s or 0.0, each.for_s or 0.0)
+            by_name[each.name] = first._replace(pickers=pickers, for_s=longest or None)
+    return tuple(by_name[name] for name in sorted(by_name))
 
 
 def _numbers(one: State, other: State) -> tuple[float | None, int | None]:
@@ -196,7 +213,23 @@ def words(state: State, *, draining: bool, held: bool, in_flight: int | None) ->
         return said if most == state.pickers else f"{said} ({most} of {state.pickers} pickers)"
     if state.ramp_percent is not None:
         return f"ramping {state.ramp_percent} %"
-    return SILENT if SILENT in by_name else "in use"
+    if SILENT in by_name:
+        return SILENT
+    return "; ".join(noted(each) for each in state.notes) or "in use"
+
+
+def span(seconds: float) -> str:
+    """Return a duration in its largest unit: ``12 s``, ``3 min``, ``5 h``, ``2 days``."""
+    for unit, size in (("days", 2 * 86_400.0), ("h", 2 * 3_600.0), ("min", 120.0)):
+        if seconds >= size:
+            return f"{seconds / (size / 2):.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def noted(note: Condition) -> str:
+    """Return a note in words: its name and its cause."""
+    name = note.name.replace("-", " ")
+    return f"{name}: {note.cause}" if note.cause else name
 
 
 def _condition(by_name: Mapping[str, Condition]) -> str:
@@ -211,4 +244,6 @@ def _condition(by_name: Mapping[str, Condition]) -> str:
     name = next(each for each in by_name if each != SILENT and each not in _DETAILS)
     found = by_name[name]
     word = "told by other pickers" if name == TOLD else name.replace("-", " ")
+    if found.for_s is not None:
+        word += f" for {span(found.for_s)}"
     return f"{word}: {found.cause}" if found.cause else word

@@ -79,6 +79,15 @@ class ReplicaView(NamedTuple):
     """False = it is silent, or few pickers leave it alone."""
 
 
+class NoteView(NamedTuple):
+    """What is wrong with a replica that does not keep requests from it."""
+
+    kind: str
+    pool: str
+    endpoint: str
+    words: str
+
+
 class ClientState(NamedTuple):
     """A connected client."""
 
@@ -123,6 +132,7 @@ class Situation(NamedTuple):
     """Why the record of operators' calls cannot be written."""
     unheard: Mapping[str, float] = MappingProxyType({})
     """Seconds since the last report of each connected picker that reports states."""
+    notes: Sequence[NoteView] = ()
 
 
 class Verdict(NamedTuple):
@@ -246,6 +256,12 @@ def _doubtful(seen: Situation) -> Iterator[str]:
             yield f"replica {each.endpoint} of pool {each.pool} is {each.words}"
 
 
+def _slow(seen: Situation) -> Iterator[str]:
+    for each in seen.notes:
+        if each.kind == "slow":
+            yield f"replica {each.endpoint} of pool {each.pool} is {each.words}"
+
+
 def _file(seen: Situation) -> Iterator[str]:
     if seen.file_error:
         yield f"the fleet file on disk is not in force: {seen.file_error}"
@@ -305,6 +321,7 @@ RULES: Final[Sequence[ReasonRule]] = (
     ReasonRule(Word.DEGRADED, "picker-missing", _missing_pickers),
     ReasonRule(Word.DEGRADED, "picker-silent", _silent_pickers),
     ReasonRule(Word.DEGRADED, "in-doubt", _doubtful),
+    ReasonRule(Word.DEGRADED, "slow", _slow),
     ReasonRule(Word.DEGRADED, "not-in-force", _file),
     ReasonRule(Word.DEGRADED, "store", _store),
     ReasonRule(Word.DEGRADED, "sources", _sources),

@@ -7,6 +7,8 @@ Rules:
 2. At most ``MAX_LINES`` replicas are logged in one look; one more line counts the others.
 3. Of the workers of a picker only the one that leads logs: all know the same conditions.
 4. A look costs time only for replicas with conditions; ``states`` passes over all of them.
+5. A *note* is what is wrong with a replica that does not keep requests from it: it is slow. Notes
+   are reported, and neither logged nor counted as conditions.
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ from tidegate_api.fleet.v1 import report_pb2
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from ext_proc.routing.health.slowness import Slow
     from ext_proc.routing.router import Router
     from ext_proc.routing.values.pool import EndpointKey
 
 MAX_LINES: Final = 20
 MAX_AGE_MS: Final = 2**31
+SLOW: Final = "slow"
 HALF_OPEN: Final = "half-open"
 """Reported in place of ``ejected`` once the ejection is over and single requests are tried."""
 
@@ -56,17 +60,31 @@ class ReplicaWatch:
         self._wall_clock = wall_clock
         self._leads = leads
         self._known: dict[tuple[str, EndpointKey], tuple[str, ...]] = {}
+        self._since: dict[tuple[str, EndpointKey, str], float] = {}
+        """When each condition was first seen, monotonic seconds."""
+        self._noted: dict[tuple[str, EndpointKey], Slow] = {}
         self.changes = 0
         """Number of looks that found other conditions than the one before."""
 
     def look(self) -> None:
         """Compare the conditions with those of the last look."""
+        now, slowness = self._clock(), self._router.slowness
+        slowness.look(now)
+        noted = {(pool, key): slow for pool, key, slow in slowness.slow()}
+        if noted.keys() != self._noted.keys():
+            self.changes += 1
+        self._noted = noted
         found = {place: tuple(names) for place, names in self._unwell()}
         before = self._known
         if found == before:
             return
         self._known = found
         self.changes += 1
+        self._since = {
+            (*place, name): self._since.get((*place, name), now)
+            for place, names in found.items()
+            for name in names
+        }
         if self._leads():
             self._tell(before, found)
 
@@ -124,6 +142,9 @@ class ReplicaWatch:
                 state = report_pb2.ReplicaState(pool=name, id=key.id)
                 if replica.silent or (name, key) in unwell:
                     state.conditions.extend(self._conditions(name, key, silent=replica.silent))
+                slow = self._noted.get((name, key))
+                if slow is not None:
+                    state.notes.add(name=SLOW, cause=cause_of_slowness(slow))
                 if replica.readings:
                     age = now - min(each.at for each in replica.readings)
                     state.reading_age_ms = int(min(max(age, 0.0) * 1000.0, MAX_AGE_MS))
@@ -147,6 +168,9 @@ class ReplicaWatch:
                     _ejected(condition, outlier)
                 elif name == SILENT:
                     condition.cause = "its metrics page cannot be read"
+                since = self._since.get((pool, key, condition.name))
+                if since is not None:
+                    condition.for_seconds = max(self._clock() - since, 0.0)
                 made.append(condition)
         return made
 
@@ -180,6 +204,14 @@ def cause_of(cause: str, row: object, share: object) -> str:
         return f"{share:.0%} of its answers failed"
     noun = "error" if cause == Cause.DEAD_BACKEND else "failure"
     return f"{number} {noun}{'' if number == 1 else 's'}".strip()
+
+
+def cause_of_slowness(slow: Slow) -> str:
+    """Return in words how slow a replica is."""
+    return (
+        f"its requests take {slow.factor:.1f} times as long as its peers'"
+        f" (the latest {slow.requests})"
+    )
 
 
 def _joined(joined: float | None, restarted: float | None) -> float | None:

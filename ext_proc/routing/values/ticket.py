@@ -57,3 +57,6 @@ class Ticket(NamedTuple):
     coming: float = 0.0
     """Tokens that ``work`` leaves out as cached, but that other prompts were not known to have
     computed when the request was sent."""
+    kind: str | None = None
+    """Model of the requests whose duration is compared with this one's; ``None`` = with none, as of
+    streams that their clients keep open and of requests that moved."""

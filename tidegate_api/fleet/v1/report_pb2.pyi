@@ -372,6 +372,7 @@ class ReplicaState(_message.Message):
     CONDITIONS_FIELD_NUMBER: _builtins.int
     READING_AGE_MS_FIELD_NUMBER: _builtins.int
     RAMP_PERCENT_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     id: _builtins.str
     reading_age_ms: _builtins.int
@@ -382,6 +383,10 @@ class ReplicaState(_message.Message):
     def conditions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Condition]:
         """At most 8."""
 
+    @_builtins.property
+    def notes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Condition]:
+        """What is wrong with it that does not keep requests from it, for example "slow"; at most 8."""
+
     def __init__(
         self,
         *,
@@ -390,10 +395,11 @@ class ReplicaState(_message.Message):
         conditions: _abc.Iterable[Global___Condition] | None = ...,
         reading_age_ms: _builtins.int | None = ...,
         ramp_percent: _builtins.int | None = ...,
+        notes: _abc.Iterable[Global___Condition] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_ramp_percent", b"_ramp_percent", "_reading_age_ms", b"_reading_age_ms", "ramp_percent", b"ramp_percent", "reading_age_ms", b"reading_age_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ramp_percent", b"_ramp_percent", "_reading_age_ms", b"_reading_age_ms", "conditions", b"conditions", "id", b"id", "pool", b"pool", "ramp_percent", b"ramp_percent", "reading_age_ms", b"reading_age_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ramp_percent", b"_ramp_percent", "_reading_age_ms", b"_reading_age_ms", "conditions", b"conditions", "id", b"id", "notes", b"notes", "pool", b"pool", "ramp_percent", b"ramp_percent", "reading_age_ms", b"reading_age_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ramp_percent: _TypeAlias = _typing.Literal["ramp_percent"]  # noqa: Y015
     _WhichOneofArgType__ramp_percent: _TypeAlias = _typing.Literal["_ramp_percent", b"_ramp_percent"]  # noqa: Y015
@@ -413,25 +419,34 @@ class Condition(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     CAUSE_FIELD_NUMBER: _builtins.int
     LEFT_SECONDS_FIELD_NUMBER: _builtins.int
+    FOR_SECONDS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """For example "ejected" or "not-ready"."""
     cause: _builtins.str
     """Its cause, in words; at most 200 characters."""
     left_seconds: _builtins.float
     """Seconds until it ends by itself; unset = it does not."""
+    for_seconds: _builtins.float
+    """Seconds since the picker first saw it; unset = not known."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         cause: _builtins.str = ...,
         left_seconds: _builtins.float | None = ...,
+        for_seconds: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_left_seconds", b"_left_seconds", "left_seconds", b"left_seconds"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_for_seconds", b"_for_seconds", "_left_seconds", b"_left_seconds", "for_seconds", b"for_seconds", "left_seconds", b"left_seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_left_seconds", b"_left_seconds", "cause", b"cause", "left_seconds", b"left_seconds", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_for_seconds", b"_for_seconds", "_left_seconds", b"_left_seconds", "cause", b"cause", "for_seconds", b"for_seconds", "left_seconds", b"left_seconds", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__for_seconds: _TypeAlias = _typing.Literal["for_seconds"]  # noqa: Y015
+    _WhichOneofArgType__for_seconds: _TypeAlias = _typing.Literal["_for_seconds", b"_for_seconds"]  # noqa: Y015
     _WhichOneofReturnType__left_seconds: _TypeAlias = _typing.Literal["left_seconds"]  # noqa: Y015
     _WhichOneofArgType__left_seconds: _TypeAlias = _typing.Literal["_left_seconds", b"_left_seconds"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__for_seconds) -> _WhichOneofReturnType__for_seconds | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__left_seconds) -> _WhichOneofReturnType__left_seconds | None: ...
 
 Global___Condition: _TypeAlias = Condition  # noqa: Y015

@@ -96,7 +96,7 @@ async def probe(address: str, tls: ReplicaTls) -> bool:
     """Probe once."""
     async with aiohttp.ClientSession() as session:
         url = f"https://{address}/v2/models/m/ready"
-        return await Prober(lambda *_: None).probe(session, url, tls)
+        return await Prober(lambda *_: None).probe(session, url, tls) is None
 
 
 def test_questions_speak_what_the_pool_s_replicas_speak(lab: Lab) -> None:

@@ -157,10 +157,16 @@ def own_answer(flag: str, cluster: str = "llm/stable/http", *, picked: bool = Fa
 @pytest.mark.parametrize(
     ("flag", "cluster", "pool", "cause", "kind"),
     [
-        ("no_healthy_upstream", "llm/stable/http", "llm", "no-healthy-upstream", "local"),
-        ("upstream_overflow", "llm/stable/http", "llm", "overflow", "local"),
+        (
+            "no_healthy_upstream",
+            "llm/stable/http",
+            "llm",
+            "no-healthy-upstream",
+            "no-healthy-upstream",
+        ),
+        ("upstream_overflow", "llm/stable/http", "llm", "overflow", "overflow"),
         ("no_route_found", "", "", "no-route", "client"),
-        ("no_healthy_upstream", "made-up/a/http", "", "no-healthy-upstream", "local"),
+        ("no_healthy_upstream", "made-up/a/http", "", "no-healthy-upstream", "no-healthy-upstream"),
         ("upstream_request_timeout", "llm/stable/grpc", "llm", "timeout", "timeout"),
     ],
 )

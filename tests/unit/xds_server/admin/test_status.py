@@ -19,6 +19,7 @@ from xds_server.control.operation import ChangeOptions
 from xds_server.fleet.store import RevisionStore
 from xds_server.server.reports import PickerReports
 from xds_server.traffic.book import TrafficBook
+from xds_server.traffic.verdict import SILENT_PICKER_S
 
 OPTIONS = ChangeOptions("ann", "why")
 
@@ -239,8 +240,65 @@ async def test_a_frozen_replica_is_named(whole: Whole) -> None:
     row = whole.replicas()["r1"]
     assert (row.state, row.usable, row.age_seconds) == ("frozen 12 s more", False, 1.5)
     assert [each.name for each in row.conditions] == ["ejected", "frozen"]
-    whole.now += 20.0
-    assert whole.status().verdict == "OK"  # the picker has fallen silent: its word has aged out
+    whole.now += 20.0  # the picker has fallen silent: its word has aged out
+    assert whole.replicas()["r1"].state == "in use"
+
+
+async def test_a_picker_that_hangs_is_named(whole: Whole) -> None:
+    """Its stream is open, and its reports have stopped."""
+    Worker(whole, "p1").start().report(10, 0)
+    whole.now += SILENT_PICKER_S - 0.1
+    assert whole.status().verdict == "OK"
+    whole.now += 0.2
+    why = "picker p1 is connected and has not reported for 8 s: it hangs"
+    assert (whole.status().verdict, whole.status().why) == ("DEGRADED", why)
+
+
+async def test_failures_name_their_replica(whole: Whole) -> None:
+    """The reason says where requests fail."""
+    traffic = pb.Traffic(
+        life=1,
+        variants=[
+            pb.VariantTraffic(pool="llm", variant="stable", requests=50, failed={"error": 9})
+        ],
+        endpoints=[pb.EndpointTraffic(pool="llm", id="r1", requests=25, failed=9)],
+    )
+    whole.take(pb.PickerReport(picker_id="p1", traffic=traffic))
+    assert whole.status().why.endswith("failed in the last minute, 9 at r1 (stable)")
+
+
+async def test_what_envoy_refuses_is_a_reason(whole: Whole) -> None:
+    """Also where it knows no pool."""
+    variants = [
+        pb.VariantTraffic(pool=pool, requests=6, failed={"rate-limited": 6}) for pool in ("llm", "")
+    ]
+    traffic = pb.Traffic(life=1, variants=variants)
+    whole.take(pb.PickerReport(picker_id="p1", traffic=traffic))
+    assert list(whole.status().reasons) == [
+        "pool llm: 6 of 6 requests were refused in the last minute: rate-limited (6)",
+        "6 of 6 requests were refused in the last minute: rate-limited (6)",
+    ]
+
+
+async def test_a_slow_replica_is_named(whole: Whole) -> None:
+    """It stays usable."""
+    states = pb.ReplicaStates()
+    states.replicas.add(pool="llm", id="r1").notes.add(name="slow", cause="10.1 times")
+    whole.take(pb.PickerReport(picker_id="p1", replicas=states))
+    assert whole.status().why == "replica r1 of pool llm is slow: 10.1 times"
+    row = whole.replicas()["r1"]
+    assert (row.state, row.usable) == ("slow: 10.1 times", True)
+
+
+async def test_a_condition_tells_since_when(whole: Whole) -> None:
+    """The report is as old as it is."""
+    states = pb.ReplicaStates()
+    states.replicas.add(pool="llm", id="r1").conditions.add(
+        name="not-ready", cause="refuses connections", for_seconds=3.0
+    )
+    whole.take(pb.PickerReport(picker_id="p1", replicas=states))
+    whole.now += 4.0
+    assert whole.replicas()["r1"].state == "not ready for 7 s: refuses connections"
 
 
 async def test_errors_alone_degrade(whole: Whole) -> None:

@@ -24,14 +24,16 @@ CONDITION = st.builds(
     st.sampled_from(["", "5 errors"]),
     st.none() | st.sampled_from([1.0, 5.0]),
 )
+CONDITIONS = st.lists(CONDITION, max_size=3, unique_by=lambda each: each.name).map(
+    lambda found: tuple(sorted(found))
+)
 STATE = st.builds(
     State,
-    st.lists(CONDITION, max_size=3, unique_by=lambda each: each.name).map(
-        lambda found: tuple(sorted(found))
-    ),
+    CONDITIONS,
     st.none() | st.sampled_from([0.5, 3.0]),
     st.none() | st.sampled_from([10, 40]),
     st.integers(1, 3),
+    CONDITIONS,
 )
 
 

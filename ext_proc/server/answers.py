@@ -55,6 +55,14 @@ class ExchangeHandler:
         self._holds = holds
         self._metrics.streams += 1
 
+    def costly(self, message: bytes) -> bool:
+        """Return whether reading the message may take more than a fraction of a millisecond."""
+        return self._stream.costly(message)
+
+    def whom(self) -> str | None:
+        """Return the client whose request it is; ``None`` = unknown."""
+        return self._stream.client
+
     def answer(self, message: bytes) -> Sequence[bytes] | None:
         """Return the replies to a message; ``None`` closes the stream with OK."""
         try:

@@ -26,6 +26,7 @@ from ext_proc.exchange import (
 from ext_proc.exchange.known import USUAL
 from ext_proc.exchange.state import DECIDED, WAITING
 from ext_proc.observability.requests.records import TRACEPARENT, RequestRecords
+from ext_proc.requests.parsing.budget import FREE_BYTES
 from ext_proc.routing.policies.base import HELD
 from ext_proc.server.wire import event_of, parse_request
 
@@ -105,6 +106,7 @@ class ExchangeStream:
 
     __slots__ = (
         "_body_requested_at",
+        "_compressed",
         "_decision_s",
         "_exchange",
         "_handing_over",
@@ -112,6 +114,7 @@ class ExchangeStream:
         "_span",
         "_tools",
         "_trace_context",
+        "client",
         "hold",
     )
 
@@ -128,9 +131,17 @@ class ExchangeStream:
         """The request's headers, until the decision is made."""
         self._span: Span | None = None
         """Span of the decision, until the decision is made."""
+        self._compressed = False
+        """The request's body may be compressed."""
+        self.client: str | None = None
+        """Who sent the request; ``None`` = unknown."""
         self.hold: tuple[tuple[str, str], float] | None = None
         """Group in which the last returned reply waits (pool and replica address), and for how many
         seconds; ``None`` = it does not wait."""
+
+    def costly(self, data: bytes) -> bool:
+        """Return whether reading a message may take more than a fraction of a millisecond."""
+        return (len(data) > FREE_BYTES or self._compressed) and self._exchange.state is not DECIDED
 
     def answer(self, data: bytes) -> Sequence[bytes]:
         """Return the replies to a message.
@@ -148,6 +159,9 @@ class ExchangeStream:
             tools.refresh()
         if isinstance(event, Head):
             self._headers = headers = event.headers
+            self.client = event.client
+            if "content-encoding" in headers or "grpc-encoding" in headers:
+                self._compressed = True
             if self._trace_context:
                 self._headers = headers = {**headers, TRACEPARENT: self._trace_context}
             if tools.tracing is not None:

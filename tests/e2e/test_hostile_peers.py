@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -135,3 +136,58 @@ async def test_unfinished_messages_of_many_connections(picker: Alone) -> None:
     finally:
         for writer in writers:
             writer.close()
+
+
+RESETS = int(os.environ.get("TIDEGATE_COST_RESETS", "12000"))
+CHECKS = 20
+
+
+def rapid_resets(count: int) -> bytes:
+    """Return the bytes of so many calls, each reset at once, and a PING."""
+    client = ngh2.Connection(ngh2.Role.CLIENT, ngh2.Configuration())
+    client.initiate_connection({})
+    out = bytearray()
+    for _ in range(count):
+        number = client.send_request(((b":path", PATH.encode()), *HEADERS))
+        out += client.data_to_send()
+        client.reset_stream(number, ngh2.ErrorCode.CANCEL)
+        out += client.data_to_send()
+    client.ping()
+    return bytes(out + client.data_to_send())
+
+
+@pytest.mark.parametrize("picker", ["nghttp2"], indirect=True)
+async def test_rapid_resets_delay_no_other_connection(picker: Alone) -> None:
+    """Another connection's health checks are answered one after the other before all is read."""
+    host, _, port = picker.address.rpartition(":")
+    attack = rapid_resets(RESETS)
+    ended = asyncio.Event()
+
+    async def flood() -> None:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        peer = ngh2.Connection(ngh2.Role.CLIENT, ngh2.Configuration())
+        peer.initiate_connection({})
+        peer.data_to_send()
+        peer.ping()
+        peer.data_to_send()
+        writer.write(attack)
+        while data := await reader.read(MIB):
+            peer.receive_data(data)
+            if any(isinstance(each, ngh2.PingAcknowledged) for each in peer.events()):
+                break
+        ended.set()
+        writer.close()
+
+    async with grpc.aio.insecure_channel(picker.address) as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check
+        request = health_pb2.HealthCheckRequest(service="liveness")
+        await check(request)
+        flooding = asyncio.create_task(flood())
+        took = []
+        while len(took) < CHECKS or (RESETS > 12_000 and not ended.is_set()):
+            begun = asyncio.get_running_loop().time()
+            await check(request)
+            took.append(asyncio.get_running_loop().time() - begun)
+        assert not ended.is_set() or RESETS > 12_000
+        await flooding
+    print(f"{RESETS} resets: {len(took)} checks, the longest took {max(took) * 1e3:.0f} ms")

@@ -34,11 +34,20 @@ class Pipe:
     def __init__(self) -> None:
         self.written = bytearray()
         self.closing = False
+        self.reading = True
 
     def write(self, data: bytes) -> None:
         """Record bytes."""
         assert not self.closing
         self.written += data
+
+    def pause_reading(self) -> None:
+        """Let the test see that the peer is not read from."""
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        """Let the test see that the peer is read from."""
+        self.reading = True
 
     def get_write_buffer_size(self) -> int:
         """Return the bytes that the peer has not read."""
@@ -130,8 +139,17 @@ class Direct:
     def __init__(self, calls: Calls, method: str, trace: str) -> None:
         self.calls = calls
         self.method = method
+        self.trace = trace
         calls.traces.append(trace)
         calls.heard["begun"] += 1
+
+    def costly(self, message: bytes) -> bool:
+        """Return whether the message says so."""
+        return message.startswith(b"costly")
+
+    def whom(self) -> str | None:
+        """Return the trace as the client, if there is one."""
+        return self.trace or None
 
     def answer(self, message: bytes) -> list[bytes] | None:
         """Return the message, several, none or an invalid value, depending on the method."""
@@ -271,6 +289,16 @@ class H2Peer:
             self.client.end_stream(number)
         return number
 
+    def rapid_resets(self, count: int) -> bytes:
+        """Return the bytes of so many calls, each of which is reset at once."""
+        out = bytearray()
+        for _ in range(count):
+            number = self.open("direct", b"x")
+            out += self.client.data_to_send()
+            self.client.reset_stream(number, ngh2.ErrorCode.CANCEL)
+            out += self.client.data_to_send()
+        return bytes(out)
+
     async def turn(self, cut: int | None = None) -> None:
         """Transfer bytes in both directions until none are left, in pieces of ``cut`` bytes."""
         for _ in range(100):
@@ -281,6 +309,10 @@ class H2Peer:
                     if cut:
                         await asyncio.sleep(0)
             await settle()
+            for _ in range(200):  # what waits for its turn
+                if self.pipe.reading or self.pipe.closing:
+                    break
+                await asyncio.sleep(0)
             back, self.pipe.written = bytes(self.pipe.written), bytearray()
             if back:
                 self.client.receive_data(back)

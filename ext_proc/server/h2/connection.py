@@ -5,7 +5,7 @@ Rules:
 1. Everything runs in the loop's thread: bytes in, events, handlers' tasks, bytes out.
 2. A stream's handler runs until it returns, or until the stream or the connection is gone.
 3. Bytes that are not HTTP/2 end this connection. Exceeding a bound ends the connection or the
-   stream. Neither affects anything else.
+   stream. Neither affects anything else, and what arrives is taken in portions (``turns``).
 4. A connection that is to end is aborted ``LINGER_S`` later, whatever the peer has not read.
 5. A call ends with DEADLINE_EXCEEDED at its caller's deadline (``grpc-timeout``).
 
@@ -37,6 +37,7 @@ from ext_proc.server.h2.limits import (
 )
 from ext_proc.server.h2.output import HEAD, Http2Output
 from ext_proc.server.h2.stream import OK, AbortError, Http2Stream
+from ext_proc.server.h2.turns import Portions
 from tidegate_common.tls.contexts import peer_of
 from tidegate_common.tls.roles import Peer
 
@@ -77,6 +78,9 @@ class Http2Connection(Http2Output):
         self.incomplete: object | None = None
         self._greeting: asyncio.TimerHandle | None = None
         self._retiring = False
+        self._portions = Portions()
+        self._rest = b""
+        """Bytes that have arrived and wait for the connection's turn; its peer is not read from."""
         self._peer = Peer()
         self._allowed: frozenset[str] | None = None
         """Paths that the peer may call; ``None`` = any."""
@@ -100,6 +104,7 @@ class Http2Connection(Http2Output):
 
     def connection_lost(self, _: Exception | None) -> None:
         """End all streams."""
+        self._rest = b""
         self._server.left(self)
         self._end()
 
@@ -107,6 +112,32 @@ class Http2Connection(Http2Output):
         """Process received bytes."""
         if self._transport.is_closing():
             return
+        if self._rest:  # a transport may have read on
+            self._rest += data
+            return
+        end = self._portions.end(data)
+        if end < len(data):
+            self._rest = data[end:]
+            self._transport.pause_reading()
+            self.turns.add(self.loop, self, self._go_on)
+            data = data[:end]
+        self._receive(data)
+
+    def _go_on(self) -> bool:
+        """Take the next portion of what has arrived."""
+        data, self._rest = self._rest, b""
+        if not data or self._transport.is_closing():
+            return False
+        end = self._portions.end(data)
+        if end < len(data):
+            self._rest = data[end:]
+            self.turns.add(self.loop, self, self._go_on)
+        else:
+            self._transport.resume_reading()
+        self._receive(data[:end])
+        return True
+
+    def _receive(self, data: bytes) -> None:
         try:
             self._h2.receive_data(data)
         except ngh2.NGH2Error as error:

@@ -4,9 +4,10 @@ Rules:
 
 1. Messages are answered in order, in the loop iteration in which they arrived, and after everything
    that arrived with them: a reset of the stream in the same chunk of input is already known.
-2. Only replies that have to wait create a task: for companions (``DirectHandler.pause``), or for a
+2. A message whose answer is costly waits for its turn (``turns``).
+3. Only replies that have to wait create a task: for companions (``DirectHandler.pause``), or for a
    peer that does not read. Messages that arrive meanwhile stay unread, as with any handler.
-3. ``DirectHandler.end`` is called exactly once, whatever ends the call, and before its status is
+4. ``DirectHandler.end`` is called exactly once, whatever ends the call, and before its status is
    sent. A bug in a ``DirectHandler`` ends its own call only.
 """
 
@@ -32,6 +33,12 @@ _log = structlog.stdlib.get_logger("ext_proc.server.h2")
 
 class DirectHandler(Protocol):
     """Answers the messages of one call."""
+
+    def costly(self, message: bytes) -> bool:
+        """Return whether the message may take more than a fraction of a millisecond."""
+
+    def whom(self) -> str | None:
+        """Return for whom the call is made; ``None`` = only its connection is known."""
 
     def answer(self, message: bytes) -> Sequence[bytes] | None:
         """Return the replies to a message; ``None`` ends the call with OK."""
@@ -63,7 +70,7 @@ class DirectStream(Http2Stream):
         answers: Handler of the call's messages.
     """
 
-    __slots__ = ("_answers", "_ended", "_over", "_slow")
+    __slots__ = ("_answers", "_ended", "_its_turn", "_over", "_slow")
 
     def __init__(
         self, connection: Channel, number: int, limit: int, held: Held, answers: DirectHandler
@@ -71,7 +78,8 @@ class DirectStream(Http2Stream):
         super().__init__(connection, number, limit, held)
         self._answers = answers
         self._slow = False
-        """Replies are waiting, and messages stay unread."""
+        """Replies or a costly message are waiting, and messages stay unread."""
+        self._its_turn = False
         self._over = False
         self._ended: asyncio.Future[None] | None = None
         """Completed at the end of the call; a stopping server waits for it."""
@@ -101,11 +109,20 @@ class DirectStream(Http2Stream):
                 self._next()
             if self.ended and not self._unread and not self._slow:
                 self._finish()
-        except Exception:  # noqa: BLE001 - rule 3
+        except Exception:  # noqa: BLE001 - rule 4
             self._failed()
 
     def _next(self) -> None:
-        message = self._unread.popleft()
+        message = self._unread[0]
+        if not self._its_turn and self._answers.costly(message):
+            connection = self._connection
+            if not connection.turns.take(connection.loop):
+                self._slow = True
+                whom = self._answers.whom() or connection
+                connection.turns.add(connection.loop, whom, self._go_on)
+                return
+        self._its_turn = False
+        self._unread.popleft()
         self.heard_of = True
         self._took(PREFIX + len(message))
         answers = self._answers
@@ -121,6 +138,15 @@ class DirectStream(Http2Stream):
                 self._wait(replies[number:], paused=False)
                 return
         answers.handed_over()
+
+    def _go_on(self) -> bool:
+        """Answer the message that has waited for its turn."""
+        self._slow = False
+        if self._over or self.closed:
+            return False
+        self._its_turn = True
+        self.pump()
+        return True
 
     def _wait(self, replies: Sequence[bytes], *, paused: bool) -> None:
         self._slow = True
@@ -139,7 +165,7 @@ class DirectStream(Http2Stream):
             return  # the call is over
         except GoneError:
             self._answers.lost()
-        except Exception:  # noqa: BLE001 - rule 3
+        except Exception:  # noqa: BLE001 - rule 4
             self._failed()
         self._slow, self.task = False, None
         self.pump()
@@ -165,7 +191,7 @@ class DirectStream(Http2Stream):
             self._over = True
             try:
                 self._answers.end()
-            except Exception:  # noqa: BLE001 - rule 3
+            except Exception:  # noqa: BLE001 - rule 4
                 _log.exception("handler_failed")
             if self._ended is not None:
                 self._ended.set_result(None)

@@ -9,7 +9,8 @@ Rules:
 3. Over TLS a call needs a role of its method. A connection that has reached its maximum age is
    left: its exchanges go on to their end, endless streams are ended.
 4. What peers make the server hold is bounded (``Held``), and so is the time for which they may
-   leave a frame or message incomplete (``LateInput``).
+   leave a frame or message incomplete (``LateInput``). What they make it do is done in portions and
+   in turns (``Turns``).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import structlog
 
 from ext_proc.server.h2.held import Held
 from ext_proc.server.h2.late import LateInput
+from ext_proc.server.h2.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -61,6 +63,7 @@ class Host:
         self.security = security
         self.policy = None if security is None else security.policy
         self.held = Held(limit)
+        self.turns = Turns()
         self.connections: dict[Channel, None] = {}
         """The open connections, oldest first."""
         self._late = LateInput()

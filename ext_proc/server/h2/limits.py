@@ -28,9 +28,10 @@ SETTINGS: Final = {
 CONFIG: Final = ngh2.Configuration(
     auto_window_update=False,
     # (burst, per second). Envoy resets a stream when it needs nothing more of it, so resets come as
-    # often as requests; these rates are beyond what one process decides.
-    stream_reset_rate_limit=(200_000, 100_000),
-    glitch_rate_limit=(200_000, 100_000),
+    # often as requests; these rates are three times what one process decides. Below them they cost
+    # their own connection only (`turns`).
+    stream_reset_rate_limit=(50_000, 20_000),
+    glitch_rate_limit=(50_000, 20_000),
     max_inbound_header_list_size=2**16,
     max_inbound_header_count=256,
 )

@@ -45,6 +45,7 @@ class Http2Output(Channel):
     def __init__(self, server: Host, h2: ngh2.Connection) -> None:
         self.loop = asyncio.get_running_loop()
         self.streams: dict[int, Http2Stream] = {}
+        self.turns = server.turns
         self._server = server
         self._h2 = h2
         self._transport: Any = None

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ext_proc.server.h2.held import Held
+    from ext_proc.server.h2.turns import Turns
 
 NO_MESSAGE: Final = -1
 OK: Final = grpc.StatusCode.OK
@@ -58,6 +59,8 @@ class Channel(ABC):
     """Streams with new input; each is to be pumped."""
     incomplete: object | None
     """Mark of the input that has completed no frame so far; ``None`` if the last input did."""
+    turns: Turns
+    """Whose turn it is to do what is costly."""
     since: float
     """When it was opened, seconds of the loop's clock."""
 

@@ -20,7 +20,7 @@ from tidegate_common.tls.files import TlsError
 from tidegate_common.tls.pages import serve_pages
 from tidegate_common.tls.settings import secured as secured_by
 from xds_server.admin.access.tokens import TokensError
-from xds_server.admin.certificates import Certificates
+from xds_server.admin.certificates import Certificates, certificate_files
 from xds_server.admin.csds import ClientStatusService
 from xds_server.admin.operators import OperatorPorts
 from xds_server.admin.pages import pages
@@ -192,7 +192,12 @@ async def _running(settings: ControlSettings) -> AsyncIterator[None]:
             ads.reports.placements,
             membership,
             ads.reports.passed.recent,
-            Certificates(secured, ads.clients, time.time).found,
+            Certificates(
+                secured,
+                ads.clients,
+                time.time,
+                lambda: certificate_files(control.fleet) if control.revision else (),
+            ).found,
             lambda: operators.trail.fault,
         )
         metrics.show_verdict(board.judged)

@@ -24,6 +24,9 @@ MAX_VARIANTS: Final = 1024
 MAX_ENDPOINTS: Final = 16_384
 MAX_PLACES: Final = 65_536
 GOOD: Final = "good"
+LEFT: Final = "left"
+GAVE_UP: Final = "gave-up"
+"""The caller left before the first byte of an answer; ``left`` is then one that left later."""
 FAILURES: Final = frozenset({"error", "broken", "unreached", "timeout", "local"})
 """Outcomes that are failures of the service; callers' mistakes and leaving are not."""
 
@@ -133,7 +136,8 @@ class TrafficCounts:
             bucket = bucket_of(first_byte_s)
             variant.first_byte[bucket] = variant.first_byte.get(bucket, 0) + 1
         if outcome != GOOD:
-            variant.failed[outcome] = variant.failed.get(outcome, 0) + 1
+            kind = GAVE_UP if outcome == LEFT and first_byte_s is None else outcome
+            variant.failed[kind] = variant.failed.get(kind, 0) + 1
         if endpoint is not None:
             endpoint.requests += 1
             if outcome in FAILURES:

@@ -320,6 +320,7 @@ class StatusBoard:
             sum(refused.values()),
             failing,
             refused,
+            sum(each.gave_up for each in rates),
         )
 
     def _refused(self, pool: str) -> Mapping[str, int]:

@@ -36,7 +36,7 @@ MAX_ENDPOINTS: Final = 65_536
 NOWHERE: Final[Key] = ("", "")
 """Requests whose pool was not known."""
 SERVICE_KINDS: Final = frozenset({"error", "broken", "unreached", "timeout", "local"})
-"""Kinds that are failures of the service. Those of callers are ``client`` and ``left``."""
+"""Kinds that are failures of the service; ``client``, ``left`` and ``gave-up`` are callers'."""
 
 
 class RecentTraffic(NamedTuple):
@@ -55,6 +55,11 @@ class RecentTraffic(NamedTuple):
     def failed(self) -> int:
         """Requests that failed by a fault of the service."""
         return sum(n for kind, n in self.sums.failed.items() if kind in SERVICE_KINDS)
+
+    @property
+    def gave_up(self) -> int:
+        """Requests whose callers left before an answer began."""
+        return self.sums.failed.get("gave-up", 0)
 
     def first_byte_s(self, share: float) -> float | None:
         """Return a quantile of the time to the first byte in seconds, if there is any."""

@@ -19,6 +19,8 @@ OUTAGE_SHARE: Final = 0.5
 """Share of failed requests of a pool that is an outage."""
 DEGRADED_SHARE: Final = 0.01
 """Share of failed or refused requests of a pool that is a degradation."""
+LEAVING_SHARE: Final = 0.1
+"""Share of a pool's callers that leave unanswered that is a degradation."""
 SILENT_PICKER_S: Final = 8.0
 """A picker reports every 5 s; one whose last report is so old hangs, or cannot keep up."""
 MAX_SHARES: Final = 2
@@ -62,6 +64,8 @@ class PoolView(NamedTuple):
     """Failed requests of the last minute by replica, such as ``r1 (canary)``."""
     reasons: Mapping[str, int] = MappingProxyType({})
     """The refused requests by reason."""
+    gave_up: int = 0
+    """Requests of the last minute whose callers left before an answer began."""
 
     @property
     def drawn(self) -> list[VariantView]:
@@ -204,6 +208,13 @@ def _some_refused(seen: Situation) -> Iterator[str]:
             yield f"{where}{counts} were refused in the last minute{why}"
 
 
+def _callers_leave(seen: Situation) -> Iterator[str]:
+    for pool in seen.pools:
+        if pool.gave_up >= MIN_FAILED and pool.gave_up >= LEAVING_SHARE * pool.requests:
+            counts = f"{pool.gave_up} of {pool.requests} callers"
+            yield f"pool {pool.name}: {counts} left in the last minute before an answer began"
+
+
 def _passed(seen: Situation) -> Iterator[str]:
     passed = sum(seen.passed.values())
     total = passed + sum(pool.requests for pool in seen.pools)
@@ -314,6 +325,7 @@ RULES: Final[Sequence[ReasonRule]] = (
     ReasonRule(Word.DEGRADED, "variant-without-replica", _no_replica_of_variant),
     ReasonRule(Word.DEGRADED, "some-fail", _some_fail),
     ReasonRule(Word.DEGRADED, "refused", _some_refused),
+    ReasonRule(Word.DEGRADED, "callers-leave", _callers_leave),
     ReasonRule(Word.DEGRADED, "passed", _passed),
     ReasonRule(Word.DEGRADED, "left-alone", _left_alone),
     ReasonRule(Word.DEGRADED, "rejecting", _rejecting),

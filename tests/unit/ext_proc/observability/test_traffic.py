@@ -6,7 +6,7 @@ import pytest
 
 from ext_proc.feedback.places import Places
 from ext_proc.observability import traffic as module
-from ext_proc.observability.traffic import TrafficCounts
+from ext_proc.observability.traffic import Resolved, TrafficCounts
 from support.streams import llm, router
 from tidegate_common.histogram import bucket_of
 
@@ -88,3 +88,12 @@ def test_counts_begin_anew_where_gone_pools_fill_them(monkeypatch: pytest.Monkey
     assert (made.generation, len(made.variants)) == (0, 2)
     made.set_pools({})
     assert (made.generation, len(made.variants)) == (1, 0)
+
+
+def test_a_caller_that_gives_up_is_told_from_one_that_has_heard_enough() -> None:
+    """Before the first byte it waited in vain; after it, it may have all that it wanted."""
+    counts = TrafficCounts(lambda *_: Resolved("llm", "stable", "r1"))
+    counts.ended("llm/stable/http", "10.0.0.1:80", "left", None, 6.0)
+    counts.ended("llm/stable/http", "10.0.0.1:80", "left", 0.1, 6.0)
+    assert counts.variants["llm", "stable"].failed == {"gave-up": 1, "left": 1}
+    assert counts.endpoints["llm", "r1"].failed == 0

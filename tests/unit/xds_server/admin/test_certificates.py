@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import time
 from types import SimpleNamespace
 from typing import Any
 
+import yaml
+
+from tidegate.stack.certificates import make
 from tidegate_common.tls.pem import Validity
-from xds_server.admin.certificates import MAX_SHOWN, Certificates
+from xds_server.admin.certificates import MAX_SHOWN, Certificates, certificate_files
+from xds_server.fleet.load import load_text
 from xds_server.traffic.verdict import CertificateState
 
 DAY = 86_400.0
@@ -56,6 +62,59 @@ def test_a_client_with_two_streams_is_told_once_and_all_are_bounded() -> None:
     assert len(found(held(3), *many)) == MAX_SHOWN
 
 
+def test_files_that_the_fleet_names_are_read_again_when_they_change(tmp_path) -> None:
+    """Without TLS of its own, too; what is not here, or is no certificate, says nothing."""
+    short, long = (
+        next(path for path in make(tmp_path / str(days), days=days) if path.name == "tls.crt")
+        for days in (1, 30)
+    )
+    served = tmp_path / "served.pem"
+    named = [("the listener", str(served)), ("nothing", str(tmp_path / "missing.pem"))]
+    looked = Certificates(None, tuple, lambda: time.time() + 2 * DAY, lambda: named)
+    served.write_text("no certificate")
+    assert not looked.found()
+    served.write_bytes(short.read_bytes())
+    os.utime(served, (1.0, 1.0))
+    (state,) = looked.found()
+    assert (state.owner, state.left_s <= 0.0) == ("the listener", True)
+    served.write_bytes(long.read_bytes())
+    os.utime(served, (2.0, 2.0))
+    assert not looked.found()
+
+
+def test_all_files_that_a_fleet_names_are_known() -> None:
+    """Listeners, and what Envoy shows to replicas, pickers and gateways."""
+    tls = {"certificate": "/c.pem", "key": "/k.pem"}
+    fleet = load_text(
+        yaml.safe_dump(
+            {
+                "listener": {
+                    "address": "127.0.0.1:10000",
+                    "tls": tls,
+                    "further": [{"name": "b", "address": "127.0.0.1:10001", "tls": tls}],
+                },
+                "pickers": {"addresses": ["127.0.0.1:1"], "tls": {**tls, "ca": "/ca.pem"}},
+                "pools": [
+                    {
+                        "name": "llm",
+                        "default": True,
+                        "match": {"models": ["m"]},
+                        "upstream_tls": {**tls, "ca": "/ca.pem"},
+                        "endpoints": [{"id": "r1", "http": "127.0.0.1:2"}],
+                    }
+                ],
+            }
+        ),
+        "fleet.yaml",
+    )
+    assert list(certificate_files(fleet)) == [
+        ("the listener", "/c.pem"),
+        ("listener b", "/c.pem"),
+        ("Envoy to pool llm", "/c.pem"),
+        ("Envoy to pickers", "/c.pem"),
+    ]
+
+
 def test_without_tls_there_is_nothing_to_find() -> None:
     """Nor anything that ends."""
-    assert Certificates(None, tuple, lambda: NOW).found() == ()
+    assert not Certificates(None, tuple, lambda: NOW).found()

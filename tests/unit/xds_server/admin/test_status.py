@@ -280,6 +280,14 @@ async def test_what_envoy_refuses_is_a_reason(whole: Whole) -> None:
     ]
 
 
+async def test_callers_that_give_up_are_a_reason(whole: Whole) -> None:
+    """Answers that come too late fail no request, and callers are gone."""
+    variants = [pb.VariantTraffic(pool="llm", variant="stable", requests=50, failed={"gave-up": 9})]
+    whole.take(pb.PickerReport(picker_id="p1", traffic=pb.Traffic(life=1, variants=variants)))
+    why = "pool llm: 9 of 50 callers left in the last minute before an answer began"
+    assert (whole.status().verdict, whole.status().why) == ("DEGRADED", why)
+
+
 async def test_a_slow_replica_is_named(whole: Whole) -> None:
     """It stays usable."""
     states = pb.ReplicaStates()

@@ -108,7 +108,6 @@ class Picker:
         )
         router = self._router
         self._traffic = TrafficCounts(Places(router).find)
-        self._watching = ReplicaWatch(router, time.monotonic, time.time, lambda: self._leading)
         self._metrics = Metrics(
             CollectorRegistry(),
             in_flight=router.registry.in_flight,
@@ -131,6 +130,13 @@ class Picker:
             publish=self._publish,
             on_gone=router.suspicion.deaths.gone,
             contexts=contexts,
+        )
+        self._watching = ReplicaWatch(
+            router,
+            time.monotonic,
+            time.time,
+            lambda: self._leading,
+            self._telemetry.kv_notes,
         )
         life = f"{secrets.token_hex(8)}-"
         self._records = RequestRecords(life)

@@ -34,12 +34,12 @@ from ext_proc.telemetry.push import Push
 from ext_proc.telemetry.scrape import Scraper
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from prometheus_client import CollectorRegistry
 
     from ext_proc.routing.cache.exact_index import CacheEvent, ExactIndex
-    from ext_proc.routing.values.pool import Pool
+    from ext_proc.routing.values.pool import EndpointKey, Pool
     from ext_proc.routing.values.reading import Reading
     from ext_proc.telemetry.news import TelemetryUpdate
     from tidegate_common.upstream.contexts import ReplicaContexts, ReplicaTls
@@ -175,6 +175,10 @@ class Hub:
             "Endpoints from which readings are expected.",
             registry=registry,
         ).set_function(lambda: len(self._expected()))
+
+    def kv_notes(self) -> Iterator[tuple[EndpointKey, str]]:
+        """Yield the endpoints whose caches are guessed in spite of KV events, and why."""
+        return self._caches.notes()
 
     def set_pools(self, pools: Mapping[str, Pool]) -> None:
         """Follow exactly the endpoints of these pools."""

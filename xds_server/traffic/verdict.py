@@ -273,6 +273,12 @@ def _slow(seen: Situation) -> Iterator[str]:
             yield f"replica {each.endpoint} of pool {each.pool} is {each.words}"
 
 
+def _kv_events(seen: Situation) -> Iterator[str]:
+    for each in seen.notes:
+        if each.kind == "kv-events":
+            yield f"replica {each.endpoint} of pool {each.pool}, {each.words}"
+
+
 def _file(seen: Situation) -> Iterator[str]:
     if seen.file_error:
         yield f"the fleet file on disk is not in force: {seen.file_error}"
@@ -334,6 +340,7 @@ RULES: Final[Sequence[ReasonRule]] = (
     ReasonRule(Word.DEGRADED, "picker-silent", _silent_pickers),
     ReasonRule(Word.DEGRADED, "in-doubt", _doubtful),
     ReasonRule(Word.DEGRADED, "slow", _slow),
+    ReasonRule(Word.DEGRADED, "kv-events", _kv_events),
     ReasonRule(Word.DEGRADED, "not-in-force", _file),
     ReasonRule(Word.DEGRADED, "store", _store),
     ReasonRule(Word.DEGRADED, "sources", _sources),

@@ -7,8 +7,8 @@ Rules:
 2. At most ``MAX_LINES`` replicas are logged in one look; one more line counts the others.
 3. Of the workers of a picker only the one that leads logs: all know the same conditions.
 4. A look costs time only for replicas with conditions; ``states`` passes over all of them.
-5. A *note* is what is wrong with a replica that does not keep requests from it: it is slow. Notes
-   are reported, and neither logged nor counted as conditions.
+5. A *note* is what is wrong with a replica that does not keep requests from it: it is slow, or its
+   KV events do not tell its cache. Notes are reported; they are not logged and no conditions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ext_proc.routing.pipeline.ramp import factor
 from tidegate_api.fleet.v1 import report_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from ext_proc.routing.health.slowness import Slow
     from ext_proc.routing.router import Router
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 MAX_LINES: Final = 20
 MAX_AGE_MS: Final = 2**31
 SLOW: Final = "slow"
+KV_EVENTS: Final = "kv-events"
 HALF_OPEN: Final = "half-open"
 """Reported in place of ``ejected`` once the ejection is over and single requests are tried."""
 
@@ -46,6 +47,7 @@ class ReplicaWatch:
         clock: Monotonic seconds.
         wall_clock: Unix seconds, for slow start.
         leads: Returns whether this worker logs.
+        kv_notes: Returns the replicas whose KV events do not tell their caches, and why.
     """
 
     def __init__(
@@ -54,11 +56,13 @@ class ReplicaWatch:
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
         leads: Callable[[], bool] = lambda: True,
+        kv_notes: Callable[[], Iterable[tuple[EndpointKey, str]]] = tuple,
     ) -> None:
         self._router = router
         self._clock = clock
         self._wall_clock = wall_clock
         self._leads = leads
+        self._kv_notes = kv_notes
         self._known: dict[tuple[str, EndpointKey], tuple[str, ...]] = {}
         self._since: dict[tuple[str, EndpointKey, str], float] = {}
         """When each condition was first seen, monotonic seconds."""
@@ -135,6 +139,7 @@ class ReplicaWatch:
         """Yield the state of each replica in each pool."""
         router, now, unix_now = self._router, self._clock(), self._wall_clock()
         unwell = {*router.conditions.unwell()}
+        guessed = dict(self._kv_notes())
         members = router.registry.members
         for name, pool in router.pools.items():
             for endpoint in pool.endpoints:
@@ -145,6 +150,8 @@ class ReplicaWatch:
                 slow = self._noted.get((name, key))
                 if slow is not None:
                     state.notes.add(name=SLOW, cause=cause_of_slowness(slow))
+                if key in guessed:
+                    state.notes.add(name=KV_EVENTS, cause=guessed[key])
                 if replica.readings:
                     age = now - min(each.at for each in replica.readings)
                     state.reading_age_ms = int(min(max(age, 0.0) * 1000.0, MAX_AGE_MS))

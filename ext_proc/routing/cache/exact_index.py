@@ -99,12 +99,6 @@ class ExactIndex(ProvisionalIndex):
 
     # --- Queries --------------------------------------------------------------------------------
 
-    def reporting(self) -> tuple[int, int, int]:
-        """Count the reporting endpoints: all, those without gaps, and those that never match."""
-        reported = [each.reported for each in self._holders.values() if each.reported is not None]
-        vain = sum(each.complete and not each.believed for each in reported)
-        return len(self._reporting), sum(self._reporting.values()), vain
-
     def reports(self, endpoint: EndpointKey) -> bool:
         """Whether the endpoint's engines report their caches."""
         return endpoint in self._reporting

@@ -8,6 +8,9 @@ Rules:
 3. Without the extra ``tidegate[kv-events]`` nothing is followed; this is logged once, with the fix.
 4. A complete endpoint whose events never match the requests sent to it (``exact_index`` rule 2) is
    logged when this is detected and when it ends.
+5. The state of an endpoint: *exact*, *unconfirmed* (rule 4), *waiting* (an engine has published
+   nothing since it started: it may be idle) or *gaps* (batches are missing). Gaps and unconfirmed
+   events of ``TOLD_AFTER_S`` are told to operators: replays close most gaps within a second.
 """
 
 from __future__ import annotations
@@ -34,6 +37,15 @@ if TYPE_CHECKING:
     from ext_proc.telemetry.kv_events.subscribe import Subscriber
 
 CHECK_EVERY_S: Final = 1.0
+TOLD_AFTER_S: Final = 5.0
+EXACT: Final = "exact"
+UNCONFIRMED: Final = "unconfirmed"
+WAITING: Final = "waiting"
+GAPS: Final = "gaps"
+_WORDS: Final = {
+    GAPS: "batches of its KV events are missing, so its cache is guessed",
+    UNCONFIRMED: "its KV events never fit the prompts that it is sent, so its cache is guessed",
+}
 
 _log = structlog.stdlib.get_logger("ext_proc.telemetry")
 
@@ -82,6 +94,8 @@ class KvCollector(Collector):
         self._ended: Counter[str] = Counter()
         """Counts of engines that are no longer followed."""
         self._unconfirmed: frozenset[EndpointKey] = frozenset()
+        self._troubled: dict[EndpointKey, tuple[str, int]] = {}
+        """Endpoints with gaps or unconfirmed events: the state, and checks since it began."""
         self._running = False
         self._unavailable = False
         self._context: Any = None
@@ -119,16 +133,29 @@ class KvCollector(Collector):
                 self._context.destroy(linger=0)
                 self._context = None
 
+    def notes(self) -> Iterator[tuple[EndpointKey, str]]:
+        """Yield the endpoints whose caches have long been guessed, and why (rule 5)."""
+        for key, (state, checks) in self._troubled.items():
+            if checks * CHECK_EVERY_S > TOLD_AFTER_S:
+                yield key, _WORDS[state]
+
+    def _state(self, key: EndpointKey, known: _Endpoint) -> str:
+        if all(each.follower.complete for each in known.engines):
+            return EXACT if self._sink.index.is_exact(key) else UNCONFIRMED
+        unfinished = [each.follower for each in known.engines if not each.follower.complete]
+        return WAITING if all(each.waits for each in unfinished) else GAPS
+
     def check(self) -> None:
         """Log the endpoints whose events never match the requests sent to them."""
         if not self._followed and not self._unconfirmed:
             return
-        index = self._sink.index
-        unconfirmed = frozenset(
-            key
-            for key, known in self._followed.items()
-            if all(each.follower.complete for each in known.engines) and not index.is_exact(key)
-        )
+        states = {key: self._state(key, known) for key, known in self._followed.items()}
+        before, self._troubled = self._troubled, {}
+        for key, state in states.items():
+            if state in _WORDS:
+                was, checks = before.get(key, (state, 0))
+                self._troubled[key] = state, checks + 1 if was == state else 1
+        unconfirmed = frozenset(key for key, state in states.items() if state == UNCONFIRMED)
         for key in unconfirmed - self._unconfirmed:
             engine = self._followed[key].engines[0].follower
             _log.warning(
@@ -177,18 +204,16 @@ class KvCollector(Collector):
         for what, count in sorted(total.items()):
             events.add_metric([what], count)
         yield events
-        followed, complete, unconfirmed = (
-            self._sink.index.reporting() if self._followed else (0, 0, 0)
-        )
+        states = Counter(self._state(key, known) for key, known in self._followed.items())
         endpoints = GaugeMetricFamily(
             "tidegate_picker_kv_endpoints",
-            "Endpoints with KV events by state: exact (the cache is known), gaps (events were"
-            " missed), unconfirmed (events never fit the prompts that were sent).",
+            "Endpoints with KV events by state: exact (the cache is known), waiting (an engine has"
+            " published nothing yet), gaps (events were missed), unconfirmed (events never fit the"
+            " prompts that were sent).",
             labels=["state"],
         )
-        endpoints.add_metric(["exact"], complete - unconfirmed)
-        endpoints.add_metric(["gaps"], followed - complete)
-        endpoints.add_metric(["unconfirmed"], unconfirmed)
+        for state in (EXACT, WAITING, GAPS, UNCONFIRMED):
+            endpoints.add_metric([state], states[state])
         yield endpoints
 
     # --- Internals ------------------------------------------------------------------------------

@@ -55,6 +55,11 @@ class Follower:
         return self._sequence.complete
 
     @property
+    def waits(self) -> bool:
+        """Return whether the engine has published nothing yet, as an idle one after its start."""
+        return self._sequence.waits
+
+    @property
     def missing(self) -> int:
         """Return the first batch that a replay should deliver."""
         return self._sequence.missing

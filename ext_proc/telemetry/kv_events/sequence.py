@@ -54,6 +54,11 @@ class Sequence:
         self.restarts = 0
 
     @property
+    def waits(self) -> bool:
+        """Whether no batch has come since the beginning, or since everything was discarded."""
+        return self._next is None
+
+    @property
     def missing(self) -> int:
         """Return the first batch that a replay should deliver."""
         return self._next or 0

@@ -119,7 +119,7 @@ class Picker:
             traffic=self._traffic,
         )
         shown = self._metrics.registry
-        show_replicas(shown, router.registry.replicas, router.suspicion)
+        show_replicas(shown, router.registry.replicas, router.suspicion, router.placement)
         CertificateMetrics(shown, "tidegate_picker", self._secured)
         contexts = ReplicaContexts()
         self._telemetry = Hub(

@@ -44,6 +44,7 @@ _STATUS: Final[Mapping[RefusalKind, _Status]] = {
     RefusalKind.TOO_LARGE: _Status(413, 8, "invalid_request_error"),
     RefusalKind.SATURATED: _Status(429, 8, "rate_limit_error"),
     RefusalKind.NO_ENDPOINTS: _Status(503, 14, "server_error"),
+    RefusalKind.WRONG_VERSION: _Status(503, 14, "server_error"),
     RefusalKind.DEADLY_REQUEST: _Status(422, 3, "invalid_request_error"),
     RefusalKind.SUSPECT_WAITS: _Status(503, 14, "server_error"),
     RefusalKind.NO_PICK: _Status(503, 14, "server_error"),
@@ -52,6 +53,7 @@ _RETRY_AFTER: Final = frozenset(
     {
         RefusalKind.SATURATED,
         RefusalKind.NO_ENDPOINTS,
+        RefusalKind.WRONG_VERSION,
         RefusalKind.SUSPECT_WAITS,
         RefusalKind.NO_PICK,
     }

@@ -1,4 +1,4 @@
-"""Metrics of replicas and of their deaths, computed at a scrape: the hot path pays nothing.
+"""Metrics of replicas, their deaths and versions, computed at a scrape: the hot path pays nothing.
 
 Rule: an unknown number has no sample, and is never 0. At most ``MAX_SERIES`` replicas are shown;
 for larger fleets the extremes in ``/debug/state`` are more useful than a page.
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
 
+    from ext_proc.routing.health.placement import Placement
     from ext_proc.routing.state.replica import Replica
     from ext_proc.routing.suspicion import Suspicion
 
@@ -121,11 +122,38 @@ class DeathMetrics(Collector):
         )
 
 
+class VersionMetrics(Collector):
+    """Requests that another version than their variant's may have answered.
+
+    Args:
+        registry: Registry of the metrics.
+        placement: The counts.
+    """
+
+    def __init__(self, registry: CollectorRegistry, placement: Placement) -> None:
+        self._placement = placement
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the current values."""
+        family = CounterMetricFamily(
+            "tidegate_picker_version_moved_requests",
+            "Requests without a version, for a variant with model_version, that a replica was sent "
+            "between its last look and the one that found it answering by another version.",
+            labels=["pool", "variant"],
+        )
+        for labels, count in list(self._placement.moved.items()):
+            family.add_metric(labels, count)
+        yield family
+
+
 def show_replicas(
     registry: CollectorRegistry,
     replicas: Callable[[], Iterable[Replica]],
     suspicion: Suspicion,
+    placement: Placement,
 ) -> None:
-    """Register the metrics of replicas and of their deaths."""
+    """Register the metrics of replicas, of their deaths and of their versions."""
     ReplicaMetrics(registry, replicas)
     DeathMetrics(registry, suspicion)
+    VersionMetrics(registry, placement)

@@ -101,7 +101,12 @@ class Details:
             listing = placement.listing(key)
             if listing is not None:
                 age_ms = min(max(0, round((now - listing.at) * 1000)), _MAX_MS)
-                by_key[key] = message.replicas.add(id=key.id, age_ms=age_ms, whole=listing.whole)
+                by_key[key] = message.replicas.add(
+                    id=key.id,
+                    age_ms=age_ms,
+                    whole=listing.whole,
+                    moved=placement.moved_at.get(key, 0),
+                )
         for placed in placement.table():
             rows += 1
             if rows > MAX_ROWS:

@@ -18,18 +18,26 @@ Rules:
    further look for ``OWN_S``: so there is at most one for each change of a placement. Either the
    model itself answers 404, or it was unloaded and loaded again between two looks. What is found on
    ``OWN_REPLICAS`` replicas is the model's own: meanwhile its requests are not repeated.
-6. At most ``MAX_ROWS`` rows of a replica are kept, ``MAX_VIEWS`` models of a pool are precomputed,
-   ``MAX_TICKETS`` picks and ``MAX_MISSES`` misses are remembered.
+6. Triton answers a request without a version by the highest version that is READY. Where that is
+   not the version of the request's variant (``answering``), the replica is *wrong* for the model:
+   it gets no such request, whether or not another replica is right. Versions that are no numbers,
+   as of engines, are unknown and wrong for nothing.
+7. Such requests that a replica was sent since its last listing may have been answered by another
+   version if the next listing finds it wrong: ``moved`` counts them.
+8. At most ``MAX_ROWS`` rows of a replica are kept, ``MAX_VIEWS`` models of a pool are precomputed,
+   ``MAX_TICKETS`` picks, ``MAX_MISSES`` misses and ``MAX_SENT`` models that a replica was sent
+   requests of are remembered, and ``MAX_SENT`` variants whose requests were moved.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from ext_proc.routing.values.listing import Listing, PlacementState, Row
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from ext_proc.routing.values.pool import EndpointKey, Pool
 
@@ -39,12 +47,33 @@ OWN_REPLICAS: Final = 2
 MAX_VIEWS: Final = 4096
 MAX_TICKETS: Final = 16_384
 MAX_MISSES: Final = 4096
+MAX_SENT: Final = 1024
 _GENERATION: Final = MAX_TICKETS // 2
 _NONE: Final[frozenset[EndpointKey]] = frozenset()
 _READY: Final = PlacementState.READY
 
 _Name = str | tuple[str, str]
 """A model, or a model and its version."""
+
+
+class Unversioned(NamedTuple):
+    """Requests for a model that name no version, and are to be answered by one version."""
+
+    model: str
+    """Empty = one of the pool's models, which is not known."""
+    version: str
+    kind: Literal["unversioned"] = "unversioned"
+    """Makes it unequal to a model and its version."""
+
+
+class Sent(NamedTuple):
+    """Of whom a replica was sent requests without a version."""
+
+    pool: str
+    variant: str
+    model: str
+    version: str
+    """The version of the variant."""
 
 
 class Holders(NamedTuple):
@@ -56,6 +85,10 @@ class Holders(NamedTuple):
     """Replicas that have it READY."""
     repeats: bool
     """Whether a 404 is a sign of a changed placement, not the model's own (rule 5)."""
+    wrong: Mapping[EndpointKey, str] = MappingProxyType({})
+    """Replicas that answer by another version than is wanted, and by which one (rule 6)."""
+    version: str = ""
+    """The version that is wanted of requests that name none; empty = any."""
 
 
 _UNKNOWN: Final = Holders(_NONE, _NONE, repeats=False)
@@ -75,7 +108,7 @@ class Placed(NamedTuple):
 class _Held:
     """The listing of one replica."""
 
-    __slots__ = ("at", "ready", "rows", "since", "whole")
+    __slots__ = ("answers", "at", "ready", "rows", "since", "whole")
 
     def __init__(self, listing: Listing, before: _Held | None) -> None:
         self.at, self.rows, self.whole = listing
@@ -88,9 +121,11 @@ class _Held:
             if row.state is _READY:
                 for name in (row.model, (row.model, row.version)):
                     self.ready[name] = min(since, self.ready.get(name, since))
+        self.answers = _answers(self.rows)
+        """By which version it answers requests that name none, by model."""
 
     def state(self, name: _Name) -> PlacementState | None:
-        if name in self.ready:
+        if name in self.ready or (isinstance(name, tuple) and (name[0], "") in self.ready):
             return _READY
         model, version = name if isinstance(name, tuple) else (name, None)
         listed = [
@@ -102,6 +137,15 @@ class _Held:
         return PlacementState.UNAVAILABLE if self.whole else None
 
 
+def _answers(rows: Iterable[Row]) -> dict[str, str]:
+    """Return the highest version that is READY, by model; versions that are no numbers: none."""
+    found: dict[str, str] = {}
+    for row in rows:
+        if row.state is _READY and row.version.isdecimal():
+            found[row.model] = max(row.version, found.get(row.model, row.version), key=int)
+    return found
+
+
 class Placement:
     """The placement of all pools whose replicas are asked for it."""
 
@@ -111,8 +155,17 @@ class Placement:
         self._held: dict[EndpointKey, _Held] = {}
         self._members: dict[str, tuple[EndpointKey, ...]] = {}
         self._pools: dict[EndpointKey, list[str]] = {}
-        self._views: dict[str, dict[_Name, Holders]] = {}
+        self._models: dict[str, frozenset[str]] = {}
+        """The models that each pool lists."""
+        self._views: dict[str, dict[_Name | Unversioned, Holders]] = {}
         """By pool and model; pools of which nothing is known are absent."""
+        self._sent: dict[EndpointKey, dict[Sent, int]] = {}
+        """Requests since the replica's last listing (rule 7)."""
+        self.moved: dict[tuple[str, str], int] = {}
+        """Requests that another version may have answered, since the start, by pool and variant
+        (rule 7)."""
+        self.moved_at: dict[EndpointKey, int] = {}
+        """The same by replica."""
         self._younger: dict[int, tuple[str, float]] = {}
         self._older: dict[int, tuple[str, float]] = {}
         """Model and time of the latest picks of replicas that had it READY, by ticket."""
@@ -135,12 +188,15 @@ class Placement:
             for name, pool in pools.items()
             if pool.repository
         }
+        self._models = {name: pools[name].models for name in self._members}
         self._pools = {}
         for name, keys in self._members.items():
             for key in keys:
                 self._pools.setdefault(key, []).append(name)
         for key in [each for each in self._held if each not in self._pools]:
             self._drop(key)
+        self._sent = {key: each for key, each in self._sent.items() if key in self._pools}
+        self.moved_at = {key: each for key, each in self.moved_at.items() if key in self._pools}
         self._views = {}
         for key in self._held:
             self._changed(key)
@@ -164,6 +220,7 @@ class Placement:
             self._held[key] = _Held(listing, before)
             self._changed(key)
         self._judge_misses(key)
+        self._judge_sent(key)
         return not same
 
     def forget(self, key: EndpointKey) -> bool:
@@ -211,11 +268,66 @@ class Placement:
             return None
         name = (model, version) if version else model
         found = views.get(name)
-        if found is None:
-            if len(views) >= MAX_VIEWS:
-                views.clear()
-            found = views[name] = self._seen(pool, name)
+        return self._viewed(pool, name) if found is None else found
+
+    def answering(self, pool: str, model: str | None, version: str) -> Holders | None:
+        """Return which replicas answer requests that name no version by this version (rule 6).
+
+        Args:
+            pool: The pool.
+            model: The model; ``None`` = unknown: wrong is what is wrong for a model of the pool
+                that another replica has right.
+            version: The version of the variant.
+
+        Returns:
+            ``None`` if nothing is known of the pool.
+        """
+        views = self._views.get(pool)
+        if views is None:
+            return None
+        name = Unversioned(model or "", version)
+        found = views.get(name)
+        return self._viewed(pool, name) if found is None else found
+
+    def _viewed(self, pool: str, name: _Name | Unversioned) -> Holders:
+        views = self._views[pool]
+        if len(views) >= MAX_VIEWS:
+            views.clear()
+        if not isinstance(name, Unversioned):
+            found = self._seen(pool, name)
+        elif name.model:
+            found = self._right(pool, name)
+        else:
+            found = self._right_for_any(pool, name.version)
+        views[name] = found
         return found
+
+    def _right(self, pool: str, name: Unversioned) -> Holders:
+        model, version = name.model, name.version
+        wrong: dict[EndpointKey, str] = {}
+        for key in self._members[pool]:
+            held = self._held.get(key)
+            answers = version if held is None else held.answers.get(model, version)
+            if answers != version:
+                wrong[key] = answers
+        held_by = self._seen(pool, (model, version))
+        ready = held_by.ready.difference(wrong)
+        barred = held_by.barred.union(wrong) if ready else _NONE
+        return Holders(barred, ready, held_by.repeats and bool(ready), wrong, version)
+
+    def _right_for_any(self, pool: str, version: str) -> Holders:
+        models = self._models[pool] or {
+            row.model
+            for key in self._members[pool]
+            if (held := self._held.get(key)) is not None
+            for row in held.rows
+        }
+        wrong: dict[EndpointKey, str] = {}
+        for model in models:
+            found = self._right(pool, Unversioned(model, version))
+            if found.ready or len(models) == 1:
+                wrong |= found.wrong
+        return Holders(_NONE, _NONE, repeats=False, wrong=wrong, version=version)
 
     def _seen(self, pool: str, name: _Name) -> Holders:
         states = {
@@ -237,6 +349,25 @@ class Placement:
         younger[ticket_id] = model, now
         if len(younger) >= _GENERATION:
             self._older, self._younger = younger, {}
+
+    def sent(self, key: EndpointKey, what: Sent) -> None:
+        """Count a request without a version that was sent to a replica (rule 7)."""
+        counts = self._sent.setdefault(key, {})
+        if what in counts or len(counts) < MAX_SENT:
+            counts[what] = counts.get(what, 0) + 1
+
+    def _judge_sent(self, key: EndpointKey) -> None:
+        counts = self._sent.pop(key, None)
+        if not counts:
+            return
+        answers = self._held[key].answers
+        for what, count in counts.items():
+            if answers.get(what.model, what.version) != what.version:
+                group = what.pool, what.variant
+                self.moved_at[key] = self.moved_at.get(key, 0) + count
+                if group in self.moved or len(self.moved) < MAX_SENT:
+                    self.moved[group] = self.moved.get(group, 0) + count
+                self.changes += 1
 
     # --- Misses ---------------------------------------------------------------------------------
 

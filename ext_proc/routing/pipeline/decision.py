@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ext_proc.routing.health.placement import Sent
 from ext_proc.routing.pipeline.context import cheapest
 from ext_proc.routing.values.plain import Plain
 
@@ -107,9 +108,15 @@ def repeats(
         ticket: The pick's ticket, ``None`` if it has none.
     """
     model = context.request.features.model
-    if holders is None or model is None or not holders.repeats:
+    if holders is None:
         return False
     candidates = context.candidates
+    if holders.version and ticket is not None:
+        pool, variant = ticket.pool, context.variant
+        sent = Sent(pool, variant, model or "", holders.version)
+        placement.sent(candidates[order[0]].key, sent)
+    if model is None or not holders.repeats:
+        return False
     if ticket is not None and candidates[order[0]].key in holders.ready:
         placement.note(ticket.id, model, context.now)
     return len(order) > 1 and candidates[order[1]].key in holders.ready

@@ -42,6 +42,30 @@ def having(holders: Holders | None, candidates: Sequence[Candidate]) -> Sequence
     return kept if 0 < len(kept) < len(candidates) else candidates
 
 
+def not_wrong(
+    holders: Holders, candidates: Sequence[Candidate], model: str | None, where: str
+) -> Sequence[Candidate] | Refusal:
+    """Keep the candidates that do not answer by another version than the variant's.
+
+    Args:
+        holders: Which replicas do.
+        candidates: The candidates.
+        model: The request's model, for the message.
+        where: Pool and variant, for the message.
+    """
+    kept = [each for each in candidates if each.key not in holders.wrong]
+    if kept or not candidates:
+        return kept
+    told = ", ".join(f"{each.key.id} {holders.wrong[each.key]}" for each in candidates[:8])
+    what = "a model" if model is None else f"model {model!r}"
+    return Refusal(
+        RefusalKind.WRONG_VERSION,
+        f"requests to {where} are for version {holders.version} of {what}, but its replicas would"
+        f" answer by another version: {told}; name a version in the request, or have the replicas"
+        f" serve version {holders.version} as their highest",
+    )
+
+
 def below_limit(candidates: Sequence[Candidate], limit: int) -> Sequence[Candidate]:
     """Keep candidates with fewer than ``limit`` requests in flight on the replica; 0 = no limit."""
     if limit == 0:

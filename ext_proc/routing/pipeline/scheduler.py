@@ -2,9 +2,9 @@
 
 Rules:
 
-1. The order is: lease, variant, subset, constraints, placement of the model, the replica on which
-   the request's origin fails, conditions, the care that a suspect needs, in-flight limit, sampling,
-   prices, slow start of ramping replicas, preferences, silent replicas last.
+1. The order is: lease, variant, subset, version, constraints, placement of the model, the replica
+   on which the request's origin fails, conditions, the care that a suspect needs, in-flight limit,
+   sampling, prices, slow start of ramping replicas, preferences, silent replicas last.
 2. Nothing is changed except the ``rng`` argument and that expired leases are dropped. An
    explanation therefore gets the same prices as a decision.
 """
@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING
 
 from ext_proc.routing.pipeline.constraints import satisfying
 from ext_proc.routing.pipeline.context import make_context, silent_last
-from ext_proc.routing.pipeline.filters import below_limit, eligible, having, in_subset
+from ext_proc.routing.pipeline.filters import (
+    below_limit,
+    eligible,
+    having,
+    in_subset,
+    not_wrong,
+)
 from ext_proc.routing.pipeline.preferences import preferred_first
 from ext_proc.routing.pipeline.sampling import SMALL, shortlist
 from ext_proc.routing.pipeline.slow_start import with_slow_start
@@ -154,6 +160,8 @@ class Scheduler:
         sequence = features.sequence if inference else None
         lease_key = None if sequence is None else LeaseKey(pool.name, sequence)
         leased = None if lease_key is None else self._leased(pool_state, request, lease_key, now)
+        if isinstance(leased, Refusal):
+            return leased
         candidates: Sequence[Candidate]
         placed: Holders | None = None
         if leased is not None:
@@ -272,19 +280,38 @@ class Scheduler:
         named = in_subset(candidates, request.subset)
         if not named:
             return drawn, candidates, False, None
-        constrained = False
-        if (pool.model_needs or features.adapter is not None) and features.is_inference:
-            fit = satisfying(pool, features, named, now, f"{pool.name}/{drawn}")
-            if isinstance(fit, Refusal):
-                return fit
-            constrained, named = fit is not named, fit
-        if features.model is None:
+        placed = self._placed(pool_state, request, drawn)
+        where = f"{pool.name}/{drawn}"
+        fit: Sequence[Candidate] | Refusal = named
+        if placed is not None and placed.wrong:
+            fit = not_wrong(placed, named, features.model, where)
+        needy = (pool.model_needs or features.adapter is not None) and features.is_inference
+        if needy and not isinstance(fit, Refusal):
+            fit = satisfying(pool, features, fit, now, where)
+        if isinstance(fit, Refusal):
+            return fit
+        constrained, named = len(fit) < len(named), fit
+        if placed is None:
             return drawn, named, constrained, None
-        placed = self._placement.holders(pool.name, features.model, features.version)
         if len(named) > SMALL and not self._conditions.failing:
             return drawn, named, constrained, placed  # the sample is filtered instead
         rest = having(placed, named)
         return drawn, rest, constrained or rest is not named, placed
+
+    def _placed(self, pool_state: PoolState, request: Request, variant: str) -> Holders | None:
+        """Return which replicas have a request's model; ``None`` = unknown.
+
+        A request without a version is for that of its variant. Over HTTP Envoy writes it into the
+        path, so a replica may have others too; over gRPC the replica must answer by it.
+        """
+        features, pool = request.features, pool_state.pool.name
+        version = features.version or None
+        own = None if version is not None else pool_state.versions.get(variant)
+        if own is not None and request.protocol == "grpc":
+            return self._placement.answering(pool, features.model, own)
+        if features.model is None:
+            return None
+        return self._placement.holders(pool, features.model, version or own)
 
     def _depths(
         self,
@@ -331,8 +358,11 @@ class Scheduler:
 
     def _leased(
         self, pool_state: PoolState, request: Request, key: LeaseKey, now: float
-    ) -> tuple[str, Sequence[Candidate]] | None:
-        """Return variant and candidate of a live lease; ``None`` if the sequence may be moved."""
+    ) -> tuple[str, Sequence[Candidate]] | Refusal | None:
+        """Return variant and candidate of a live lease; ``None`` if the sequence may be moved.
+
+        A replica that answers by another version by now has the sequence's state no more.
+        """
         lease = self._leases.find(key, now)
         if lease is None:
             return None
@@ -342,6 +372,15 @@ class Scheduler:
         candidate = pool_state.candidate(lease.endpoint, request.protocol)
         if candidate is None:  # only this replica has the state, but it lacks the protocol
             return lease.variant, ()
-        if candidate.draining and request.features.sequence_start:
+        start = request.features.sequence_start
+        if candidate.draining and start:
             return None
-        return candidate.variant, (candidate,)
+        found = candidate.variant, (candidate,)
+        placed = (
+            self._placed(pool_state, request, candidate.variant) if pool_state.versions else None
+        )
+        if placed is None or candidate.key not in placed.wrong:
+            return found
+        where = f"{pool_state.pool.name}/{candidate.variant}"
+        right = not_wrong(placed, found[1], request.features.model, where)
+        return None if start or not isinstance(right, Refusal) else right

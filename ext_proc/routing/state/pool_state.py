@@ -47,6 +47,10 @@ class PoolState:
         self.only = only.name if only is not None and only.weight else None
         """The only variant of the pool, which needs no draw unless a request names a version;
         ``None`` if there are several or its weight is 0."""
+        self.versions = {
+            each.name: each.model_version for each in pool.variants if each.model_version
+        }
+        """The versions of the variants that have one."""
         self._open: dict[tuple[str, Protocol], tuple[Candidate, ...]] = {}
         self._open_by_key: dict[tuple[str, Protocol], dict[EndpointKey, Candidate]] = {}
         self._of: dict[tuple[EndpointKey, Protocol], Candidate] = {}

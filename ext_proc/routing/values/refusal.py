@@ -12,6 +12,8 @@ class RefusalKind(StrEnum):
 
     NO_ENDPOINTS = "no-endpoints"
     """503: no endpoint is eligible."""
+    WRONG_VERSION = "wrong-version"
+    """503: each replica of the variant would answer by another version than the variant's."""
     SATURATED = "saturated"
     """429: all eligible endpoints are at their in-flight limit."""
     UNKNOWN_POOL = "unknown-pool"

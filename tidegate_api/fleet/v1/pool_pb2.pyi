@@ -392,7 +392,7 @@ class Variant(_message.Message):
     weight: _builtins.int
     """Relative share of the requests that are not pinned; 0 = none."""
     model_version: _builtins.str
-    """Version that the replicas serve; empty = unspecified. Requests are never rewritten."""
+    """Version that answers requests without one; empty = unspecified. Envoy writes it into HTTP paths."""
     probe_path: _builtins.str
     """HTTP path that answers 200 if a replica serves this variant; empty = do not probe."""
     @_builtins.property

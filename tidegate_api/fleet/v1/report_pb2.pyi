@@ -481,11 +481,16 @@ class ReplicaModels(_message.Message):
     AGE_MS_FIELD_NUMBER: _builtins.int
     WHOLE_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
+    MOVED_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     age_ms: _builtins.int
     """Milliseconds since the replica was asked."""
     whole: _builtins.bool
     """What is not listed is not there; else it is unknown."""
+    moved: _builtins.int
+    """Requests without a version, for a variant with a version of its own, that it was sent between
+    one look and the next, which found it answering by another version; since the picker started.
+    """
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelPlacement]:
         """At most 2,048."""
@@ -497,10 +502,11 @@ class ReplicaModels(_message.Message):
         age_ms: _builtins.int = ...,
         whole: _builtins.bool = ...,
         models: _abc.Iterable[Global___ModelPlacement] | None = ...,
+        moved: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "id", b"id", "models", b"models", "whole", b"whole"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "id", b"id", "models", b"models", "moved", b"moved", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

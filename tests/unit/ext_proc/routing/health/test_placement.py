@@ -14,6 +14,7 @@ from ext_proc.routing.health.placement import OWN_S, STALE_S, Placement
 from ext_proc.routing.router import Router
 from ext_proc.routing.values.listing import MAX_ROWS, Listing, PlacementState, Row
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
+from ext_proc.routing.values.refusal import Refusal, RefusalKind
 from ext_proc.routing.values.request import Features, Form, Request
 from ext_proc.routing.values.ticket import Outcome
 
@@ -360,3 +361,116 @@ def test_decisions_follow_the_latest_listings(drawn):
             if decision.repeat_missing:
                 assert f"r{decision.addresses[1][len('10.0.0.')]}" in {key.id for key in ready}
     assert len(asked) <= misses
+
+
+PINNED = pool(
+    models=frozenset({"a", "b"}),
+    variants=(Variant("stable", 100, "1"),),
+    endpoints=tuple(
+        Endpoint(key, "stable", http=f"10.0.0.{number}:8000", grpc=f"10.0.0.{number}:8001")
+        for number, key in enumerate(KEYS)
+    ),
+)
+
+
+def versions(at, *ready, model="a", whole=True):
+    """Return a listing with these versions of a model READY."""
+    return Listing(at, tuple(Row(model, each, READY) for each in ready), whole)
+
+
+def pinned(*found):
+    """Return a router whose variant has version 1, and what the replicas have."""
+    made = Router(Half())
+    made.set_pools({"many": PINNED}, 0.0)
+    for key, listed in zip(KEYS, found, strict=False):
+        if listed is not None:
+            made.placement.take(key, listed)
+    return made
+
+
+def infer(router, protocol="grpc", model="a", version=None, now=1.0, **more):
+    """Decide an inference; return the hosts, or the refusal."""
+    form = {"grpc": Form.GRPC_INFER, "http": Form.HTTP_INFER}[protocol]
+    features = Features(form, model=model, version=version, **more)
+    made = router.decide(Request("many", None, protocol, features), now, now)
+    if isinstance(made, Refusal):
+        return made
+    return {address.removeprefix("10.0.0.").partition(":")[0] for address in made.addresses}
+
+
+def test_a_replica_that_answers_by_another_version_gets_nothing_without_one():
+    """Not over gRPC; over HTTP Envoy names the version, so it only has to be there."""
+    router = pinned(versions(0.0, "1"), versions(0.0, "1", "2"), versions(0.0, "2"))
+    assert infer(router) == {"0"}
+    assert infer(router, "http") == {"0", "1"}
+    assert infer(router, version="1") == {"0", "1"}
+    assert infer(router, model="b") == {"0", "1", "2"}
+
+
+def test_a_version_that_is_not_known_is_not_wrong():
+    """A replica that was not asked, and versions that are no numbers."""
+    assert infer(pinned(None, versions(0.0, "2"), versions(0.0, "2"))) == {"0"}
+    router = pinned(versions(0.0, ""), None, versions(0.0, "2"))
+    assert infer(router) == infer(router, "http") == {"0", "1"}
+
+
+def test_where_each_replica_is_wrong_the_request_is_refused():
+    """Any of them would answer by another version; the refusal says by which."""
+    router = pinned(*(versions(0.0, "1", "10", "9"),) * 3)
+    refused = infer(router)
+    assert refused.kind is RefusalKind.WRONG_VERSION
+    assert "version 1 of model 'a'" in refused.message
+    assert "r0 10, r1 10, r2 10" in refused.message
+    assert infer(router, "http") == {"0", "1", "2"}
+
+
+def test_a_stream_whose_model_is_unknown_goes_where_no_model_is_wrong():
+    """Of those that another replica has right."""
+    router = pinned(versions(0.0, "1"), versions(0.0, "2"), versions(0.0, "2", model="b"))
+    assert infer(router, model=None) == {"0", "2"}
+    router = pinned(versions(0.0, "1"), versions(0.0, "1"), versions(0.0, "2"))
+    assert infer(router, model=None) == {"0", "1"}
+    assert infer(pinned(*(versions(0.0, "2"),) * 3), model=None) == {"0", "1", "2"}
+
+
+def test_a_sequence_whose_replica_answers_by_another_version_is_refused():
+    """Its state is gone with its version; one that begins again goes elsewhere."""
+    router = pinned(versions(0.0, "1"), versions(0.0), versions(0.0))
+    assert infer(router, sequence_id=5, sequence_start=True) == {"0"}
+    assert infer(router, sequence_id=5) == {"0"}
+    router.placement.take(R0, versions(2.0, "2"))
+    router.placement.take(R1, versions(2.0, "1"))
+    assert infer(router, sequence_id=5).kind is RefusalKind.WRONG_VERSION
+    assert infer(router, sequence_id=5, sequence_start=True) == {"1"}
+
+
+def test_requests_that_another_version_may_have_answered_are_counted():
+    """Those since the look before the one that found it; not those that name a version."""
+    router = pinned(versions(0.0, "1"), versions(0.0), versions(0.0))
+    placement = router.placement
+    for version in (None, "1", None):
+        assert infer(router, version=version) == {"0"}
+    infer(router, "http")
+    placement.take(R0, versions(2.0, "1"))
+    assert placement.moved == {}
+    assert infer(router) == {"0"}
+    before = placement.changes
+    placement.take(R0, versions(3.0, "2"))
+    assert (placement.moved, placement.moved_at) == ({("many", "stable"): 1}, {R0: 1})
+    assert placement.changes > before
+    placement.take(R0, versions(4.0, "2"))
+    assert placement.moved == {("many", "stable"): 1}
+    placement.set_pools({})
+    assert placement.moved_at == {}
+
+
+def test_what_is_counted_is_bounded(monkeypatch):
+    """Models that a replica was sent requests of, until its next listing."""
+    monkeypatch.setattr(module, "MAX_SENT", 2)
+    placement = table()
+    for model in ("a", "b", "c", "a"):
+        placement.sent(R0, module.Sent("many", "stable", model, "1"))
+    assert placement._sent[R0] == {
+        module.Sent("many", "stable", "a", "1"): 2,
+        module.Sent("many", "stable", "b", "1"): 1,
+    }

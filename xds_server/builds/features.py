@@ -55,6 +55,17 @@ FEATURES: Final = (
     ),
     Feature(
         (1, 37, 0),
+        "routing.retry_read, at variants with model_version as at all others",
+        CLUSTER_TYPE,
+        (
+            Into(36),  # Cluster.typed_extension_protocol_options
+            Into(2, "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"),
+        ),
+        # HttpProtocolOptions.http_filters
+        Drop(frozenset({6}), "tidegate.reads"),
+    ),
+    Feature(
+        (1, 37, 0),
         "an answer begins with its headers, not with its body, where pickers learn times",
         LISTENER_TYPE,
         (

@@ -68,11 +68,18 @@ from xds_server.fleet.model.edge import ReplicaConnections
 from xds_server.fleet.model.resilience import CircuitBreaker, SlowStartSpec
 from xds_server.resources.edge.connections import bounds, keepalive
 from xds_server.resources.edge.operators import patched_cluster
+from xds_server.resources.filters.own_version import cluster_filters
 from xds_server.resources.runtime import aggression_key
 from xds_server.resources.secrets import to_pickers, upstream
 from xds_server.resources.sources import ads_source, extension
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import (
+        HttpFilter,
+    )
+
     from xds_server.fleet.model.fleet import PoolSpec, VariantSpec
     from xds_server.fleet.model.tls import UpstreamTls
 
@@ -199,8 +206,10 @@ def _health_check(pool: PoolSpec, path: str | None) -> HealthCheck:
     return check
 
 
-def protocol_options(protocol: str, spec: ReplicaConnections) -> dict[str, PackedAny]:
-    """Return how Envoy speaks to a cluster's hosts."""
+def protocol_options(
+    protocol: str, spec: ReplicaConnections, filters: Sequence[HttpFilter] = ()
+) -> dict[str, PackedAny]:
+    """Return how Envoy speaks to a cluster's hosts, and which filters attempts there pass."""
     h2 = Http2ProtocolOptions(connection_keepalive=keepalive(spec))
     explicit = (
         HttpProtocolOptionsExplicitHttpConfig(http2_protocol_options=h2)
@@ -211,7 +220,9 @@ def protocol_options(protocol: str, spec: ReplicaConnections) -> dict[str, Packe
     common = HttpProtocolOptions(idle_timeout=timedelta(seconds=60))
     bounds(common, spec)
     options = UpstreamProtocolOptions(
-        explicit_http_config=explicit, common_http_protocol_options=common
+        explicit_http_config=explicit,
+        common_http_protocol_options=common,
+        http_filters=list(filters),
     )
     return {_UPSTREAM_OPTIONS: PackedAny.pack(options)}
 
@@ -275,7 +286,9 @@ def variant_cluster(pool: PoolSpec, variant: VariantSpec, ref: ClusterRef) -> by
             else [],
         ),
         transport_socket=None if tls is None else upstream(pool.name, tls, ref.protocol),
-        typed_extension_protocol_options=protocol_options(ref.protocol, pool.connections),
+        typed_extension_protocol_options=protocol_options(
+            ref.protocol, pool.connections, cluster_filters(variant, ref.protocol)
+        ),
         load_balancing_policy=_load_balancing(pool),
     )
     return patched_cluster(bytes(cluster), pool.cluster_patch)

@@ -104,7 +104,8 @@ class VariantSpec(Strict):
     weight: Annotated[int, Field(ge=0, le=MAX_WEIGHT_SUM)] = 1
     """Relative share of the requests that nothing pins; 0 = none."""
     model_version: ModelVersion | None = None
-    """The model version that these replicas serve. Requests are never rewritten."""
+    """The version that answers requests without one: over HTTP Envoy writes it into the path; over
+    gRPC only replicas are chosen whose highest READY version it is."""
     match: VariantMatch = VariantMatch()
     """Requests that go to this variant whatever the weights."""
 

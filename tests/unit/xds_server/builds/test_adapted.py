@@ -38,8 +38,8 @@ def snapshot(*pools) -> Snapshot:
         ((1, 39, 3), 0),
         ((1, 38, 3), 1),
         ((1, 37, 0), 4),
-        ((1, 36, 4), 6),
-        ((1, 20, 0), 6),
+        ((1, 36, 4), 7),
+        ((1, 20, 0), 7),
     ],
 )
 def test_a_build_lacks_what_came_after_it(build, count: int) -> None:

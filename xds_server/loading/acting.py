@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import structlog
 
 from xds_server.fleet.change import BadChange, UnknownName
-from xds_server.loading import plan
+from xds_server.loading import pins, plan
 from xds_server.loading.machine import (
     Action,
     Check,
     Compare,
     LoadMachine,
+    Look,
     ModelCall,
     ReplicaFinding,
 )
@@ -29,7 +30,7 @@ from xds_server.loading.parity import ModelDescription, differences
 from xds_server.loading.replicas import ReplicaFault, TritonAddress, TritonCalls
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
     from typing import Protocol
 
     from xds_server.fleet.model.fleet import EndpointSpec, Fleet, PoolSpec
@@ -93,6 +94,9 @@ class ModelActions:
                 return lambda machine: machine.checked(findings, refusal)
             if isinstance(action, ModelCall):
                 return _called(action, await self._call(action, operation))
+            if isinstance(action, Look):
+                now = await self._looked(operation)
+                return lambda machine: machine.looked(now)
             if isinstance(action, Compare):
                 found = await self._compared(operation)
                 return lambda machine: machine.compared(found, warm=bool(warmup))
@@ -165,7 +169,13 @@ class ModelActions:
         if guarded and (not pool.match.models or operation.model in pool.match.models):
             usable = frozenset(each.id for each in pool.endpoints if not each.draining)
             refusal = plan.takes_last(entries, usable, chosen)
+        if operation.kind == "load":
+            refusal = self.pinned(chosen, operation.model, operation.version)
         return findings, refusal
+
+    def pinned(self, endpoints: Collection[str], model: str, version: str) -> str:
+        """Return why a version must not be loaded onto replicas; empty = it may (``pins``)."""
+        return pins.refusal(self._control.fleet, endpoints, model, version)
 
     async def _call(self, action: ModelCall, operation: Operation) -> str:
         if action.delay:
@@ -185,7 +195,25 @@ class ModelActions:
         found = await asyncio.gather(*(self._described(e, operation.model) for e in replicas))
         known = {each.endpoint: each.description for each in found if each.description is not None}
         faults = [f"{each.endpoint}: {each.fault}" for each in found if each.description is None]
-        return faults + differences(known, operation.version)
+        unlike = pins.unlike(self._control.fleet, operation.model, known)
+        return [*faults, *unlike, *differences(known, operation.version)]
+
+    async def _looked(self, operation: Operation) -> str:
+        """Return in words what the replicas serve now."""
+        ids = [each.id for each in operation.targets]
+        found = await asyncio.gather(*(self._serves(operation, each) for each in ids))
+        by_words: dict[str, list[str]] = {}
+        for name, words in zip(ids, found, strict=True):
+            by_words.setdefault(words, []).append(name)
+        return "; ".join(f"{', '.join(names)}: {words}" for words, names in by_words.items())
+
+    async def _serves(self, operation: Operation, endpoint: str) -> str:
+        try:
+            replica = self._replica(operation.pool, endpoint)
+            ready = (await self._calls.entry(replica, operation.model)).ready
+        except (ReplicaFault, UnknownName, BadChange) as fault:
+            return f"unknown ({fault})"
+        return f"version {plan.listed(ready)}" if ready else "no version"
 
     async def _described(self, replica: TritonAddress, model: str) -> ReplicaParity:
         try:
@@ -256,4 +284,6 @@ def _failed(action: Action, why: str) -> Event:
         return lambda machine: machine.checked({}, why)
     if isinstance(action, Compare):
         return lambda machine: machine.compared([why])
+    if isinstance(action, Look):
+        return lambda machine: machine.looked(f"unknown ({why})")
     return _called(action, why) if isinstance(action, ModelCall) else _warmed(action, why)

@@ -179,6 +179,11 @@ class LoadKeeper:
         _check(wanted)
         warmup = dump_warmup(self._next, wanted.warmup) if wanted.warmup else ""
         targets = chosen(self.actions.pool(wanted.pool), wanted.endpoints)
+        if wanted.kind == "load":
+            ids = {each.id for each in targets}
+            why = self.actions.pinned(ids, wanted.model, wanted.version)
+            if why:
+                raise BadChange(why)
         place = self._free_place()
         made = Operation(
             number=self._next,

@@ -12,7 +12,9 @@ Rules:
    may have been sent. A replica whose call runs is brought back when its call has ended.
 5. What the model had served there before is never taken away: a replica that had it is not
    unloaded again, neither one that was left as it was nor one that was loaded anew.
-6. The opposite call is made at most ``MAX_TRIES`` times.
+6. The opposite call is made at most ``MAX_TRIES`` times. An operation that made a call and is
+   undone looks at its replicas last (``Look``), and says what they serve now: a version that a load
+   has replaced does not come back.
 7. An operation whose process has ended is taken up by the next one, from the phase that was stored:
 
    * ``waiting`` begins when its turn comes;
@@ -85,7 +87,12 @@ class Warm:
     replica: str
 
 
-Action = Check | ModelCall | Compare | Warm
+@dataclass(frozen=True, slots=True)
+class Look:
+    """See what the replicas serve; followed by ``looked``."""
+
+
+Action = Check | ModelCall | Compare | Warm | Look
 
 
 class LoadMachine:
@@ -200,6 +207,16 @@ class LoadMachine:
         self._enter("warming")
         return self._next_warm()
 
+    def looked(self, now: str) -> list[Action]:
+        """Take what the replicas serve after all was undone, in words."""
+        operation = self.operation
+        settled = {each.place for each in operation.targets} <= {"kept", "undone", "stuck"}
+        if operation.phase == "undoing" and settled:
+            operation.now = now[:MAX_REASON_CHARS]
+            self._tell(f"now: {now}")
+            self._end_undone()
+        return []
+
     def warmed(self, replica: str, fault: str = "") -> list[Action]:
         """Take the outcome of warm-up requests; ``fault`` is empty if they succeeded."""
         if self.operation.phase != "warming" or replica not in self._warm_running:
@@ -282,8 +299,14 @@ class LoadMachine:
         places = {each.place for each in operation.targets}
         if actions or not places.isdisjoint({"calling", "undoing", "changed"}):
             return actions
-        self._end("failed" if "stuck" in places else "undone")
+        if any(each.called for each in operation.targets):
+            return [Look()]
+        self._end_undone()
         return []
+
+    def _end_undone(self) -> None:
+        stuck = any(each.place == "stuck" for each in self.operation.targets)
+        self._end("failed" if stuck else "undone")
 
     def _startable(self, ready: str, running: str) -> list[ModelTarget]:
         targets = self.operation.targets

@@ -94,6 +94,9 @@ class Operation:
     """All that it needs is stored, so that the next process can go on with it."""
     resumed: int = 0
     """Restarts over which it has gone on."""
+    now: str = ""
+    """What its replicas serve since it was undone, in words; empty = it was not, or nothing had
+    been changed."""
 
     @property
     def ended(self) -> bool:

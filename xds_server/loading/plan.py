@@ -128,11 +128,11 @@ def plan_of(
         idle = ReplicaFinding("keep", "it is not loaded there")
         return ReplicaFinding("change") if state.in_use else idle
     if state.ready and (not version or version in state.ready):
-        return ReplicaFinding("keep", f"it is READY there already ({_names(state.ready)})")
+        return ReplicaFinding("keep", f"it is READY there already ({listed(state.ready)})")
     if not state.known:
         return ReplicaFinding("keep", refusal="its repository does not have the model")
     if state.ready:
-        text = f"it has version {_names(state.ready)}, which stays in use while it loads"
+        text = f"it has version {listed(state.ready)}, which stays in use while it loads"
         return ReplicaFinding("reload", text)
     if state.in_use:
         return ReplicaFinding("change", "it is being loaded or unloaded there")
@@ -167,5 +167,6 @@ def _fits(memory: FreeMemory | None, needed_mib: int) -> ReplicaFinding:
     return ReplicaFinding("change", free)
 
 
-def _names(versions: frozenset[str]) -> str:
-    return ", ".join(sorted(versions))
+def listed(versions: frozenset[str]) -> str:
+    """Return versions in words, in their order."""
+    return ", ".join(sorted(versions, key=lambda each: (len(each), each)))

@@ -2298,6 +2298,7 @@ class ModelOperation(_message.Message):
     REPLICAS_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     LEFT_OUT_FIELD_NUMBER: _builtins.int
+    NOW_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     kind: _builtins.str
     """"load" or "unload"."""
@@ -2320,6 +2321,10 @@ class ModelOperation(_message.Message):
     dry_run: _builtins.bool
     left_out: _builtins.int
     """Number of steps that are not remembered."""
+    now: _builtins.str
+    """What its replicas serve since it was undone, in words; empty = it was not, or nothing had been
+    changed.
+    """
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___OperationReplica]: ...
     @_builtins.property
@@ -2343,10 +2348,11 @@ class ModelOperation(_message.Message):
         replicas: _abc.Iterable[Global___OperationReplica] | None = ...,
         steps: _abc.Iterable[Global___ModelOperationStep] | None = ...,
         left_out: _builtins.int = ...,
+        now: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "began_unix_ms", b"began_unix_ms", "dry_run", b"dry_run", "ended", b"ended", "ended_unix_ms", b"ended_unix_ms", "kind", b"kind", "left_out", b"left_out", "model", b"model", "number", b"number", "phase", b"phase", "pool", b"pool", "reason", b"reason", "replicas", b"replicas", "steps", b"steps", "version", b"version", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "began_unix_ms", b"began_unix_ms", "dry_run", b"dry_run", "ended", b"ended", "ended_unix_ms", b"ended_unix_ms", "kind", b"kind", "left_out", b"left_out", "model", b"model", "now", b"now", "number", b"number", "phase", b"phase", "pool", b"pool", "reason", b"reason", "replicas", b"replicas", "steps", b"steps", "version", b"version", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

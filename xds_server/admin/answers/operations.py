@@ -129,6 +129,7 @@ def operation_message(operation: Operation, *, whole: bool = True) -> admin_pb2.
         phase=operation.phase,
         ended=operation.ended,
         why=operation.why,
+        now=operation.now,
         author=operation.author,
         reason=operation.reason,
         began_unix_ms=operation.began_unix_ms,

@@ -44,6 +44,8 @@ class Bench:
         self.servers = [ModelServer(f"r{each}") for each in (1, 2, 3)]
         self.store = RevisionStore(None)
         self.needs: dict[str, Any] = {}
+        self.version: str | None = None
+        """That of the variant."""
         self.pauses: list[float] = []
         self._stack = AsyncExitStack()
 
@@ -62,9 +64,8 @@ class Bench:
     async def start(self) -> None:
         """Start a keeper with what is stored."""
         endpoints = [each.endpoint for each in self.servers]
-        spec = pool(
-            default=True, match={"models": ["m"]}, variants=[{"name": "v"}], endpoints=endpoints
-        )
+        variant = {"name": "v", "model_version": self.version}
+        spec = pool(default=True, match={"models": ["m"]}, variants=[variant], endpoints=endpoints)
         if self.needs:
             spec["model_needs"] = [self.needs]
         control: Any = SimpleNamespace(fleet=fleet(spec), revision=1)
@@ -139,6 +140,41 @@ async def test_what_was_there_stays(bench: Bench) -> None:
     made = await bench.run()
     assert (made.phase, bench.having) == ("undone", ["r1"])
     assert bench.servers[0].calls == []
+
+
+async def test_a_version_that_was_replaced_is_named_at_the_end(bench: Bench) -> None:
+    """Triton has given the old one up, and it does not come back."""
+    for each in bench.servers[:2]:
+        each.ready["m"] = ["1"]
+        each.repository["m"] = ["2"]
+    made = await bench.run(LOAD._replace(version="3"))
+    assert made.phase == "undone"
+    assert made.now == "r1, r2: version 2; r3: no version"
+
+
+async def test_another_version_than_the_variants_is_refused(bench: Bench) -> None:
+    """Before anything is changed, with the replicas and the way to do it."""
+    bench.version = "1"
+    await bench.start()
+    with pytest.raises(BadChange, match="r1, r2, r3: variant v of pool llm has model_version 1"):
+        await bench.run(LOAD._replace(version="2"))
+    assert [each.calls for each in bench.servers] == [[], [], []]
+    assert (await bench.run(LOAD._replace(version="1"))).phase == "done"
+
+
+async def test_a_load_that_brings_another_version_than_the_variants_is_undone(
+    bench: Bench,
+) -> None:
+    """Which version that is, only the load shows; over HTTP alone a higher one does no harm."""
+    bench.version = "1"
+    await bench.start()
+    bench.servers[1].repository["m"] = ["2"]
+    made = await bench.run()
+    assert (made.phase, bench.having) == ("undone", [])
+    assert "r2 answers by version 2, but variant v of pool llm has model_version 1" in made.why
+    for each in bench.servers:
+        each.repository["m"] = ["1", "2"]
+    assert (await bench.run()).phase == "done"
 
 
 async def test_replicas_that_differ_are_undone(bench: Bench) -> None:

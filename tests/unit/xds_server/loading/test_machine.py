@@ -15,6 +15,7 @@ from xds_server.loading.machine import (
     Check,
     Compare,
     LoadMachine,
+    Look,
     ModelCall,
     ReplicaFinding,
     Warm,
@@ -67,9 +68,12 @@ def test_one_failure_undoes_all() -> None:
     made, _ = machine()
     assert made.called("r1", "no memory") == [ModelCall("r1", "unload", 0)]
     assert made.called("r2") == [ModelCall("r2", "unload", 0)]
-    assert made.called("r1") == made.called("r2") == []
+    assert (made.called("r1"), made.called("r2")) == ([], [Look()])
+    assert made.looked("r1, r2, r3: no version") == []
     assert made.operation.phase == "undone"
     assert made.operation.why == "r1: not loaded: no memory"
+    assert made.operation.now == "r1, r2, r3: no version"
+    assert made.operation.steps[-2].text == "now: r1, r2, r3: no version"
     assert places(made) == ["undone"] * 3
 
 
@@ -101,7 +105,9 @@ def test_what_was_there_before_stays() -> None:
     assert wanted == [ModelCall("r2", "load", 0), ModelCall("r3", "load", 0)]
     assert made.called("r2") == []
     assert made.called("r3", "broken") == [ModelCall("r3", "unload", 0)]
-    assert made.called("r3") == []
+    assert made.looked("too early") == []
+    assert made.called("r3") == [Look()]
+    assert made.looked("r2: version 2") == []
     assert places(made) == ["kept", "kept", "undone"]
 
 
@@ -118,7 +124,8 @@ def test_an_unload_that_fails_is_loaded_again() -> None:
     assert made.called("r1") == [ModelCall("r2", "unload", 0)]
     assert made.called("r2", "it is gone") == [ModelCall("r1", "load", 0)]
     assert made.called("r1") == [ModelCall("r2", "load", 0)]
-    assert made.called("r2") == []
+    assert made.called("r2") == [Look()]
+    made.looked("r1, r2: version 1")
     assert made.operation.phase == "undone"
 
 
@@ -131,7 +138,8 @@ def test_undoing_is_given_up_in_the_end() -> None:
     for turn in range(MAX_TRIES):
         assert wanted == [ModelCall("r1", "unload", turn)]
         wanted = made.called("r1", "no answer")
-    assert wanted == []
+    assert wanted == [Look()]
+    made.looked("r1: unknown")
     assert made.operation.phase == "failed"
     assert places(made) == ["stuck"]
 
@@ -150,8 +158,10 @@ def test_late_outcomes_change_nothing() -> None:
     made.called("r1")
     made.abort("")
     made.called("r1")
+    made.looked("r1: no version")
     before = dump(made.operation)
     assert made.called("r1") == made.warmed("r1") == made.compared(()) == made.begin() == []
+    assert made.looked("") == []
     assert made.checked({}) == made.called("r9") == made.abort("") == made.restarted() == []
     assert dump(made.operation) == before
 
@@ -203,7 +213,8 @@ def test_a_check_that_refuses_after_a_restart_undoes_all_calls() -> None:
     }
     assert after.checked(found) == [ModelCall("r1", "unload", 0)]
     assert after.called("r1") == [ModelCall("r2", "unload", 0)]
-    assert after.called("r2") == []
+    assert after.called("r2") == [Look()]
+    after.looked("")
     assert (after.operation.phase, after.operation.why) == ("undone", "r3: it is gone")
 
 
@@ -216,7 +227,7 @@ def test_an_abort_undoes_calls_that_a_restart_has_left_to_be_made_again() -> Non
     assert after.abort("ann") == []
     assert after.called("r1") == [ModelCall("r1", "unload", 0)]
     assert after.called("r1") == [ModelCall("r2", "unload", 0)]
-    assert after.called("r2") == []
+    assert after.called("r2") == [Look()]
     assert places(after) == ["undone"] * 3
 
 
@@ -227,7 +238,8 @@ def test_what_had_the_model_before_a_restart_keeps_it() -> None:
     after, _ = restarted(made)
     assert after.checked({"r1": CHANGE}) == [ModelCall("r1", "load", 0)]
     after.abort("ann")
-    assert after.called("r1") == []
+    assert after.called("r1") == [Look()]
+    after.looked("r1: version 1")
     assert (after.operation.phase, places(after)) == ("undone", ["kept"])
 
 
@@ -302,6 +314,8 @@ class Replicas(RuleBasedStateMachine):
             self.pending += self.machine.compared(() if good else ["x"], warm=effect)
         elif isinstance(action, Warm):
             self.pending += self.machine.warmed(action.replica, "" if good else "x")
+        elif isinstance(action, Look):
+            self.pending += self.machine.looked(str(self.has))
         else:
             if good or effect:
                 self.take_effect(action)
@@ -342,6 +356,8 @@ class Replicas(RuleBasedStateMachine):
                 assert self.has[name], "what served before is never taken away"
         if made.operation.phase == "done":
             assert set(self.has.values()) == {"new" if made.operation.kind == "load" else ""}
+        if made.operation.now:
+            assert made.operation.now == str(self.has), "what is said is what is"
         if made.operation.phase == "undone":
             assert {n for n in self.has if self.has[n]} == {n for n in self.had if self.had[n]}
         if made.operation.phase == "failed":

@@ -74,11 +74,13 @@ def failure(operation: ModelOperation, *, waited: bool, timeout_s: float) -> Cli
         )
     if operation.phase == "done":
         return None
+    now = f"; the replicas serve now: {operation.now}" if operation.now else ""
     stuck = [each.endpoint for each in operation.replicas if each.state == "stuck"]
     if stuck:
-        return CliError(
-            f"{operation.why}; and {', '.join(stuck)} could not be brought back: see {follow}"
-        )
+        back = f"{', '.join(stuck)} could not be brought back"
+        return CliError(f"{operation.why}; and {back}{now}: see {follow}")
+    if now:
+        return CliError(f"undone: {operation.why}{now}")
     return CliError(f"nothing is changed: {operation.why}")
 
 

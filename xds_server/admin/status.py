@@ -9,7 +9,7 @@ from xds_server.admin.views.remaining import remaining
 from xds_server.fleet.diff import diff
 from xds_server.observability import Assessment
 from xds_server.traffic.book import LONG_S, RecentTraffic
-from xds_server.traffic.placements import shown
+from xds_server.traffic.placements import VersionedReplica, shown, unlike_versions
 from xds_server.traffic.replicas import UNKNOWN, noted, words
 from xds_server.traffic.verdict import (
     KINDS,
@@ -41,7 +41,7 @@ MAX_DRIFT: Final = 50
 """Most lines of the drift in an answer."""
 _WANTING: Final = frozenset(
     {
-        *("saturated", "no-endpoints", "suspect-waits", "no-pick"),
+        *("saturated", "no-endpoints", "wrong-version", "suspect-waits", "no-pick"),
         # Envoy's own, as pickers count them.
         *("rate-limited", "overflow", "overloaded", "no-healthy-upstream", "no-cluster"),
         *("timeout", "unreached", "broken", "local"),
@@ -97,6 +97,8 @@ class StatusBoard:
         self._replicas = replicas
         self._placements = placements
         self._found = found
+        self._unlike: tuple[object, object, list[str]] = (None, None, [])
+        """What ``_versions`` has found last, and of what."""
 
     def fill(self, answer: admin_pb2.GetStatusResponse) -> None:
         """Add verdict, pools and drift to an answer."""
@@ -297,10 +299,31 @@ class StatusBoard:
             len(control.fleet.pickers.addresses),
             self._passed(),
             self._certificates(),
+            self._versions(),
             self._audit_error(),
             self._replicas.ages(),
             notes,
         )
+
+    def _versions(self) -> list[str]:
+        """Return in words which replicas answer by another version than they should."""
+        known, found = self._placements.merged(), list[str]()
+        fleet = self._control.fleet
+        state = self._placements.changes, tuple(known)
+        if self._unlike[0] is fleet and self._unlike[1] == state:
+            return self._unlike[2]
+        for pool in fleet.pools if known else ():
+            here: dict[str, list[VersionedReplica]] = {}
+            for each in pool.endpoints:
+                if each.id in known and not each.draining:
+                    one = VersionedReplica(each.id, each.grpc is not None, known[each.id])
+                    here.setdefault(pool.variant_of(each), []).append(one)
+            for variant in pool.variants:
+                where = f"pool {pool.name}, variant {variant.name}"
+                replicas = here.get(variant.name, ())
+                found += unlike_versions(where, variant.model_version, replicas, pool.match.models)
+        self._unlike = fleet, state, found
+        return found
 
     def _view(self, pool: PoolSpec, states: Mapping[Key, State]) -> PoolView:
         variants = _variants(pool, states)

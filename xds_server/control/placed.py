@@ -6,7 +6,8 @@ Rules:
    have READY and another is known not to have. What all or none of them have needs no choice.
 2. A listed model is listed for the replicas that have it READY, and for those of which nothing is
    known. Replicas that drain are not looked at.
-3. A variant with a version of its own looks at this version, others at any.
+3. A variant with a version of its own looks at this version, others at any. A replica that has a
+   higher one READY too would answer by that over gRPC: it counts as one without the model.
 4. At most ``MAX_LISTED`` models of replicas are listed for one pool, in the order of their names.
    For the rest a replica is chosen as if nothing were known.
 """
@@ -16,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from xds_server.traffic.placements import READY
+
 if TYPE_CHECKING:
     from xds_server.fleet.members.placed import Placed
     from xds_server.fleet.model.fleet import Fleet, PoolSpec
@@ -23,7 +26,6 @@ if TYPE_CHECKING:
 
 _States: TypeAlias = tuple[Mapping[str, bool | None], bool | None]
 
-READY: Final = "READY"
 MAX_LISTED: Final = 8192
 
 
@@ -74,8 +76,9 @@ def _states(known: ReplicaModels | None, version: str | None) -> _States:
     if known is None:
         return {}, None
     found: dict[str, bool | None] = {}
+    answers = {} if version is None else known.answers()
     for (model, of), each in known.models.items():
-        if version is not None and of not in {version, ""}:
+        if version is not None and (of not in {version, ""} or answers.get(model, of) != of):
             found.setdefault(model, False)
         elif each.state == READY:
             found[model] = True

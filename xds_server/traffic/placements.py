@@ -8,6 +8,9 @@ Rules:
 2. A pool shows the models that it lists; one that lists none shows all that its replicas name. A
    model that a whole listing does not name is UNAVAILABLE there; an unknown one has no state.
 3. At most ``MAX_SHOWN`` rows are returned.
+4. A replica that answers by another version than its variant's ``model_version``, and replicas of
+   one variant without it that answer by different versions, are told (``unlike_versions``). Over
+   HTTP the version of the variant only has to be READY there.
 """
 
 from __future__ import annotations
@@ -16,14 +19,17 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 STALE_S: Final = 90.0
 LEFT_S: Final = 600.0
 """A model that was moved meanwhile is found where it was, so this ends."""
 MAX_LEFT: Final = 4096
 """Most replicas of which a picker that is gone has reported."""
+MAX_TOLD: Final = 8
+"""Most replicas in one sentence."""
 MAX_SHOWN: Final = 100_000
+READY: Final = "READY"
 UNAVAILABLE: Final = "UNAVAILABLE"
 _ABSENT: Final = "not listed"
 
@@ -45,6 +51,16 @@ class ReplicaModels(NamedTuple):
     whole: bool
     models: Mapping[tuple[str, str], PlacedState]
     """By model and version."""
+    moved: int = 0
+    """Requests that it may have answered by another version than their variant's."""
+
+    def answers(self) -> dict[str, str]:
+        """Return the highest version that is READY, by model: Triton's where none is named."""
+        found: dict[str, str] = {}
+        for (model, version), each in self.models.items():
+            if each.state == READY and version.isdecimal():
+                found[model] = max(version, found.get(model, version), key=int)
+        return found
 
 
 class ShownModel(NamedTuple):
@@ -112,7 +128,61 @@ class PlacementBook:
             age_s, known = each.age_s + now - at, found.get(name)
             if age_s <= most_s and (known is None or age_s < known.age_s):
                 found[name] = each._replace(age_s=age_s)
+        for name, each in found.items():
+            moved = (of[name].moved for _, of in self._by_picker.values() if name in of)
+            found[name] = each._replace(moved=sum(moved))
         return found
+
+
+class VersionedReplica(NamedTuple):
+    """A replica of a variant."""
+
+    id: str
+    grpc: bool
+    """Whether it is sent requests over gRPC."""
+    models: ReplicaModels
+
+
+def unlike_versions(
+    where: str, wanted: str | None, replicas: Sequence[VersionedReplica], models: Collection[str]
+) -> Iterator[str]:
+    """Yield in words which replicas of a variant answer by which other version (rule 4).
+
+    Args:
+        where: Pool and variant, in words.
+        wanted: The version of the variant; ``None`` = it has none.
+        replicas: What its replicas have that do not drain.
+        models: The models of the pool; none = all.
+    """
+    answers = {each.id: each.models.answers() for each in replicas}
+    known = {model for each in answers.values() for model in each}
+    for model in sorted(known & set(models) if models else known):
+        here = {name: each[model] for name, each in answers.items() if model in each}
+        if wanted is None:
+            if len(set(here.values())) > 1:
+                yield f"{where}: model {model} is answered by different versions: {_told(here)}"
+            continue
+        wrong = {
+            each.id: here[each.id]
+            for each in replicas
+            if here.get(each.id, wanted) != wanted and (each.grpc or not _has(each, model, wanted))
+        }
+        if wrong:
+            moved = sum(each.models.moved for each in replicas if each.id in wrong)
+            more = f"; at most {moved} requests were answered there by another" if moved else ""
+            said = f"model {model} is to be answered by version {wanted}, but replicas answer by"
+            yield f"{where}: {said} another: {_told(wrong)}{more}"
+
+
+def _has(replica: VersionedReplica, model: str, version: str) -> bool:
+    state = replica.models.models.get((model, version))
+    return state is not None and state.state == READY
+
+
+def _told(versions: Mapping[str, str]) -> str:
+    listed = [f"{name} {version}" for name, version in sorted(versions.items())]
+    more = f" and {len(listed) - MAX_TOLD} more" if len(listed) > MAX_TOLD else ""
+    return ", ".join(listed[:MAX_TOLD]) + more
 
 
 def shown(

@@ -114,7 +114,7 @@ def read_placements(message: report_pb2.Placements) -> Mapping[str, ReplicaModel
                 raise ReportError(f"a state is {one.state!r:.80}; it must be one of {MODEL_STATES}")
             state = PlacedState(one.state, _words(one.reason), _count(one.for_ms) / 1000.0)
             models[_words(one.model), _words(one.version)] = state
-        found[_text(each.id)] = ReplicaModels(each.age_ms / 1000.0, each.whole, models)
+        found[_text(each.id)] = ReplicaModels(each.age_ms / 1000.0, each.whole, models, each.moved)
     return found
 
 

@@ -132,6 +132,8 @@ class Situation(NamedTuple):
     passed: Mapping[str, int] = MappingProxyType({})
     """Requests of the last minute for which pickers had no pick, by reason."""
     certificates: Sequence[CertificateState] = ()
+    versions: Sequence[str] = ()
+    """Which replicas answer by another version than they should, in words."""
     audit_error: str = ""
     """Why the record of operators' calls cannot be written."""
     unheard: Mapping[str, float] = MappingProxyType({})
@@ -225,6 +227,10 @@ def _passed(seen: Situation) -> Iterator[str]:
 def _counted(by_reason: Mapping[str, int]) -> str:
     ordered = sorted(by_reason.items(), key=lambda each: (-each[1], each[0]))
     return ", ".join(f"{reason} ({count})" for reason, count in ordered)
+
+
+def _versions(seen: Situation) -> Iterator[str]:
+    yield from seen.versions
 
 
 def _left_alone(seen: Situation) -> Iterator[str]:
@@ -333,6 +339,7 @@ RULES: Final[Sequence[ReasonRule]] = (
     ReasonRule(Word.DEGRADED, "refused", _some_refused),
     ReasonRule(Word.DEGRADED, "callers-leave", _callers_leave),
     ReasonRule(Word.DEGRADED, "passed", _passed),
+    ReasonRule(Word.DEGRADED, "version", _versions),
     ReasonRule(Word.DEGRADED, "left-alone", _left_alone),
     ReasonRule(Word.DEGRADED, "rejecting", _rejecting),
     ReasonRule(Word.DEGRADED, "late", _late),

@@ -79,6 +79,14 @@ def test_variants_are_looked_at_apart() -> None:
     assert found == (("llm", (("r1", ("a",)), ("r4", ("a",)))),)
 
 
+def test_a_replica_with_a_higher_version_counts_as_one_without_the_model() -> None:
+    """Over gRPC it would answer by that."""
+    variants = [{"name": "stable", "weight": 1, "model_version": "1"}]
+    both = ReplicaModels(1.0, True, {("a", v): PlacedState("READY", "", 1.0) for v in ("1", "2")})
+    found = placed_in(three(variants=variants), {"r1": replica(a="READY"), "r2": both})
+    assert found == (("llm", (("r1", ("a",)), ("r3", ("a",)))),)
+
+
 def test_pools_that_name_no_models_list_what_their_replicas_name() -> None:
     """Their models are those that are there."""
     replicas = {"r1": replica(x="READY"), "r2": replica(), "r3": replica()}

@@ -14,7 +14,9 @@ from xds_server.traffic.placements import (
     PlacedState,
     PlacementBook,
     ReplicaModels,
+    VersionedReplica,
     shown,
+    unlike_versions,
 )
 from xds_server.traffic.reading import MAX_ROWS, ReportError, read_placements
 
@@ -140,3 +142,56 @@ def test_a_report_has_a_bound_on_its_rows() -> None:
     names = pb.Placements(replicas=[pb.ReplicaModels(id="r\n1")])
     with pytest.raises(ReportError):
         read_placements(names)
+
+
+def versions(*ready: str, loading: str = "", moved: int = 0) -> ReplicaModels:
+    """Return what a replica has of the model ``a``."""
+    models = {("a", each): READY for each in ready}
+    if loading:
+        models["a", loading] = LOADING
+    return ReplicaModels(0.0, True, models, moved)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "grpc", "found", "words"),
+    [
+        (None, True, [versions("1"), versions("1"), versions()], []),
+        (None, True, [versions("1"), versions("9", "10")], ["by different versions: r1 1, r2 10"]),
+        (None, True, [versions("1", loading="2"), versions("1"), versions("")], []),
+        ("1", True, [versions("1"), versions("1")], []),
+        ("1", True, [versions("1"), versions("1", "2")], ["answer by another: r2 2"]),
+        ("1", False, [versions("1"), versions("1", "2")], []),
+        (
+            "1",
+            False,
+            [versions("1"), versions("2", moved=7)],
+            ["r2 2; at most 7 requests"],
+        ),
+    ],
+)
+def test_replicas_that_answer_by_another_version_are_told(
+    wanted: str | None, grpc: bool, found: list[ReplicaModels], words: list[str]
+) -> None:
+    """Than the variant's, or than each other; over HTTP alone Envoy names the version."""
+    replicas = [VersionedReplica(f"r{n}", grpc, each) for n, each in enumerate(found, 1)]
+    told = list(unlike_versions("pool llm, variant v", wanted, replicas, ("a", "b")))
+    assert len(told) == len(words)
+    for sentence, part in zip(told, words, strict=True):
+        assert sentence.startswith("pool llm, variant v: model a is")
+        assert part in sentence
+    assert list(unlike_versions("x", wanted, replicas, ("b",))) == []
+
+
+def test_as_many_replicas_as_fit_into_a_sentence_are_named() -> None:
+    """The others are counted."""
+    replicas = [VersionedReplica(f"r{n:02}", True, versions(str(1 + n))) for n in range(12)]
+    (told,) = unlike_versions("x", None, replicas, ())
+    assert told.endswith("r07 8 and 4 more")
+
+
+def test_moved_requests_add_up_over_pickers() -> None:
+    """Each has counted its own, whoever looked last."""
+    book = PlacementBook(lambda: 1.0)
+    book.take("p1", {"r1": versions("1", moved=2)})
+    book.take("p2", {"r1": versions("1", moved=3)})
+    assert book.merged()["r1"].moved == 5

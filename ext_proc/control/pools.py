@@ -73,7 +73,7 @@ _POOL: Final = FieldReader(
 _ROUTING: Final = FieldReader(
     pool_pb2.Routing,
     Pool,
-    zero={"fallbacks", "max_header_bytes", "refuse_deadly"},
+    zero={"fallbacks", "max_header_bytes", "max_inflated_bytes", "refuse_deadly"},
     bounds={
         "load_factor": _FACTOR,
         "spill_factor": _FACTOR,

@@ -321,7 +321,13 @@ class Exchange:
             if refusal is not None:
                 return self._refuse(known, refusal)
         features, pool = known.features, known.pool
-        if mistake or pool is None or pool.max_tokens or features.tensor_bytes is not None:
+        if (
+            mistake
+            or pool is None
+            or pool.max_tokens
+            or features.tensor_bytes is not None
+            or features.inflated_bytes is not None
+        ):
             refusal = judge(features, pool, mistake)
             if refusal is not None:
                 return self._refuse(known, refusal)

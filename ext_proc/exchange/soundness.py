@@ -9,7 +9,9 @@ Rules:
 3. A KServe request over HTTP is refused whose headers are longer than
    ``routing.max_header_bytes``: Triton closes the connection instead of answering, which looks like
    a failed replica.
-4. What was not read is not judged: nothing with ``routing.body: none``, of a body that was read in
+4. A compressed body that a Triton would inflate to more than ``routing.max_inflated_bytes`` is
+   refused. Beyond the part that was read every byte counts as inflated as far as can be.
+5. What was not read is not judged: nothing with ``routing.body: none``, of a body that was read in
    part only what that part says, and of tensors that a model will produce nothing at all.
 """
 
@@ -31,7 +33,9 @@ _TRITON: Final = "/v2"
 """How the paths of KServe's HTTP protocol begin."""
 
 
-def judge(features: Features, pool: Pool | None, error: BadRequest | None) -> Refusal | None:
+def judge(  # noqa: PLR0911 - one return for each rule
+    features: Features, pool: Pool | None, error: BadRequest | None
+) -> Refusal | None:
     """Return the refusal of an unsound request, ``None`` if it may be routed.
 
     Args:
@@ -54,6 +58,13 @@ def judge(features: Features, pool: Pool | None, error: BadRequest | None) -> Re
             return None
         malformed = isinstance(error, Malformed)
         return Refusal(RefusalKind.BAD_REQUEST, error.message, malformed)
+    if (size := features.inflated_bytes) is not None and 0 < pool.max_inflated_bytes < size:
+        return Refusal(
+            RefusalKind.TOO_LARGE,
+            "the body is compressed and may inflate to more than the"
+            f" {pool.max_inflated_bytes} bytes that pool {pool.name!r} takes"
+            " (routing.max_inflated_bytes); send it uncompressed, or less at a time",
+        )
     tokens = features.max_tokens
     if pool.max_tokens and tokens is not None and tokens > pool.max_tokens:
         return Refusal(

@@ -30,6 +30,7 @@ _ENGINE_READERS: Final = {
     Form.SGLANG: read_sglang,
 }
 """Of engines that serve without Triton."""
+_MAX_DIGITS: Final = 18
 _GRPC_READERS: Final = {
     Form.GRPC_INFER: read_grpc,
     Form.GRPC_STREAM: read_grpc,
@@ -37,7 +38,7 @@ _GRPC_READERS: Final = {
 }
 
 
-def read_body(
+def read_body(  # noqa: C901 - a function for a part costs each request a call
     features: Features,
     headers: Mapping[str, str],
     body: bytes | memoryview,
@@ -77,8 +78,15 @@ def read_body(
                 raise BadRequest(
                     f"the content coding {coding[:32]!r} is unknown; use gzip or deflate"
                 )
-            body, whole = inflate(body, complete=complete, place="the request body")
+            body, whole, most = inflate(
+                body,
+                complete=complete,
+                place="the request body",
+                announced=announced(headers),
+            )
             complete = complete and whole
+            if features.form not in _ENGINE_READERS:  # engines inflate nothing
+                features.inflated_bytes = most
         if features.form is HTTP_INFER:
             return read_infer(features, headers, body, complete=complete)
         engine_reader = _ENGINE_READERS.get(features.form)
@@ -88,6 +96,12 @@ def read_body(
     finally:
         if quiet:
             gc.enable()
+
+
+def announced(headers: Mapping[str, str]) -> int | None:
+    """Return the length of the body as announced; ``None`` if it is unknown."""
+    text = headers.get("content-length", "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else None
 
 
 def session_of(features: Features, headers: Mapping[str, str], session_header: str) -> str | None:

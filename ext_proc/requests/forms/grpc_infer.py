@@ -82,7 +82,7 @@ def read_grpc(
         BadRequest: The bytes are not a gRPC frame with such a message.
         UnsoundRequest: A shape contradicts its data.
     """
-    opened = _open(headers, body, complete=complete)
+    opened = _open(features, headers, body, complete=complete)
     if opened is None:
         return features
     scanner, end = opened
@@ -109,7 +109,7 @@ def read_model_call(
     Raises:
         BadRequest: The bytes are not a gRPC frame with such a message.
     """
-    opened = _open(headers, body, complete=complete)
+    opened = _open(features, headers, body, complete=complete)
     if opened is None:
         return features
     scanner, end = opened
@@ -125,7 +125,7 @@ def read_model_call(
 
 
 def _open(
-    headers: Mapping[str, str], body: bytes | memoryview, *, complete: bool
+    features: Features, headers: Mapping[str, str], body: bytes | memoryview, *, complete: bool
 ) -> tuple[Scanner, int] | None:
     """Return the first message and its end, ``None`` if nothing of it can be read."""
     if len(body) < FRAME_HEADER_BYTES:
@@ -143,7 +143,9 @@ def _open(
         if not is_supported(headers.get("grpc-encoding", "")):
             return None
         whole = length <= len(content)
-        content, whole = inflate(content[:length], complete=whole, place="the gRPC message")
+        content, whole, features.inflated_bytes = inflate(
+            content[:length], complete=whole, place="the gRPC message", announced=length
+        )
         end = len(content) if whole else _UNKNOWN_END
     return Scanner(content), end
 

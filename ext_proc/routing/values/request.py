@@ -76,6 +76,7 @@ class Features(Plain):
         "adapter",
         "chat",
         "form",
+        "inflated_bytes",
         "max_tokens",
         "model",
         "plain_text",
@@ -118,6 +119,7 @@ class Features(Plain):
         prompt_is_partial: bool = False,
         token_ids: bool = False,
         tensor_bytes: int | None = None,
+        inflated_bytes: int | None = None,
         plain_text: bool = False,
         truncation: Truncation | None = None,
         chat: Mapping[str, Any] | None = None,
@@ -147,6 +149,8 @@ class Features(Plain):
         self.token_ids = token_ids
         """``prompt`` holds token ids of 32 bits each instead of text."""
         self.tensor_bytes = tensor_bytes
+        self.inflated_bytes = inflated_bytes
+        """Bytes to which a replica would inflate the body at most; ``None`` = not compressed."""
         """Bytes that the shape of the largest input declares."""
         self.plain_text = plain_text
         """The engine adds no special tokens to a text (vLLM's ``add_special_tokens: false``)."""
@@ -188,6 +192,7 @@ class Features(Plain):
             self.prompt_is_partial,
             self.token_ids,
             self.tensor_bytes,
+            self.inflated_bytes,
             self.plain_text,
             self.truncation,
             self.chat,

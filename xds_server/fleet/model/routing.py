@@ -146,6 +146,10 @@ class Routing(Strict):
     max_header_bytes: Annotated[int, Field(ge=0, le=65_536)] = 7680
     """Requests under `/v2` whose headers are longer are refused with 431: Triton closes connections
     at 8,190 bytes, with what Envoy adds. Below 4,096 counts as 4,096; 0 = no limit."""
+    max_inflated_bytes: Annotated[int, Field(ge=0, le=2**40)] = 2**26
+    """KServe requests whose compressed body Triton would inflate to more are refused with 413: it
+    inflates without a bound. Of what the picker has not read each byte counts as 1032. 0 = no
+    limit."""
     max_tokens: Annotated[int, Field(ge=0, le=2**31)] = 0
     """Requests for more tokens are refused with 400; 0 = no limit."""
 

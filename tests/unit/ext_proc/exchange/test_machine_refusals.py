@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import struct
 
 import pytest
@@ -215,3 +216,43 @@ def test_saturated_is_429():
     first.on(Lost(clean=True), 2.0, 2.0)
     _, reply = run(request_router, head(end_of_stream=True))
     assert reply.pick is not None
+
+
+@pytest.mark.parametrize(
+    ("bound", "size", "cut", "refused"),
+    [
+        (2**20, 2**22, None, True),
+        (2**26, 2**20, None, False),
+        (0, 2**24, None, False),
+        (2**26, 2**24, 1000, False),
+        (2**20, 2**24, 1000, True),
+    ],
+)
+def test_what_a_triton_would_inflate_too_far_is_refused(bound, size, cut, refused):
+    """Of what was not read the worst is taken; 0 is no bound."""
+    packed = gzip.compress(PROMPT + b" " * size)
+    named = {"content-encoding": "gzip", "content-length": str(len(packed))}
+    part = Body(packed[:cut], end_of_stream=cut is None)
+    _, reply = run(router(llm(max_inflated_bytes=bound)), head(headers=named), part)
+    assert (getattr(reply, "status", None), getattr(reply, "reason", None)) == (
+        (413, "too-large") if refused else (None, None)
+    )
+
+
+def test_a_compressed_beginning_of_unknown_length_is_refused():
+    """The rest of a chunked body may be a bomb. An engine would not inflate it."""
+    named = {"content-encoding": "gzip"}
+    part = Body(gzip.compress(PROMPT)[:-4], end_of_stream=False)
+    _, reply = run(router(llm()), head(headers=named), part)
+    assert (reply.status, reply.reason) == (413, "too-large")
+    _, reply = run(router(llm()), head(CHAT_PATH, headers=named), part)
+    assert reply.pick is not None
+
+
+def test_a_compressed_message_of_grpc_is_bounded_too():
+    """Its length is in the frame, so that the beginning says enough."""
+    bomb = gzip.compress(bytes(2**27))
+    message = struct.pack(">BI", 1, len(bomb)) + bomb
+    event = grpc(headers={"grpc-encoding": "gzip"})
+    _, reply = run(router(llm()), event, Body(message[:5000], end_of_stream=False))
+    assert (reply.grpc_status, reply.reason) == (8, "too-large")

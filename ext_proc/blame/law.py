@@ -1,4 +1,4 @@
-"""The law of blame: from the evidence about one attempt to exactly one verdict. Pure.
+"""The law of evidence: from what is known of one attempt to exactly one verdict. Pure.
 
 Rules:
 
@@ -7,16 +7,20 @@ Rules:
 2. The caller is blamed for what it asked, the request for failing on several replicas alike, we for
    our own timeouts and limits, the network for connections that carried nothing or that broke while
    the replica served others. Only what remains is the replica's fault.
-3. Blame is a word for reports; ``Effect`` is what ejection makes of the attempt. A failure that its
-   request may have caused counts by origin, i.e. once for each caller (``origins``). One that a
-   request cannot cause, or that a sibling's good answer proves to be the replica's, counts at once.
-4. Timeouts of our own are never a failure of the replica. Our bound on the time to a first answer
+3. Blame is a word for reports; ``Effect`` is what ejection makes of the attempt, and a row's
+   ``marks`` say what it is for each use. A failure that its request may have caused counts by
+   client (``origins``). One that a request cannot cause, or that a sibling's good answer proves to
+   be the replica's, counts at once.
+4. An answer that the content of its request alone decides, such as 400, shows that the process
+   lives and nothing else: it ends no row of failures, is no part of a share of them, brings no
+   ejected replica back, and is no progress of a replica that stands still.
+5. Timeouts of our own are never a failure of the replica. Our bound on the time to a first answer
    says that the replica was silent for so long, which matters for a frozen replica only. A timeout
    that the caller chose says nothing.
-5. Learning, the prefix index and suspicion of a death follow from the attempt by the functions
-   below, and retries by ``retries``. No other module keeps a rule about them.
-
-6. An answer has begun with the first byte of its body. Headers alone are no evidence: servers on
+6. Learning, the prefix index, the placement and suspicion of a death follow from the attempt by the
+   functions below, which agree with the rows' marks, and retries by ``retries``. No other module
+   keeps a rule about them.
+7. An answer has begun with the first byte of its body. Headers alone are no evidence: servers on
    uvicorn send them before the engine has read the prompt, and also while the engine is stuck.
 
 Statuses as Triton uses them: 400 and 404 for a caller's mistakes, 500 for a failed execution but
@@ -56,10 +60,10 @@ class Effect(StrEnum):
 
     GOOD = "good"
     """A good answer, whose times are samples."""
-    WELL = "well"
-    """An answer that shows that the replica works, without samples."""
+    ANSWERED = "answered"
+    """A sign of life of the process; its content is the request's doing."""
     ALIVE = "alive"
-    """A sign of life."""
+    """A sign of life of the engine."""
     SILENT = "silent"
     """No sign of life since the attempt began: evidence for a frozen replica only."""
     AT_ONCE = "at once"
@@ -67,6 +71,35 @@ class Effect(StrEnum):
     BY_ORIGIN = "by origin"
     """A failure that counts once for each origin."""
     NOTHING = "nothing"
+
+
+class Mark(StrEnum):
+    """What an attempt is, for one use of it."""
+
+    GOOD = "good"
+    ALIVE = "alive"
+    FAILED = "failed"
+    BY_CLIENT = "failed, by client"
+    SILENT = "silent"
+    NOTHING = "nothing"
+
+
+class Marks(NamedTuple):
+    """What an attempt is, for each use of it."""
+
+    ejection: Mark
+    """``GOOD`` ends a row of failures, closes a half-open replica and counts in the share."""
+    frozen: Mark
+    """``ALIVE``: the engine makes progress. ``SILENT``: it was given the whole request and gave
+    nothing back."""
+    deadly: Mark
+    """``ALIVE``: the replica has survived the request. ``FAILED``: it may have died of it."""
+    speed: Mark
+    """``GOOD``: the time to its first byte is a sample."""
+    placement: Mark
+    """``FAILED``: the replica lacks the model."""
+    reuse: Mark
+    """``GOOD``: if a byte of an answer below 400 came, the prompt is in the replica's cache."""
 
 
 class Rule(NamedTuple):
@@ -79,7 +112,28 @@ class Rule(NamedTuple):
     holds: Callable[[Evidence], bool]
     blame: Blame
     effect: Effect
+    deadly: Mark = Mark.NOTHING
+    speed: Mark = Mark.NOTHING
+    placement: Mark = Mark.NOTHING
+    reuse: Mark = Mark.NOTHING
 
+    @property
+    def marks(self) -> Marks:
+        """What an attempt of this row is, for each use."""
+        ejection, frozen = _HEALTH[self.effect]
+        return Marks(ejection, frozen, self.deadly, self.speed, self.placement, self.reuse)
+
+
+_HEALTH: Final = {
+    Effect.GOOD: (Mark.GOOD, Mark.ALIVE),
+    Effect.ANSWERED: (Mark.ALIVE, Mark.NOTHING),
+    Effect.ALIVE: (Mark.ALIVE, Mark.ALIVE),
+    Effect.SILENT: (Mark.NOTHING, Mark.SILENT),
+    Effect.AT_ONCE: (Mark.FAILED, Mark.NOTHING),
+    Effect.BY_ORIGIN: (Mark.BY_CLIENT, Mark.NOTHING),
+    Effect.NOTHING: (Mark.NOTHING, Mark.NOTHING),
+}
+"""What each effect means for ejection, and for a replica that may be frozen."""
 
 FIRST_ERROR: Final = 400
 """HTTP statuses from here on are errors."""
@@ -128,6 +182,9 @@ RULES: Final = (
         lambda e: _ended(e, Ended.LEFT) and e.attempt.began,
         Blame.CALLER,
         Effect.ALIVE,
+        deadly=Mark.ALIVE,
+        speed=Mark.GOOD,
+        reuse=Mark.GOOD,
     ),
     Rule(
         "left",
@@ -142,6 +199,8 @@ RULES: Final = (
         lambda e: _timed_out(e) and e.attempt.began,
         Blame.US,
         Effect.ALIVE,
+        deadly=Mark.ALIVE,
+        reuse=Mark.GOOD,
     ),
     Rule(
         "timeout",
@@ -184,6 +243,8 @@ RULES: Final = (
         lambda e: _ended(e, Ended.BROKEN) and e.attempt.began,
         Blame.REPLICA,
         Effect.BY_ORIGIN,
+        deadly=Mark.ALIVE,
+        reuse=Mark.GOOD,
     ),
     Rule(
         "broken",
@@ -191,6 +252,7 @@ RULES: Final = (
         lambda e: _ended(e, Ended.BROKEN) and e.restarted is True,
         Blame.REPLICA,
         Effect.AT_ONCE,
+        deadly=Mark.FAILED,
     ),
     Rule(
         "broken",
@@ -198,6 +260,7 @@ RULES: Final = (
         lambda e: _ended(e, Ended.BROKEN) and e.sibling_well,
         Blame.REPLICA,
         Effect.AT_ONCE,
+        deadly=Mark.FAILED,
     ),
     Rule(
         "broken",
@@ -205,6 +268,7 @@ RULES: Final = (
         lambda e: _ended(e, Ended.BROKEN) and e.alike,
         Blame.REQUEST,
         Effect.NOTHING,
+        deadly=Mark.FAILED,
     ),
     Rule(
         "broken",
@@ -212,6 +276,7 @@ RULES: Final = (
         lambda e: _ended(e, Ended.BROKEN) and e.others_well is True,
         Blame.NETWORK,
         Effect.BY_ORIGIN,
+        deadly=Mark.FAILED,
     ),
     Rule(
         "broken",
@@ -219,6 +284,7 @@ RULES: Final = (
         lambda e: _ended(e, Ended.BROKEN),
         Blame.REPLICA,
         Effect.BY_ORIGIN,
+        deadly=Mark.FAILED,
     ),
     Rule(
         "good",
@@ -226,13 +292,16 @@ RULES: Final = (
         lambda e: is_good(e.attempt.status, e.attempt.grpc_status),
         Blame.NONE,
         Effect.GOOD,
+        deadly=Mark.ALIVE,
+        speed=Mark.GOOD,
+        reuse=Mark.GOOD,
     ),
     Rule(
         "client",
         "a server error to a body that the picker could not read or found wrong",
         lambda e: _failed_answer(e) and e.unreadable,
         Blame.CALLER,
-        Effect.WELL,
+        Effect.ANSWERED,
     ),
     Rule(
         "error",
@@ -247,7 +316,7 @@ RULES: Final = (
         "a server error, as from each replica that the request was sent to",
         lambda e: _failed_answer(e) and e.alike,
         Blame.REQUEST,
-        Effect.ALIVE,
+        Effect.ANSWERED,
     ),
     Rule(
         "error",
@@ -258,10 +327,20 @@ RULES: Final = (
     ),
     Rule(
         "client",
-        "another error: 400, 404, 429; gRPC codes of the caller, DEADLINE_EXCEEDED among them",
+        "404, gRPC NOT_FOUND",
+        lambda e: lacks_model(e.attempt),
+        Blame.CALLER,
+        Effect.ANSWERED,
+        deadly=Mark.ALIVE,
+        placement=Mark.FAILED,
+    ),
+    Rule(
+        "client",
+        "another error: 400, 422, 429; gRPC codes of the caller, DEADLINE_EXCEEDED among them",
         lambda e: e.attempt.status > 0 or bool(e.attempt.grpc_status),
         Blame.CALLER,
-        Effect.WELL,
+        Effect.ANSWERED,
+        deadly=Mark.ALIVE,
     ),
     Rule(
         "local",
@@ -271,7 +350,7 @@ RULES: Final = (
         Effect.NOTHING,
     ),
 )
-"""The law, in order."""
+"""The law, in order: who could have caused what happened, and what it is for each use."""
 
 
 def ruling(evidence: Evidence) -> Rule:
@@ -282,6 +361,33 @@ def ruling(evidence: Evidence) -> Rule:
 def verdict(evidence: Evidence) -> Blame:
     """Return who is at fault."""
     return ruling(evidence).blame
+
+
+class Sign(NamedTuple):
+    """One row on a request that is still running."""
+
+    words: str
+    holds: Callable[[bool, bool], bool]
+    """Whether the client has sent all of it, and whether a byte of an answer came."""
+    frozen: Mark
+
+
+SIGNS: Final = (
+    Sign("a byte of an answer came", lambda _, answered: answered, Mark.ALIVE),
+    Sign("the client is still sending", lambda delivered, _: not delivered, Mark.NOTHING),
+    Sign("the client has sent all of it; no byte of an answer came", lambda *_: True, Mark.SILENT),
+)
+"""What a running request says of its replica; the first row that holds decides."""
+
+
+def sign(*, delivered: bool, answered: bool) -> Mark:
+    """Return what a running request says of its replica.
+
+    Args:
+        delivered: Its client has sent all of it.
+        answered: A byte of an answer came.
+    """
+    return next(each.frozen for each in SIGNS if each.holds(delivered, answered))
 
 
 # --- What follows from an attempt alone ---------------------------------------------------------

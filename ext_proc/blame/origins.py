@@ -1,5 +1,8 @@
 """Origins: on whose behalf a request is sent, so that one caller's failures count once. Pure.
 
+An *origin* is what a request says of itself, a *client* is who sent it as far as the proxy vouches
+for it (``Request.client``). A client may send requests of any number of origins.
+
 Rules:
 
 1. The origin of a request is the first that it has of: session, sequence, last block of the prompt,
@@ -9,14 +12,16 @@ Rules:
 2. A request with none of these is ``ANONYMOUS``: nothing connects it with others, so each counts.
    A request without a ticket, or whose ticket is no longer known, is ``UNKNOWN``; all of these are
    one origin.
-3. At most ``MAX_TICKETS`` tickets are kept. They are kept in two generations: when the younger one
+3. All requests whose client is not known are one client, ``UNKNOWN``.
+4. At most ``MAX_TICKETS`` tickets are kept. They are kept in two generations: when the younger one
    is full it replaces the older one, so noting a ticket takes one assignment.
-4. An origin is turned into a number only for a verdict that needs it. Numbers are equal in all
+5. An origin is turned into a number only for a verdict that needs it. Numbers are equal in all
    processes.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
@@ -26,6 +31,8 @@ if TYPE_CHECKING:
 UNKNOWN: Final = 0
 ANONYMOUS: Final = 1
 MAX_TICKETS: Final = 16_384
+MAX_CLIENTS: Final = 4096
+"""Clients whose numbers are cached."""
 MAX_CHARS: Final = 128
 """Longer sessions are equal if their beginnings are."""
 _GENERATION: Final = MAX_TICKETS // 2
@@ -53,14 +60,20 @@ def number_of(identity: _Identity) -> int:
     return (int.from_bytes(digest) >> 1) | 2
 
 
+@lru_cache(maxsize=MAX_CLIENTS)
+def client_number(client: str | None) -> int:
+    """Return a client as an integer of 63 bits."""
+    return UNKNOWN if client is None else number_of(("client", client))
+
+
 class Origins:
-    """Origins of the latest tickets."""
+    """Origins and clients of the latest tickets."""
 
     __slots__ = ("_older", "_younger")
 
     def __init__(self) -> None:
-        self._younger: dict[int, _Identity] = {}
-        self._older: dict[int, _Identity] = {}
+        self._younger: dict[int, tuple[_Identity, str | None]] = {}
+        self._older: dict[int, tuple[_Identity, str | None]] = {}
 
     def __len__(self) -> int:
         return len(self._younger) + len(self._older)
@@ -69,13 +82,13 @@ class Origins:
         self, ticket_id: int, request: Request, experiment: tuple[object, ...] | None = None
     ) -> None:
         """Keep the origin of a picked request, or the experiment of which it is part."""
-        younger, who = self._younger, request.features.session
+        younger, session = self._younger, request.features.session
+        who: _Identity = session
         if experiment is not None:
-            younger[ticket_id] = experiment
-        elif who is not None and len(who) <= MAX_CHARS:
-            younger[ticket_id] = who
-        else:
-            younger[ticket_id] = identity(request)
+            who = experiment
+        elif session is None or len(session) > MAX_CHARS:
+            who = identity(request)
+        younger[ticket_id] = who, request.client
         if len(younger) >= _GENERATION:
             self._older, self._younger = younger, {}
 
@@ -83,5 +96,12 @@ class Origins:
         """Return the number of a ticket's origin; ``UNKNOWN`` if the ticket is not known."""
         for kept in (self._younger, self._older):
             if ticket_id in kept:
-                return number_of(kept[ticket_id])
+                return number_of(kept[ticket_id][0])
+        return UNKNOWN
+
+    def client(self, ticket_id: int | None) -> int:
+        """Return the number of a ticket's client; ``UNKNOWN`` if it is not known."""
+        for kept in (self._younger, self._older):
+            if ticket_id in kept:
+                return client_number(kept[ticket_id][1])
         return UNKNOWN

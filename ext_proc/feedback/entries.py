@@ -65,6 +65,9 @@ class Entry(NamedTuple):
     """Seconds from the request's start to this entry."""
     usage: Usage | None = None
     """``None`` = not told, or not asked for (`telemetry.usage`)."""
+    delivered_at_s: float | None = None
+    """Seconds from the request's start to its last byte from the client, in an entry of a running
+    request; ``None`` = the client is still sending, or the request has ended."""
     cause: str = ""
     """Why the proxy answered by itself, one of ``wire.CAUSES``; empty = it did not."""
 
@@ -99,6 +102,8 @@ class Judged(NamedTuple):
     """Number of good responses that this record summarizes by their means."""
     origin: int = 0
     """The request's origin, where it matters; see ``ext_proc.blame.origins``."""
+    client: int = 0
+    """The request's client, where it is known."""
 
 
 LEAST_SPAN_S: Final = 0.02

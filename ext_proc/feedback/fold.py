@@ -31,17 +31,20 @@ from ext_proc.blame.law import (
     FIRST_ERROR,
     Blame,
     Effect,
+    Mark,
     abandons,
     all_alike,
     is_good,
     keeps_prompt,
     lacks_model,
     ruling,
+    sign,
     stands_alone,
     survived,
     suspected_death,
 )
 from ext_proc.blame.origins import ANONYMOUS, number_of
+from ext_proc.blame.origins import UNKNOWN as UNKNOWN_CLIENT
 from ext_proc.feedback.answer_times import AnswerTimes
 from ext_proc.feedback.attempts import FailedAttempts, Tried
 from ext_proc.feedback.entries import Judged, answer_speed, attempt_of, passed_over
@@ -93,6 +96,7 @@ class Feedback:
         self._on_judged = on_judged
         self._router = router
         self._learner = router.learner
+        self._standing = router.conditions.standing
         self._picker = picker
         self._life = life
         self._failed = FailedAttempts()
@@ -170,6 +174,8 @@ class Feedback:
                 self._running(entry, pool, key, now)
             return EARLY
         number = self._number(ticket)
+        if self._standing:
+            self._standing.ended(number)
         good = entry.ended is _DONE and is_good(entry.status, entry.grpc_status)
         if key is None or not good or entry.attempts > 1:
             return self._with_siblings(entry, pool, key, number, now)
@@ -179,7 +185,13 @@ class Feedback:
     def _running(self, entry: Entry, pool: str, key: EndpointKey, now: float) -> None:
         router, number = self._router, self._number(entry.ticket)
         self._time(entry, pool, key, number, now)
-        if entry.answer_bytes:
+        sent_s = entry.delivered_at_s
+        told = sign(delivered=sent_s is not None, answered=entry.answer_bytes > 0)
+        if told is Mark.SILENT and number is not None and sent_s is not None:
+            client, since = router.origins.client(number), now - max(entry.lasted_s - sent_s, 0.0)
+            self._standing.note(number, key, client, since, now)
+        elif told is Mark.ALIVE:
+            self._standing.ended(number)
             router.conditions.alive(key, now)
             if number in router.suspects and number is not None and 0 < entry.status < FIRST_ERROR:
                 router.answered_well(number, key, now)
@@ -191,8 +203,9 @@ class Feedback:
     def _good(
         self, entry: Entry, pool: str, key: EndpointKey, number: int | None, now: float
     ) -> None:
-        router, origin = self._router, 0
+        router, origin, client = self._router, 0, UNKNOWN_CLIENT
         if number is not None:
+            client = router.origins.client(number)
             router.confirmed(number, key)
             if number in router.suspects:
                 router.answered_well(number, key, now)
@@ -206,9 +219,10 @@ class Feedback:
         first_byte_s = None if number is None or entry.attempts > 1 else entry.first_byte_s
         self.blamed[pool, _NO_BLAME] += 1
         speed = answer_speed(entry)
-        self._judged(
-            Judged(pool, key, _EFFECT_GOOD, first_byte_s, answer_s, speed, origin=origin), now
+        judged = Judged(
+            pool, key, _EFFECT_GOOD, first_byte_s, answer_s, speed, origin=origin, client=client
         )
+        self._judged(judged, now)
 
     def _time(
         self, entry: Entry, pool: str, key: EndpointKey, number: int | None, now: float
@@ -345,8 +359,9 @@ class Feedback:
             first_byte_s = now - tried.since
         elif effect is not Effect.AT_ONCE and effect is not Effect.BY_ORIGIN:
             first_byte_s = None
-        if effect is not Effect.NOTHING:
+        if effect is not Effect.NOTHING or self._router.conditions.ejections.get(pool):
             by_origin = effect is Effect.BY_ORIGIN
+            by_client = by_origin or effect is Effect.SILENT
             self._judged(
                 Judged(
                     pool,
@@ -355,6 +370,7 @@ class Feedback:
                     first_byte_s,
                     answered=attempt.answered and attempt.ended is _DONE,
                     origin=self._origin(number) if by_origin else 0,
+                    client=self._router.origins.client(number) if by_client else UNKNOWN_CLIENT,
                 ),
                 now,
             )
@@ -377,22 +393,25 @@ class Feedback:
     def follow(self, judged: Judged, now: float) -> None:
         """Apply what the law made of an attempt, in this worker or another one."""
         conditions = self._router.conditions
-        pool, key, effect, first_byte_s, answer_s, bytes_per_s, answered, times, origin = judged
+        pool, key, effect, first_byte_s, answer_s, bytes_per_s, answered, times, *whose = judged
+        origin, client = whose
         if effect is _EFFECT_GOOD:
-            conditions.good(pool, key, first_byte_s, now, times)
+            conditions.good(pool, key, first_byte_s, now, times, client)
             self._learner.answered(pool, key, answer_s, bytes_per_s, now)
             if origin:
-                conditions.well(pool, key, origin, now)
-        elif effect is Effect.WELL:
-            conditions.good(pool, key, None, now)
+                conditions.well(pool, key, origin, now, client)
+        elif effect is Effect.ANSWERED or effect is Effect.NOTHING:
+            conditions.undecided(pool, key)
         elif effect is Effect.ALIVE:
             conditions.alive(key, now)
+            conditions.undecided(pool, key)
         elif effect is Effect.SILENT:
-            conditions.kept_waiting(key, first_byte_s or 0.0, now)
-        elif effect is Effect.AT_ONCE:
-            conditions.bad(pool, key, now, answered=answered, after_s=first_byte_s)
-        elif effect is Effect.BY_ORIGIN:
-            conditions.bad(pool, key, now, answered=answered, after_s=first_byte_s, origin=origin)
+            conditions.kept_waiting(key, first_byte_s or 0.0, now, client)
+        else:
+            by = origin if effect is Effect.BY_ORIGIN else None
+            conditions.bad(
+                pool, key, now, answered=answered, after_s=first_byte_s, origin=by, client=client
+            )
 
     def _number(self, ticket: str) -> int | None:
         text = ticket[len(self._life) :]

@@ -126,7 +126,10 @@ def _entry(logged: Any) -> Entry | AttemptEntry:
         common, final=final, size=size, whole=final and not size and not good and not flags
     )
     lasted_s = lasted_s or age_s
-    last_at_s = None
+    last_at_s = delivered_at_s = None
+    if not final and common.HasField("time_to_last_rx_byte"):
+        moment = common.time_to_last_rx_byte
+        delivered_at_s = moment.seconds + moment.nanos * 1e-9
     moment = common.time_to_last_upstream_rx_byte
     last = moment.seconds + moment.nanos * 1e-9
     if last or common.HasField("time_to_last_upstream_rx_byte"):
@@ -166,6 +169,7 @@ def _entry(logged: Any) -> Entry | AttemptEntry:
             last_at_s,
             lasted_s,
             _usage(spaces[USAGE_NAMESPACE].fields) if USAGE_NAMESPACE in spaces else None,
+            delivered_at_s,
             cause,
         ),
     )

@@ -105,7 +105,7 @@ class _Good:
 
     def add(self, judged: Judged) -> None:
         """Add an answer."""
-        _, _, _, first_byte_s, answer_s, bytes_per_s, _, times, _ = judged
+        _, _, _, first_byte_s, answer_s, bytes_per_s, _, times, _, _ = judged
         self.count += times
         if first_byte_s is not None:
             self.firsts += 1

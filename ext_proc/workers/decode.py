@@ -173,7 +173,7 @@ class Decoder:
         return at + TRIED.size, Withdrawn(TRIED.unpack_from(frame, at)[1])
 
     def _judged(self, frame: bytes, at: int) -> _Read:
-        _, pool, endpoint, effect, first_byte_s, answer_s, rate, answered, times, origin = (
+        _, pool, endpoint, effect, first_byte_s, answer_s, rate, answered, *counts = (
             JUDGED.unpack_from(frame, at)
         )
         judged = Judged(
@@ -184,8 +184,7 @@ class Decoder:
             _known(answer_s),
             _known(rate),
             bool(answered),
-            times,
-            origin,
+            *counts,
         )
         return at + JUDGED.size, judged
 

@@ -173,7 +173,7 @@ class Encoder:
         _json(into, ["push-ended", event.endpoint])
 
     def _judged(self, event: Judged, into: bytearray) -> None:
-        pool, endpoint, effect, first_byte_s, answer_s, bytes_per_s, answered, times, origin = event
+        pool, endpoint, effect, first_byte_s, answer_s, bytes_per_s, answered, *counts = event
         into += JUDGED.pack(
             TAG_JUDGED,
             self._number(pool),
@@ -183,8 +183,7 @@ class Encoder:
             nan if answer_s is None else answer_s,
             nan if bytes_per_s is None else bytes_per_s,
             answered,
-            times,
-            origin,
+            *counts,
         )
 
     def _snapshot_end(self, _: SnapshotEnd, into: bytearray) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     )
     """Content of a record."""
 
-VERSION: Final = 5
+VERSION: Final = 6
 MAX_FRAME: Final = 2**20
 """Maximum bytes of a frame."""
 MAX_NAMES: Final = 2**16
@@ -44,7 +44,7 @@ SHARE: Final = struct.Struct("<BIIIQdd")
 SAMPLE: Final = struct.Struct("<BIIddddIB")
 INSERTED: Final = struct.Struct("<BIdqQI")
 TRIED: Final = struct.Struct("<BQ")
-JUDGED: Final = struct.Struct("<BIIBdddBIQ")
+JUDGED: Final = struct.Struct("<BIIBdddBIQQ")
 JSON: Final = struct.Struct("<BI")
 BLOCK_BYTES: Final = 8
 TAG_NAME: Final = 1

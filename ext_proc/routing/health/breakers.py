@@ -152,7 +152,8 @@ class Breakers:
         record.first_s.clear()
         record.failed_s.clear()
         record.sinkhole = False
-        record.good = record.bad = record.experiment.failures = 0.0
+        record.good = record.bad = 0.0
+        record.experiments.clear()
         record.busy_since = None
         del self._out[key]
 

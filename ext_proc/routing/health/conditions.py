@@ -29,10 +29,11 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ext_proc.blame.origins import identity, number_of
+from ext_proc.blame.origins import UNKNOWN, identity, number_of
 from ext_proc.routing.health.ejection import Ejection
 from ext_proc.routing.health.ejection_record import Cause, Phase
 from ext_proc.routing.health.latch import Latch
+from ext_proc.routing.health.standing import StandingRequests
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -120,6 +121,8 @@ class Conditions:
         self._sharing: frozenset[str] = frozenset()
         self.failing: set[str] = set()
         """Pools in which origins fail, so that good answers and picks should name theirs."""
+        self.standing = StandingRequests()
+        """Requests that replicas have whole and have not begun to answer."""
         self.ejected: Counter[tuple[str, Cause]] = Counter()
         """Ejections since the start, by pool and cause."""
         self.adapters: frozenset[str] = frozenset()
@@ -171,12 +174,18 @@ class Conditions:
     # --- Results --------------------------------------------------------------------------------
 
     def good(
-        self, pool: str, key: EndpointKey, first_byte_s: float | None, now: float, times: int = 1
+        self,
+        pool: str,
+        key: EndpointKey,
+        first_byte_s: float | None,
+        now: float,
+        times: int = 1,
+        client: int = UNKNOWN,
     ) -> None:
-        """Note an answer that is not the replica's failure; see ``Ejection.good``."""
+        """Note a good answer; see ``Ejection.good``."""
         ejection = self.ejections.get(pool)
         if ejection is not None:
-            ejection.good(key, first_byte_s, now, times)
+            ejection.good(key, first_byte_s, now, times, client)
             for other in self._of.get(key, ()):
                 if other is not ejection:
                     other.alive(key, now)
@@ -190,24 +199,31 @@ class Conditions:
         answered: bool,
         after_s: float | None = None,
         origin: int | None = None,
+        client: int = UNKNOWN,
     ) -> None:
         """Note a failure of the replica; see ``Ejection.bad``."""
         ejection = self.ejections.get(pool)
         if ejection is not None:
-            ejection.bad(key, now, answered=answered, after_s=after_s, origin=origin)
+            ejection.bad(key, now, answered=answered, after_s=after_s, origin=origin, client=client)
             if ejection.failing:
                 self.failing.add(pool)
 
-    def well(self, pool: str, key: EndpointKey, origin: int, now: float) -> None:
+    def well(self, pool: str, key: EndpointKey, origin: int, now: float, client: int) -> None:
         """Note that a replica answered an origin well; see ``Ejection.well``."""
         ejection = self.ejections.get(pool)
         if ejection is not None:
-            ejection.well(key, origin, now)
+            ejection.well(key, origin, now, client)
 
-    def kept_waiting(self, key: EndpointKey, waited_s: float, now: float) -> None:
+    def undecided(self, pool: str, key: EndpointKey) -> None:
+        """Note that a request ended and showed nothing; see ``Ejection.undecided``."""
+        ejection = self.ejections.get(pool)
+        if ejection:
+            ejection.undecided(key)
+
+    def kept_waiting(self, key: EndpointKey, waited_s: float, now: float, client: int) -> None:
         """Note that an attempt waited in vain for a first answer; see ``Ejection.kept_waiting``."""
         for ejection in self._of.get(key, ()):
-            ejection.kept_waiting(key, waited_s, now)
+            ejection.kept_waiting(key, waited_s, now, client)
 
     def answered_since(self, pool: str, key: EndpointKey, since: float) -> bool | None:
         """Return whether a replica gave a good answer since then; see ``Breakers``."""
@@ -270,6 +286,9 @@ class Conditions:
             why: What it did where it is not.
         """
         self._latch(self._not_ready, pool, key, None if ready else why)
+        ejection = self.ejections.get(pool)
+        if ejection is not None:
+            ejection.probed(key, ready=ready)
 
     def _latch(self, latch: Latch, pool: str, key: EndpointKey, why: str | None) -> None:
         if key not in self._keys.get(pool, ()):
@@ -284,8 +303,9 @@ class Conditions:
 
     def sweep(self, in_flight: Mapping[EndpointKey, int], now: float) -> None:
         """Look for busy replicas that make no progress; call about once a second."""
+        standing = self.standing.by_replica(now)
         for ejection in self.ejections.values():
-            ejection.sweep(in_flight, now)
+            ejection.sweep(in_flight, now, standing)
         self.failing = {pool for pool in self.failing if self.ejections[pool].failing}
         for key in [k for k, at in self._memory_at.items() if now - at > UNKNOWN_AFTER_S]:
             del self._memory_at[key]

@@ -11,42 +11,54 @@ Rules:
    open at once.
 4. A failure that its request may have caused counts once per origin (``failing_origins``).
    Anonymous failures count each. Such failures eject only where an experiment shows that they go
-   with the replica, not with the requests (``experiment``); only if peers that had results since
-   then are not affected; and only if they are improbable for a replica that is well, as failures
-   are at its peers. So it does not matter how many callers a client pretends to be, nor how it
-   finds out where its requests go.
+   with the replica, not with the requests, and not to one client alone (``experiment``); only if
+   peers that had results since then are not affected; and only if they are improbable for a
+   replica that is well, as failures are at its peers. So it does not matter how many callers a
+   client pretends to be, nor how it finds out where its requests go.
 5. A replica is a subject while its last result, or ``failure_percent`` of its results, are such
    failures, at most ``WAIT_S`` after the last of them.
-6. After false alarms (``pool_results``) experiments must show more, in the whole pool.
+6. After false alarms (``pool_results``) the requests of the clients that caused them show less.
 7. An attempt that our bound on the time to a first answer ended is no failure. It is work without
    progress since it began, for a frozen replica.
+8. Work without progress alone does not eject as frozen, because any request may honestly take so
+   long, and one that is still being sent waits for its client. Either the replica does not answer
+   our own probe; or it has whole requests of two clients (of one that is alone in the pool,
+   ``ENOUGH_STANDING``) that stand for so long where peers usually answer in a tenth of that.
 
 Source: Envoy's outlier detection (consecutive failures, failure percentage, maximum share).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from math import log
 from statistics import median
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from ext_proc.blame.origins import ANONYMOUS, number_of
+from ext_proc.blame.origins import ANONYMOUS, UNKNOWN, number_of
 from ext_proc.routing.health.breakers import Breakers
 from ext_proc.routing.health.ejection_record import CLOSED, NEVER, Cause, EjectionRecord, Phase
 from ext_proc.routing.health.experiment import (
     DRAWN,
+    MAX_CLIENTS,
     MAX_SUSPECTS,
+    MORE_ODDS,
+    ROW_ODDS,
+    SHARE_ODDS,
     SUSPICIOUS,
     Part,
     fair_share,
     identity,
+    shown,
 )
 from ext_proc.routing.health.failing_origins import FailingOrigins, Recurrence
 from ext_proc.routing.health.pool_results import PoolResults, is_improbable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
+    from ext_proc.routing.health.standing import Stands
     from ext_proc.routing.values.pool import EndpointKey, Pool
     from ext_proc.routing.values.rng import Rng
 
@@ -62,7 +74,11 @@ COMPARE_S: Final = 0.01
 outage of a large pool each failure would otherwise cost a pass over the whole pool."""
 LATER: Final = 0.2
 """Share of ``frozen_after_s`` within which replicas that stop count as stopped together."""
+SHORT: Final = 0.1
+"""Share of ``frozen_after_s`` in which peers usually answer, where standing requests are a sign."""
+ENOUGH_STANDING: Final = 3
 WAIT_S: Final = 5.0
+NONE_STANDS: Final[Mapping[EndpointKey, Sequence[Stands]]] = MappingProxyType({})
 _RELATIVE: Final = 0.5
 """Peers are affected as well if their failure share is at least this part of the replica's own."""
 
@@ -92,19 +108,26 @@ class Ejection(Breakers):
     # --- Results --------------------------------------------------------------------------------
 
     def good(
-        self, key: EndpointKey, first_byte_s: float | None, now: float, times: int = 1
+        self,
+        key: EndpointKey,
+        first_byte_s: float | None,
+        now: float,
+        times: int = 1,
+        client: int = UNKNOWN,
     ) -> None:
-        """Note one or several answers that are not failures of the replica.
+        """Note one or several good answers.
 
         Args:
             key: The replica.
             first_byte_s: Seconds from the request's dispatch to the answer's first byte, if known.
             now: Monotonic seconds.
             times: Number of answers; ``first_byte_s`` is then their mean, and counts once.
+            client: The client that was answered.
         """
         record, rules = self._records.get(key), self._rules
         if record is None or rules is None:
             return
+        self._pool.answered(client, now)
         if record.phase is CLOSED:
             record.alive_at = now
         else:
@@ -114,13 +137,15 @@ class Ejection(Breakers):
                 record.until = NEVER
                 if record.good_row >= GOOD_TO_CLOSE:
                     if record.cause is Cause.DEAD_BACKEND and record.times == 1:
-                        self._pool.alarm(now)
+                        self._pool.alarm(record.accused_by, now)
                     self._close(key, record, now)
             return
         if record.row:
-            if record.in_doubt >= rules.consecutive_failures:
-                self._pool.alarm(now)
-            record.end_row()
+            doubted, failing = record.in_doubt, record.failing_to()
+            if record.answered(client):
+                if doubted >= rules.consecutive_failures:
+                    self._pool.alarm(failing, now)
+                record.end_row()
         self._pool.answers += times
         record.count(now, rules.interval_s, good=times)
         if first_byte_s is not None:
@@ -134,6 +159,7 @@ class Ejection(Breakers):
         answered: bool,
         after_s: float | None = None,
         origin: int | None = None,
+        client: int = UNKNOWN,
     ) -> None:
         """Note a failure of the replica.
 
@@ -143,30 +169,32 @@ class Ejection(Breakers):
             answered: Whether it answered with an error; False = the connection failed or broke.
             after_s: Seconds from the request's dispatch to the first byte of the error, if known.
             origin: The origin whose request may have caused it; ``None`` = no request can have.
+            client: The client that sent the request.
         """
         record, rules = self._records.get(key), self._rules
         if record is None or rules is None or record.phase is Phase.EJECTED:
             return
-        if answered:
-            record.alive_at = now
         if after_s is not None:
             record.failed_s.put(after_s)
-        recurrence, origin = self._recurrence(key, origin, now, rules.interval_s)
+        recurrence, origin = self._recurrence(key, origin, client, now, rules.interval_s)
         if recurrence is Recurrence.FIRST:
-            record.fail(now, origin, self._pool)
+            record.fail(now, origin, client, self._pool)
             record.refused += not answered
-            record.count(now, rules.interval_s, bad=1)
+            counts = origin is None or self._pool.counts(client, now, rules.interval_s)
+            if counts:
+                record.counted += origin is not None
+                record.count(now, rules.interval_s, bad=1)
         elif recurrence is Recurrence.AGAIN and record.row:
             record.again += 1
         if record.phase is Phase.HALF_OPEN:
-            self._failed_half_open(key, record, now)
+            self._failed_half_open(key, record, client, now)
         elif recurrence is not Recurrence.ALIKE:
             self._judge(key, record, now, certain=origin is None)
             if origin is not None and record.phase is CLOSED:
                 self._suspect(key, record)
 
     def _recurrence(
-        self, key: EndpointKey, origin: int | None, now: float, window_s: float
+        self, key: EndpointKey, origin: int | None, client: int, now: float, window_s: float
     ) -> tuple[Recurrence, int | None]:
         """Note a failure where it is part of an experiment, or for its origin.
 
@@ -180,12 +208,15 @@ class Ejection(Breakers):
             return self._failing.failed(origin, key, now, window_s), origin
         subject, share, gets_it = part
         if gets_it is (subject == key):
-            self._records[subject].experiment.failed(share, here=gets_it)
+            self._records[subject].experiment_of(client).failed(share, here=gets_it)
         closed = self._records[key].phase is CLOSED
         return Recurrence.FIRST if closed else Recurrence.AGAIN, ANONYMOUS
 
-    def _failed_half_open(self, key: EndpointKey, record: EjectionRecord, now: float) -> None:
-        if record.row > record.in_doubt or record.of_several():
+    def _failed_half_open(
+        self, key: EndpointKey, record: EjectionRecord, client: int, now: float
+    ) -> None:
+        several = len(record.failing_to()) > 1 or self._is_alone(client, now)
+        if record.row > record.in_doubt or (several and record.of_several()):
             cause = Cause.FAILURES if record.refused else Cause.DEAD_BACKEND
             self._eject(key, record, cause, now)
         else:  # another origin's request decides
@@ -209,9 +240,7 @@ class Ejection(Breakers):
         certain_row = in_row = record.row - record.in_doubt >= least
         if not in_row and record.in_doubt:
             in_row = self._is_row(record, least, now)
-        many = self._fails_often(record) and (
-            certain or record.experiment.shows_share(self._pool.alarms(now))
-        )
+        many = self._fails_often(record) and (certain or self._shows(record, SHARE_ODDS, now))
         if not in_row and not many:
             return
         peers = self._peers(key, record)
@@ -227,16 +256,37 @@ class Ejection(Breakers):
         if not in_row and not certain and not is_improbable(record.bad, record.good, affected):
             return
         cause = Cause.FAILURES if record.refused else Cause.DEAD_BACKEND
+        record.accused_by = record.failing_to()
         self._try_eject(key, record, cause if in_row else Cause.RATIO, now)
 
     def _is_row(self, record: EjectionRecord, least: int, now: float) -> bool:
         """Return whether failures in a row that requests may have caused are the replica's."""
         return (
             record.row + record.again >= least
-            and record.experiment.shows_row(self._pool.alarms(now))
+            and self._shows(record, ROW_ODDS, now)
             and self._pool.answers - record.row_answers >= self._size(record)
             and record.is_improbable(self._pool)
         )
+
+    def _shows(self, record: EjectionRecord, least: float, now: float) -> bool:
+        """Return whether experiments show that failures are the replica's, and not one client's.
+
+        Args:
+            record: The replica's.
+            least: Odds that eject, those of a row or those of a share.
+            now: Monotonic seconds.
+        """
+        odds, best, client = [], 0.0, UNKNOWN
+        for each, known in record.experiments.items():
+            found = known.row if least == ROW_ODDS else known.failures
+            if found > 0.0 and (known.bad or least != ROW_ODDS):
+                odds.append(found - MORE_ODDS * self._pool.alarms(each, now))
+                if odds[-1] > best:
+                    best, client = odds[-1], each
+        return shown(odds, least, alone=self._is_alone(client, now))
+
+    def _is_alone(self, client: int, now: float) -> bool:
+        return self._rules is None or self._pool.alone(client, now, self._rules.interval_s)
 
     def _fails_often(self, record: EjectionRecord) -> bool:
         percent, share = self._rules.failure_percent if self._rules else 0.0, record.share() or 0.0
@@ -294,19 +344,20 @@ class Ejection(Breakers):
             return None
         return key, rng.random() < part.share
 
-    def well(self, key: EndpointKey, origin: int, now: float) -> None:
+    def well(self, key: EndpointKey, origin: int, now: float, client: int = UNKNOWN) -> None:
         """Note that a replica answered a request well that may be part of an experiment.
 
         Args:
             key: The replica.
             origin: The request's origin, or its experiment.
             now: Monotonic seconds.
+            client: The client that was answered.
         """
         part = self._parts.get(origin)
         if part is None or part.gets_it or part.subject == key:
             return
         record = self._records[part.subject]
-        record.experiment.answered_elsewhere(part.share)
+        record.experiment_of(client).answered_elsewhere(part.share)
         if record.in_doubt and record.phase is CLOSED:
             self._judge(part.subject, record, now, certain=False)
 
@@ -322,21 +373,33 @@ class Ejection(Breakers):
         key = self._failing.avoided(origin, now, rules.interval_s, rules.consecutive_failures)
         return None if key in self._suspects else key
 
-    def kept_waiting(self, key: EndpointKey, waited_s: float, now: float) -> None:
+    def kept_waiting(
+        self, key: EndpointKey, waited_s: float, now: float, client: int = UNKNOWN
+    ) -> None:
         """Note that an attempt was ended by our bound on the time to a first answer.
 
         Args:
             key: The replica.
             waited_s: Seconds for which the attempt waited.
             now: Monotonic seconds.
+            client: The client that sent it.
         """
         record = self._records.get(key)
         if record is None or record.alive_at > now - waited_s:
             return
         if record.silent_at <= record.alive_at:
             record.silent_at = now - waited_s
+            record.silent_to.clear()
+        if client in record.silent_to or len(record.silent_to) < MAX_CLIENTS:
+            record.silent_to[client] = record.silent_to.get(client, 0) + 1
         if record.phase is Phase.HALF_OPEN and record.cause is Cause.FROZEN:
             self._eject(key, record, Cause.FROZEN, now)
+
+    def undecided(self, key: EndpointKey) -> None:
+        """Note that a request ended and showed nothing: a half-open replica may get another one."""
+        record = self._out.get(key)
+        if record is not None and record.phase is Phase.HALF_OPEN:
+            record.until = NEVER
 
     def alive(self, key: EndpointKey, now: float) -> None:
         """Note that a replica makes progress: a first byte, or changed readings."""
@@ -366,12 +429,24 @@ class Ejection(Breakers):
 
     # --- Time -----------------------------------------------------------------------------------
 
-    def sweep(self, in_flight: Mapping[EndpointKey, int], now: float) -> None:
+    def probed(self, key: EndpointKey, *, ready: bool) -> None:
+        """Take the result of a probe of ours."""
+        record = self._records.get(key)
+        if record is not None:
+            record.mute = not ready
+
+    def sweep(
+        self,
+        in_flight: Mapping[EndpointKey, int],
+        now: float,
+        standing: Mapping[EndpointKey, Sequence[Stands]] = NONE_STANDS,
+    ) -> None:
         """Eject busy replicas that make no progress; call about once a second.
 
         Args:
             in_flight: This picker's requests in flight on each replica.
             now: Monotonic seconds.
+            standing: The requests that each replica has whole and has not begun to answer.
         """
         rules = self._rules
         if rules is None:
@@ -390,9 +465,32 @@ class Ejection(Breakers):
             since = max(record.busy_since, record.alive_at)
             if record.phase is not Phase.CLOSED or not 0.0 < rules.frozen_after_s <= now - since:
                 continue
+            if not record.mute and not self._stands(key, record, standing.get(key, ()), now):
+                continue
             # A peer must have made progress for a while after this replica stopped. It need not
             # make progress now, because all clients may be waiting for this replica.
             later = since + LATER * rules.frozen_after_s
             peers = self._peers(key, record)
             if not peers or any(one.alive_at > later for one in peers):
                 self._try_eject(key, record, Cause.FROZEN, now)
+
+    def _stands(
+        self, key: EndpointKey, record: EjectionRecord, standing: Sequence[Stands], now: float
+    ) -> bool:
+        """Return whether requests stand that should have moved (rule 8)."""
+        rules = self._rules
+        if rules is None:
+            return False
+        found: Counter[int] = Counter()
+        usual = self._usual_log_s(key, record, MIN_LATENCIES)
+        if usual is not None and usual <= log(rules.frozen_after_s * SHORT):
+            begun = now - rules.frozen_after_s
+            found.update(one.client for one in standing if max(one.since, record.alive_at) <= begun)
+        if record.silent_at > record.alive_at:
+            found.update(record.silent_to)
+        if len(found) > 1:
+            return True
+        return any(
+            count >= ENOUGH_STANDING and self._pool.alone(client, now, rules.frozen_after_s)
+            for client, count in found.items()
+        )

@@ -7,7 +7,7 @@ from math import exp
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.blame.origins import ANONYMOUS
-from ext_proc.routing.health.experiment import Experiment
+from ext_proc.routing.health.experiment import MAX_CLIENTS, OTHERS, Experiment
 from ext_proc.routing.health.pool_results import is_improbable
 from ext_proc.routing.latency.estimates import Estimate
 
@@ -63,6 +63,7 @@ class EjectionRecord:
     """
 
     __slots__ = (
+        "accused_by",
         "again",
         "alive_at",
         "at",
@@ -70,14 +71,17 @@ class EjectionRecord:
         "busy_since",
         "cause",
         "closed_at",
-        "experiment",
+        "counted",
+        "experiments",
         "failed_at",
         "failed_s",
         "first_s",
         "good",
         "good_at",
         "good_row",
+        "good_to",
         "in_doubt",
+        "mute",
         "origins",
         "phase",
         "refused",
@@ -87,6 +91,7 @@ class EjectionRecord:
         "row_failures",
         "row_share",
         "silent_at",
+        "silent_to",
         "sinkhole",
         "span_s",
         "times",
@@ -94,7 +99,7 @@ class EjectionRecord:
         "variant",
     )
 
-    def __init__(self, variant: str) -> None:
+    def __init__(self, variant: str) -> None:  # noqa: PLR0915 - one statement for each field
         self.variant = variant
         self.phase = Phase.CLOSED
         self.cause: Cause | None = None
@@ -114,6 +119,12 @@ class EjectionRecord:
         """Bad results of these that count by origin."""
         self.again = 0
         """Further bad results from the same origins, which are not counted."""
+        self.counted = 0
+        """Bad results in a row that the pool counts."""
+        self.good_to: set[int] = set()
+        """Clients that were answered well since the row began, at most ``MAX_CLIENTS``."""
+        self.accused_by: tuple[int, ...] = ()
+        """Clients whose failures ejected it last."""
         self.row_at = NEVER
         """When the first of these was noted, monotonic seconds."""
         self.failed_at = NEVER
@@ -126,7 +137,8 @@ class EjectionRecord:
         """When the last good result before these was noted."""
         self.origins: set[int] = set()
         """Origins of these, at most ``ORIGINS``."""
-        self.experiment = Experiment()
+        self.experiments: dict[int, Experiment] = {}
+        """What each client's requests show, at most ``MAX_CLIENTS`` and ``OTHERS``."""
         self.good = 0.0
         self.bad = 0.0
         """Decayed counts of results."""
@@ -144,34 +156,71 @@ class EjectionRecord:
         """When it last made progress, monotonic seconds."""
         self.silent_at = NEVER
         """Since when an attempt that our timeout ended had waited for it."""
+        self.silent_to: dict[int, int] = {}
+        """Such attempts since then by client, of at most ``MAX_CLIENTS``."""
+        self.mute = False
+        """It did not answer our last probe."""
 
-    def fail(self, now: float, origin: int | None, pool: PoolResults) -> None:
+    def fail(self, now: float, origin: int | None, client: int, pool: PoolResults) -> None:
         """Add a bad result to the row.
 
         Args:
             now: Monotonic seconds.
             origin: The origin whose request may have caused it; ``None`` = no request can have.
+            client: The client that sent the request.
             pool: The pool's counts, without this result.
         """
         if not self.row:
             self.row_at, self.good_at = now, self.at
             self.row_answers, self.row_failures = pool.answers, pool.failures
             self.row_share = min(self.share() or 0.0, MAX_OWN_SHARE)
-            self.experiment.row = 0.0
+            self.good_to.clear()
+            for each in self.experiments.values():
+                each.row = 0.0
         self.row += 1
         self.failed_at = now
         if origin is not None:
-            pool.failures += 1
             self.in_doubt += 1
+            self.experiment_of(client).bad += 1
             if len(self.origins) < ORIGINS:
                 self.origins.add(origin)
+
+    def experiment_of(self, client: int) -> Experiment:
+        """Return what a client's requests show of this replica."""
+        known = self.experiments.get(client)
+        if known is None:
+            if len(self.experiments) >= MAX_CLIENTS:
+                return self.experiments.setdefault(OTHERS, Experiment())
+            known = self.experiments[client] = Experiment()
+        return known
+
+    def failing_to(self) -> tuple[int, ...]:
+        """Return the clients to which the replica fails in the row."""
+        return tuple([client for client, each in self.experiments.items() if each.bad])
+
+    def answered(self, client: int) -> bool:
+        """Note a good answer in a row; return whether it ends the row.
+
+        It takes back what its own client's failures say. The rest stands while the replica fails to
+        more clients than it has answered well since.
+        """
+        if len(self.good_to) < MAX_CLIENTS:
+            self.good_to.add(client)
+        known = self.experiments.get(client)
+        if known is not None:
+            self.row -= known.bad
+            self.in_doubt -= known.bad
+            known.bad, known.row = 0, 0.0
+        return not self.in_doubt or len(self.good_to) >= len(self.failing_to())
 
     def end_row(self) -> None:
         """Forget the bad results in a row, after a good one."""
         self.row = self.refused = 0
-        if self.in_doubt:
-            self.in_doubt = self.again = 0
+        if self.in_doubt or self.again or self.counted:
+            self.in_doubt = self.again = self.counted = 0
             self.origins.clear()
+            for each in self.experiments.values():
+                each.bad = 0
 
     def of_several(self) -> bool:
         """Return whether no single origin can be the cause of the failures in a row."""
@@ -184,7 +233,7 @@ class EjectionRecord:
         Each is taken to be as probable as failures were at the peers since the row began, at most
         ``MAX_SHARE``, or at this replica before, at most ``MAX_OWN_SHARE``.
         """
-        elsewhere = max(pool.failures - self.row_failures - self.in_doubt, 0)
+        elsewhere = max(pool.failures - self.row_failures - self.counted, 0)
         share = elsewhere / max(elsewhere + pool.answers - self.row_answers, 1)
         share = max(min(share, MAX_SHARE), self.row_share)
         return is_improbable(max(self.row + self.again, ENOUGH), 0.0, share)

@@ -18,6 +18,12 @@ Rules:
    no burst of failures between two answers of the subject, in its turn, is a row to judge.
 5. Odds of the failures alone are kept beyond the row, for a replica that fails a part of its
    requests; they do not fall below 1.
+6. Each client (``blame.origins``) has odds of its own, so that failures which one client causes
+   everywhere hide nothing that others show. No client's odds count for more than ``MOST`` of what
+   ejects, so that two must be unlucky on the subject, unless all good answers are one client's. One
+   client beside others needs ``LONE_ODDS``.
+7. A false alarm counts against the clients that caused it, and against no others.
+8. At most ``MAX_CLIENTS`` clients have odds of their own on one replica; further ones are one.
 """
 
 from __future__ import annotations
@@ -26,6 +32,8 @@ from math import log, log1p
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ext_proc.routing.values.pool import EndpointKey
 
 SUSPICIOUS: Final = 2
@@ -51,7 +59,14 @@ SHARE_ODDS: Final = 7.0
 MAX_SUSPECTS: Final = 8
 """Experiments at a time, as each decision looks at them; further suspects wait."""
 MORE_ODDS: Final = 2.0
-"""Further ones for each false alarm."""
+"""What each false alarm takes from the odds of a client that caused it."""
+LONE_ODDS: Final = 6.0
+"""Odds beyond those that eject which a single client must show, where others are answered well."""
+MOST: Final = 0.75
+"""Share of the odds that eject which one client may give."""
+MAX_CLIENTS: Final = 16
+OTHERS: Final = -1
+"""The client of all that have no odds of their own."""
 
 
 def fair_share(own: float, total: float, replicas: int) -> float:
@@ -95,15 +110,20 @@ def identity(key: EndpointKey, *, drawn: bool, gets_it: bool) -> tuple[object, .
 
 
 class Experiment:
-    """Odds that one replica's failures are its own, as logarithms; see the module's rules."""
+    """Odds that one replica's failures are its own, as one client's requests show them.
 
-    __slots__ = ("failures", "row")
+    They are logarithms; see the module's rules.
+    """
+
+    __slots__ = ("bad", "failures", "row")
 
     def __init__(self) -> None:
+        self.bad = 0
+        """The client's failures in the row on the subject."""
         self.row = 0.0
-        """By all results of the row."""
+        """Odds by all results of the row."""
         self.failures = 0.0
-        """By failures, since the replica's record began."""
+        """Odds by failures, since the replica's record began."""
 
     def failed(self, share: float, *, here: bool) -> None:
         """Note a failed request.
@@ -120,10 +140,18 @@ class Experiment:
         """Note a good answer of another replica; ``share`` as in ``failed``."""
         self.row -= log1p(-share)
 
-    def shows_row(self, alarms: float) -> bool:
-        """Return whether failures in a row are the subject's, after so many false alarms."""
-        return self.row >= ROW_ODDS + MORE_ODDS * alarms
 
-    def shows_share(self, alarms: float) -> bool:
-        """Return whether the subject fails a part of its requests; as ``shows_row``."""
-        return self.failures >= SHARE_ODDS + MORE_ODDS * alarms
+def shown(odds: Sequence[float], least: float, *, alone: bool) -> bool:
+    """Return whether clients' odds show that failures are the subject's (rule 6).
+
+    Args:
+        odds: Logarithm of each client's odds, less what its false alarms take.
+        least: Logarithm of the odds that eject.
+        alone: All good answers of late are one client's.
+    """
+    if not odds:
+        return False
+    best = max(odds)
+    if best >= (least if alone else least + LONE_ODDS):
+        return True
+    return sum(min(each, MOST * least) for each in odds if each > 0.0) >= least

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)tidegate_api/accesslog/v1/accesslog.proto\x12\x15tidegate.accesslog.v1\"a\n\x03Log\x12\x37\n\thttp_logs\x18\x02 \x01(\x0b\x32\".tidegate.accesslog.v1.HttpEntriesH\x00\x12\x12\n\x08tcp_logs\x18\x03 \x01(\x0cH\x00\x42\r\n\x0blog_entries\"B\n\x0bHttpEntries\x12\x33\n\tlog_entry\x18\x01 \x03(\x0b\x32 .tidegate.accesslog.v1.HttpEntry\"\x89\x01\n\tHttpEntry\x12\x38\n\x11\x63ommon_properties\x18\x01 \x01(\x0b\x32\x1d.tidegate.accesslog.v1.Common\x12\x0f\n\x07request\x18\x03 \x01(\x0c\x12\x31\n\x08response\x18\x04 \x01(\x0b\x32\x1f.tidegate.accesslog.v1.Response\"\xe5\x04\n\x06\x43ommon\x12\x33\n\nstart_time\x18\x05 \x01(\x0b\x32\x1f.tidegate.accesslog.v1.Duration\x12G\n\x1etime_to_first_upstream_tx_byte\x18\x07 \x01(\x0b\x32\x1f.tidegate.accesslog.v1.Duration\x12G\n\x1etime_to_first_upstream_rx_byte\x18\t \x01(\x0b\x32\x1f.tidegate.accesslog.v1.Duration\x12\x46\n\x1dtime_to_last_upstream_rx_byte\x18\n \x01(\x0b\x32\x1f.tidegate.accesslog.v1.Duration\x12\x1f\n\x17upstream_remote_address\x18\r \x01(\x0c\x12\x18\n\x10upstream_cluster\x18\x0f \x01(\t\x12\x16\n\x0eresponse_flags\x18\x10 \x01(\x0c\x12\x31\n\x08metadata\x18\x11 \x01(\x0b\x32\x1f.tidegate.accesslog.v1.Metadata\x12\x32\n\x0b\x63ustom_tags\x18\x16 \x03(\x0b\x32\x1d.tidegate.accesslog.v1.Header\x12\x31\n\x08\x64uration\x18\x17 \x01(\x0b\x32\x1f.tidegate.accesslog.v1.Duration\x12&\n\x1eupstream_request_attempt_count\x18\x18 \x01(\r\x12\x1e\n\x16intermediate_log_entry\x18\x1b \x01(\x08\x12\x17\n\x0f\x61\x63\x63\x65ss_log_type\x18! \x01(\x05\"\xb1\x01\n\x08Response\x12\x34\n\rresponse_code\x18\x01 \x01(\x0b\x32\x1d.tidegate.accesslog.v1.Number\x12\x1b\n\x13response_body_bytes\x18\x03 \x01(\x04\x12\x18\n\x10response_headers\x18\x04 \x03(\x0c\x12\x19\n\x11response_trailers\x18\x05 \x03(\x0c\x12\x1d\n\x15response_code_details\x18\x06 \x01(\t\"\xa9\x01\n\x07Request\x12\x1a\n\x12request_body_bytes\x18\x0c \x01(\x04\x12K\n\x0frequest_headers\x18\r \x03(\x0b\x32\x32.tidegate.accesslog.v1.Request.RequestHeadersEntry\x1a\x35\n\x13RequestHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"$\n\x06Header\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"*\n\x08\x44uration\x12\x0f\n\x07seconds\x18\x01 \x01(\x03\x12\r\n\x05nanos\x18\x02 \x01(\x05\"\x17\n\x06Number\x12\r\n\x05value\x18\x01 \x01(\r\"\x86\x01\n\x07\x41\x64\x64ress\x12>\n\x0esocket_address\x18\x01 \x01(\x0b\x32$.tidegate.accesslog.v1.SocketAddressH\x00\x12\x0e\n\x04pipe\x18\x02 \x01(\x0cH\x00\x12 \n\x16\x65nvoy_internal_address\x18\x03 \x01(\x0cH\x00\x42\t\n\x07\x61\x64\x64ress\"^\n\rSocketAddress\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x14\n\nport_value\x18\x03 \x01(\rH\x00\x12\x14\n\nnamed_port\x18\x04 \x01(\tH\x00\x42\x10\n\x0eport_specifier\"\xae\x01\n\x08Metadata\x12L\n\x0f\x66ilter_metadata\x18\x01 \x03(\x0b\x32\x33.tidegate.accesslog.v1.Metadata.FilterMetadataEntry\x1aT\n\x13\x46ilterMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12,\n\x05value\x18\x02 \x01(\x0b\x32\x1d.tidegate.accesslog.v1.Struct:\x02\x38\x01\"\x90\x01\n\x06Struct\x12\x39\n\x06\x66ields\x18\x01 \x03(\x0b\x32).tidegate.accesslog.v1.Struct.FieldsEntry\x1aK\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12+\n\x05value\x18\x02 \x01(\x0b\x32\x1c.tidegate.accesslog.v1.Value:\x02\x38\x01\"\x99\x01\n\x05Value\x12\x14\n\nnull_value\x18\x01 \x01(\x05H\x00\x12\x16\n\x0cnumber_value\x18\x02 \x01(\x01H\x00\x12\x16\n\x0cstring_value\x18\x03 \x01(\tH\x00\x12\x14\n\nbool_value\x18\x04 \x01(\x08H\x00\x12\x16\n\x0cstruct_value\x18\x05 \x01(\x0cH\x00\x12\x14\n\nlist_value\x18\x06 \x01(\x0cH\x00\x42\x06\n\x04kindb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)tidegate_api/accesslog/v1/accesslog.proto\x12\x15tidegate.accesslog.v1\"a\n\x03Log\x12\x37\n\thttp_logs\x18\x02 \x01(\x0b\x32\".tidegate.accesslog.v1.HttpEntriesH\x00\x12\x12\n\x08tcp_logs\x18\x03 \x01(\x0cH\x00\x42\r\n\x0blog_entries\"B\n\x0bHttpEntries\x12\x33\n\tlog_entry\x18\x01 \x03(\x0b\x32 .tidegate.accesslog.v1.HttpEntry\"\x89\x01\n\tHttpEntry\x12\x38\n\x11\x63ommon_properties\x18\x01 \x01(\x0b\x32\x1d.tidegate.accesslog.v1.Common\x12\x0f\n\x07request\x18\x03 \x01(\x0c\x12\x31\n\x08response\x18\x04 \x01(\x0b\x32\x1f.tidegate.accesslog.v1.Response\"\xa4\x05\n\x06\x43ommon\x12\x33\n\nstart_time\x18\x05 \x01(\x0b\x32\x1f.tidegate.accesslog.v1.Duration\x12=\n\x14time_to_last_rx_byte\x18\x06 \x01(\x0b\x32\x1f.tidegate.accesslog.v1.Duration\x12G\n\x1etime_to_first_upstream_tx_byte\x18\x07 \x01(\x0b\x32\x1f.tidegate.accesslog.v1.Duration\x12G\n\x1etime_to_first_upstream_rx_byte\x18\t \x01(\x0b\x32\x1f.tidegate.accesslog.v1.Duration\x12\x46\n\x1dtime_to_last_upstream_rx_byte\x18\n \x01(\x0b\x32\x1f.tidegate.accesslog.v1.Duration\x12\x1f\n\x17upstream_remote_address\x18\r \x01(\x0c\x12\x18\n\x10upstream_cluster\x18\x0f \x01(\t\x12\x16\n\x0eresponse_flags\x18\x10 \x01(\x0c\x12\x31\n\x08metadata\x18\x11 \x01(\x0b\x32\x1f.tidegate.accesslog.v1.Metadata\x12\x32\n\x0b\x63ustom_tags\x18\x16 \x03(\x0b\x32\x1d.tidegate.accesslog.v1.Header\x12\x31\n\x08\x64uration\x18\x17 \x01(\x0b\x32\x1f.tidegate.accesslog.v1.Duration\x12&\n\x1eupstream_request_attempt_count\x18\x18 \x01(\r\x12\x1e\n\x16intermediate_log_entry\x18\x1b \x01(\x08\x12\x17\n\x0f\x61\x63\x63\x65ss_log_type\x18! \x01(\x05\"\xb1\x01\n\x08Response\x12\x34\n\rresponse_code\x18\x01 \x01(\x0b\x32\x1d.tidegate.accesslog.v1.Number\x12\x1b\n\x13response_body_bytes\x18\x03 \x01(\x04\x12\x18\n\x10response_headers\x18\x04 \x03(\x0c\x12\x19\n\x11response_trailers\x18\x05 \x03(\x0c\x12\x1d\n\x15response_code_details\x18\x06 \x01(\t\"\xa9\x01\n\x07Request\x12\x1a\n\x12request_body_bytes\x18\x0c \x01(\x04\x12K\n\x0frequest_headers\x18\r \x03(\x0b\x32\x32.tidegate.accesslog.v1.Request.RequestHeadersEntry\x1a\x35\n\x13RequestHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"$\n\x06Header\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"*\n\x08\x44uration\x12\x0f\n\x07seconds\x18\x01 \x01(\x03\x12\r\n\x05nanos\x18\x02 \x01(\x05\"\x17\n\x06Number\x12\r\n\x05value\x18\x01 \x01(\r\"\x86\x01\n\x07\x41\x64\x64ress\x12>\n\x0esocket_address\x18\x01 \x01(\x0b\x32$.tidegate.accesslog.v1.SocketAddressH\x00\x12\x0e\n\x04pipe\x18\x02 \x01(\x0cH\x00\x12 \n\x16\x65nvoy_internal_address\x18\x03 \x01(\x0cH\x00\x42\t\n\x07\x61\x64\x64ress\"^\n\rSocketAddress\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x14\n\nport_value\x18\x03 \x01(\rH\x00\x12\x14\n\nnamed_port\x18\x04 \x01(\tH\x00\x42\x10\n\x0eport_specifier\"\xae\x01\n\x08Metadata\x12L\n\x0f\x66ilter_metadata\x18\x01 \x03(\x0b\x32\x33.tidegate.accesslog.v1.Metadata.FilterMetadataEntry\x1aT\n\x13\x46ilterMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12,\n\x05value\x18\x02 \x01(\x0b\x32\x1d.tidegate.accesslog.v1.Struct:\x02\x38\x01\"\x90\x01\n\x06Struct\x12\x39\n\x06\x66ields\x18\x01 \x03(\x0b\x32).tidegate.accesslog.v1.Struct.FieldsEntry\x1aK\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12+\n\x05value\x18\x02 \x01(\x0b\x32\x1c.tidegate.accesslog.v1.Value:\x02\x38\x01\"\x99\x01\n\x05Value\x12\x14\n\nnull_value\x18\x01 \x01(\x05H\x00\x12\x16\n\x0cnumber_value\x18\x02 \x01(\x01H\x00\x12\x16\n\x0cstring_value\x18\x03 \x01(\tH\x00\x12\x14\n\nbool_value\x18\x04 \x01(\x08H\x00\x12\x16\n\x0cstruct_value\x18\x05 \x01(\x0cH\x00\x12\x14\n\nlist_value\x18\x06 \x01(\x0cH\x00\x42\x06\n\x04kindb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,31 +44,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HTTPENTRY']._serialized_start=236
   _globals['_HTTPENTRY']._serialized_end=373
   _globals['_COMMON']._serialized_start=376
-  _globals['_COMMON']._serialized_end=989
-  _globals['_RESPONSE']._serialized_start=992
-  _globals['_RESPONSE']._serialized_end=1169
-  _globals['_REQUEST']._serialized_start=1172
-  _globals['_REQUEST']._serialized_end=1341
-  _globals['_REQUEST_REQUESTHEADERSENTRY']._serialized_start=1288
-  _globals['_REQUEST_REQUESTHEADERSENTRY']._serialized_end=1341
-  _globals['_HEADER']._serialized_start=1343
-  _globals['_HEADER']._serialized_end=1379
-  _globals['_DURATION']._serialized_start=1381
-  _globals['_DURATION']._serialized_end=1423
-  _globals['_NUMBER']._serialized_start=1425
-  _globals['_NUMBER']._serialized_end=1448
-  _globals['_ADDRESS']._serialized_start=1451
-  _globals['_ADDRESS']._serialized_end=1585
-  _globals['_SOCKETADDRESS']._serialized_start=1587
-  _globals['_SOCKETADDRESS']._serialized_end=1681
-  _globals['_METADATA']._serialized_start=1684
-  _globals['_METADATA']._serialized_end=1858
-  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_start=1774
-  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_end=1858
-  _globals['_STRUCT']._serialized_start=1861
-  _globals['_STRUCT']._serialized_end=2005
-  _globals['_STRUCT_FIELDSENTRY']._serialized_start=1930
-  _globals['_STRUCT_FIELDSENTRY']._serialized_end=2005
-  _globals['_VALUE']._serialized_start=2008
-  _globals['_VALUE']._serialized_end=2161
+  _globals['_COMMON']._serialized_end=1052
+  _globals['_RESPONSE']._serialized_start=1055
+  _globals['_RESPONSE']._serialized_end=1232
+  _globals['_REQUEST']._serialized_start=1235
+  _globals['_REQUEST']._serialized_end=1404
+  _globals['_REQUEST_REQUESTHEADERSENTRY']._serialized_start=1351
+  _globals['_REQUEST_REQUESTHEADERSENTRY']._serialized_end=1404
+  _globals['_HEADER']._serialized_start=1406
+  _globals['_HEADER']._serialized_end=1442
+  _globals['_DURATION']._serialized_start=1444
+  _globals['_DURATION']._serialized_end=1486
+  _globals['_NUMBER']._serialized_start=1488
+  _globals['_NUMBER']._serialized_end=1511
+  _globals['_ADDRESS']._serialized_start=1514
+  _globals['_ADDRESS']._serialized_end=1648
+  _globals['_SOCKETADDRESS']._serialized_start=1650
+  _globals['_SOCKETADDRESS']._serialized_end=1744
+  _globals['_METADATA']._serialized_start=1747
+  _globals['_METADATA']._serialized_end=1921
+  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_start=1837
+  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_end=1921
+  _globals['_STRUCT']._serialized_start=1924
+  _globals['_STRUCT']._serialized_end=2068
+  _globals['_STRUCT_FIELDSENTRY']._serialized_start=1993
+  _globals['_STRUCT_FIELDSENTRY']._serialized_end=2068
+  _globals['_VALUE']._serialized_start=2071
+  _globals['_VALUE']._serialized_end=2224
 # @@protoc_insertion_point(module_scope)

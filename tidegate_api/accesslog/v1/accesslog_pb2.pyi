@@ -110,6 +110,7 @@ class Common(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     START_TIME_FIELD_NUMBER: _builtins.int
+    TIME_TO_LAST_RX_BYTE_FIELD_NUMBER: _builtins.int
     TIME_TO_FIRST_UPSTREAM_TX_BYTE_FIELD_NUMBER: _builtins.int
     TIME_TO_FIRST_UPSTREAM_RX_BYTE_FIELD_NUMBER: _builtins.int
     TIME_TO_LAST_UPSTREAM_RX_BYTE_FIELD_NUMBER: _builtins.int
@@ -136,6 +137,8 @@ class Common(_message.Message):
         """google.protobuf.Timestamp, whose encoding is that of a Duration."""
 
     @_builtins.property
+    def time_to_last_rx_byte(self) -> Global___Duration: ...
+    @_builtins.property
     def time_to_first_upstream_tx_byte(self) -> Global___Duration: ...
     @_builtins.property
     def time_to_first_upstream_rx_byte(self) -> Global___Duration: ...
@@ -153,6 +156,7 @@ class Common(_message.Message):
         self,
         *,
         start_time: Global___Duration | None = ...,
+        time_to_last_rx_byte: Global___Duration | None = ...,
         time_to_first_upstream_tx_byte: Global___Duration | None = ...,
         time_to_first_upstream_rx_byte: Global___Duration | None = ...,
         time_to_last_upstream_rx_byte: Global___Duration | None = ...,
@@ -166,9 +170,9 @@ class Common(_message.Message):
         intermediate_log_entry: _builtins.bool = ...,
         access_log_type: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration", "metadata", b"metadata", "start_time", b"start_time", "time_to_first_upstream_rx_byte", b"time_to_first_upstream_rx_byte", "time_to_first_upstream_tx_byte", b"time_to_first_upstream_tx_byte", "time_to_last_upstream_rx_byte", b"time_to_last_upstream_rx_byte"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration", "metadata", b"metadata", "start_time", b"start_time", "time_to_first_upstream_rx_byte", b"time_to_first_upstream_rx_byte", "time_to_first_upstream_tx_byte", b"time_to_first_upstream_tx_byte", "time_to_last_rx_byte", b"time_to_last_rx_byte", "time_to_last_upstream_rx_byte", b"time_to_last_upstream_rx_byte"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_log_type", b"access_log_type", "custom_tags", b"custom_tags", "duration", b"duration", "intermediate_log_entry", b"intermediate_log_entry", "metadata", b"metadata", "response_flags", b"response_flags", "start_time", b"start_time", "time_to_first_upstream_rx_byte", b"time_to_first_upstream_rx_byte", "time_to_first_upstream_tx_byte", b"time_to_first_upstream_tx_byte", "time_to_last_upstream_rx_byte", b"time_to_last_upstream_rx_byte", "upstream_cluster", b"upstream_cluster", "upstream_remote_address", b"upstream_remote_address", "upstream_request_attempt_count", b"upstream_request_attempt_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_log_type", b"access_log_type", "custom_tags", b"custom_tags", "duration", b"duration", "intermediate_log_entry", b"intermediate_log_entry", "metadata", b"metadata", "response_flags", b"response_flags", "start_time", b"start_time", "time_to_first_upstream_rx_byte", b"time_to_first_upstream_rx_byte", "time_to_first_upstream_tx_byte", b"time_to_first_upstream_tx_byte", "time_to_last_rx_byte", b"time_to_last_rx_byte", "time_to_last_upstream_rx_byte", b"time_to_last_upstream_rx_byte", "upstream_cluster", b"upstream_cluster", "upstream_remote_address", b"upstream_remote_address", "upstream_request_attempt_count", b"upstream_request_attempt_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,12 +12,14 @@ from ext_proc.blame.law import (
     RULES,
     Blame,
     Effect,
+    Mark,
     Rule,
     all_alike,
     fails_alike,
     keeps_prompt,
     lacks_model,
     ruling,
+    sign,
     stands_alone,
     survived,
     suspected_death,
@@ -41,7 +43,7 @@ def attempts() -> tuple[Attempt, ...]:
             [True, False, None],
             [True, False],
             [True, False],
-            [0, 200, 404, 503],
+            [0, 200, 400, 404, 503],
             [None, 0, 5, 14],
         )
     )
@@ -69,21 +71,21 @@ def evidence(ended: Ended = Ended.DONE, status: int = 0, **changes) -> Evidence:
     [
         (evidence(status=200), Blame.NONE, Effect.GOOD),
         (evidence(status=200, grpc_status=0), Blame.NONE, Effect.GOOD),
-        (evidence(status=400), Blame.CALLER, Effect.WELL),
+        (evidence(status=400), Blame.CALLER, Effect.ANSWERED),
         (evidence(status=302), Blame.NONE, Effect.GOOD),
         (evidence(status=502), Blame.REPLICA, Effect.BY_ORIGIN),
         (evidence(status=504), Blame.REPLICA, Effect.BY_ORIGIN),
-        (evidence(status=501), Blame.CALLER, Effect.WELL),
+        (evidence(status=501), Blame.CALLER, Effect.ANSWERED),
         (evidence(status=200, grpc_status=2), Blame.REPLICA, Effect.BY_ORIGIN),
-        (evidence(status=200, grpc_status=3), Blame.CALLER, Effect.WELL),
-        (evidence(status=200, grpc_status=8), Blame.CALLER, Effect.WELL),
-        (evidence(status=429), Blame.CALLER, Effect.WELL),
-        (evidence(status=200, grpc_status=4), Blame.CALLER, Effect.WELL),
+        (evidence(status=200, grpc_status=3), Blame.CALLER, Effect.ANSWERED),
+        (evidence(status=200, grpc_status=8), Blame.CALLER, Effect.ANSWERED),
+        (evidence(status=429), Blame.CALLER, Effect.ANSWERED),
+        (evidence(status=200, grpc_status=4), Blame.CALLER, Effect.ANSWERED),
         (evidence(status=500), Blame.REPLICA, Effect.BY_ORIGIN),
         (evidence(status=200, grpc_status=13), Blame.REPLICA, Effect.BY_ORIGIN),
-        (evidence(status=500, unreadable=True), Blame.CALLER, Effect.WELL),
+        (evidence(status=500, unreadable=True), Blame.CALLER, Effect.ANSWERED),
         (evidence(status=503, sibling_well=True), Blame.REPLICA, Effect.AT_ONCE),
-        (evidence(status=503, alike=True), Blame.REQUEST, Effect.ALIVE),
+        (evidence(status=503, alike=True), Blame.REQUEST, Effect.ANSWERED),
         (evidence(status=503, read=False), Blame.US, Effect.NOTHING),
         (evidence(Ended.UNREACHED, read=False), Blame.NETWORK, Effect.AT_ONCE),
         (evidence(Ended.UNREACHED, read=False, restarted=True), Blame.REPLICA, Effect.AT_ONCE),
@@ -126,6 +128,50 @@ def test_every_row_decides_something():
     assert {id(rule) for _, rule in cases()} == {id(rule) for rule in RULES}
     for rules in (RULES, RETRIES):
         assert len({rule.words for rule in rules}) == len(rules)
+
+
+def test_what_the_content_decides_is_a_sign_of_life_and_nothing_else():
+    """It is good for nothing: no row of failures, no share, no half-open replica, no progress."""
+    for given in (
+        evidence(status=400),
+        evidence(status=404),
+        evidence(status=422),
+        evidence(status=200, grpc_status=3),
+        evidence(status=200, grpc_status=5),
+        evidence(status=500, unreadable=True),
+        evidence(status=500, alike=True),
+    ):
+        marks = ruling(given).marks
+        assert (marks.ejection, marks.frozen) == (Mark.ALIVE, Mark.NOTHING)
+        assert marks.speed is marks.reuse is Mark.NOTHING
+    for case, rule in cases():
+        assert (rule.marks.ejection is Mark.GOOD) <= (case.attempt.status < 400)
+
+
+def test_the_marks_agree_with_what_follows_from_attempts():
+    """Each use reads its own function; the table says the same."""
+    for attempt in attempts():
+        reached = attempt.read is not False and attempt.address is not None
+        answered = attempt.answered == (attempt.status > 0) and attempt.answered >= attempt.began
+        grpc = attempt.grpc_status is None or attempt.answered
+        if not answered or not grpc or (attempt.answered and not reached):
+            continue  # no such attempt exists
+        marks = ruling(Evidence(attempt)).marks
+        assert not suspected_death(attempt) or marks.deadly is Mark.FAILED
+        assert not survived(attempt) or marks.deadly is Mark.ALIVE or not attempt.reached
+        assert not keeps_prompt(attempt) or marks.reuse is Mark.GOOD or not attempt.reached
+        server_error = marks.ejection is Mark.BY_CLIENT
+        missing = marks.placement is Mark.FAILED or server_error
+        assert not lacks_model(attempt) or missing or marks.reuse is Mark.GOOD
+    for rule in RULES:
+        assert teaches(rule.blame) <= (rule.speed is Mark.GOOD)
+
+
+def test_a_running_request_is_the_replicas_only_once_its_client_has_sent_it():
+    """Until then the replica waits for the client; any byte of an answer shows progress."""
+    for delivered, answered in product([False, True], repeat=2):
+        expected = Mark.ALIVE if answered else Mark.SILENT if delivered else Mark.NOTHING
+        assert sign(delivered=delivered, answered=answered) is expected
 
 
 def test_only_replica_and_network_lose_by_a_verdict():

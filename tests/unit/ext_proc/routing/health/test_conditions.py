@@ -148,6 +148,7 @@ def test_a_frozen_replica_is_found_by_its_readings(build):
     router = build.router(build.pool(2, policy="round-robin"))
     for _ in range(2):
         router.decide(build.request(), 0.0, 0.0)
+    router.conditions.probed("llm", R0, ready=False)
     for second in range(40):
         for name in ("r0", "r1"):
             moving = float(second) if name == "r1" else 0.0

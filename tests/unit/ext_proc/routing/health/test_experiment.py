@@ -17,15 +17,22 @@ from ext_proc.routing.health.experiment import (
     FEW,
     LEAST,
     LEAST_SHARE,
+    LONE_ODDS,
     MANY,
     MAX_SUSPECTS,
     ROW_ODDS,
-    SHARE_ODDS,
     Experiment,
     fair_share,
     identity,
+    shown,
 )
-from ext_proc.routing.health.pool_results import ALARM_S, MAX_ALARMS, PoolResults, is_improbable
+from ext_proc.routing.health.pool_results import (
+    ALARM_S,
+    MAX_ALARMS,
+    MAX_CLIENTS,
+    PoolResults,
+    is_improbable,
+)
 from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.routing.values.settings import Outlier
 
@@ -268,27 +275,64 @@ def test_a_good_answer_elsewhere_is_worth_what_it_would_cost_at_the_subject():
 
 
 def test_false_alarms_are_bounded_and_forgotten():
-    """A thousand weigh as four, and nothing after a long time."""
+    """A thousand weigh as four, and nothing after a long time; they are their clients' alone."""
     pool = PoolResults()
-    assert pool.alarms(0.0) == 0.0
+    assert pool.alarms(7, 0.0) == 0.0
     for _ in range(1000):
-        pool.alarm(1.0)
-    assert pool.alarms(1.0) == MAX_ALARMS
-    assert pool.alarms(1.0 + ALARM_S) == pytest.approx(MAX_ALARMS / 2.718, rel=1e-3)
-    assert pool.alarms(1.0 + 20.0 * ALARM_S) < 1e-6
+        pool.alarm((7, 8), 1.0)
+    assert pool.alarms(7, 1.0) == pool.alarms(8, 1.0) == MAX_ALARMS
+    assert pool.alarms(9, 1.0) == 0.0
+    assert pool.alarms(7, 1.0 + ALARM_S) == pytest.approx(MAX_ALARMS / 2.718, rel=1e-3)
+    assert pool.alarms(7, 1.0 + 20.0 * ALARM_S) < 1e-6
+    for client in range(2 * MAX_CLIENTS):
+        pool.alarm((client,), 2.0)
+    assert pool.alarms(MAX_CLIENTS - 1, 2.0) == 0.0
+    assert pool.alarms(MAX_CLIENTS, 2.0) == 1.0
 
 
-def test_each_false_alarm_makes_higher_odds_necessary():
-    """By a factor of e**2 each, for rows and for shares of failures."""
-    for alarms in range(3):
-        odds = Experiment()
-        odds.row = ROW_ODDS + 2.0 * alarms - 0.01
-        odds.failures = SHARE_ODDS + 2.0 * alarms - 0.01
-        assert not odds.shows_row(alarms)
-        assert not odds.shows_share(alarms)
-        odds.row, odds.failures = odds.row + 0.02, odds.failures + 0.02
-        assert odds.shows_row(alarms)
-        assert odds.shows_share(alarms)
+def test_a_client_is_alone_until_another_one_is_answered_well():
+    """And again once that was a window ago."""
+    pool = PoolResults()
+    assert pool.alone(7, 0.0, 5.0)
+    for second in range(10):
+        pool.answered(7, float(second))
+    assert pool.alone(7, 9.0, 5.0)
+    assert not pool.alone(8, 9.0, 5.0)
+    pool.answered(8, 10.0)
+    assert not pool.alone(7, 11.0, 5.0)
+    assert not pool.alone(8, 11.0, 5.0)
+    pool.answered(7, 14.9)
+    assert not pool.alone(7, 14.9, 5.0)
+    assert pool.alone(7, 15.1, 5.0)
+
+
+def test_failures_of_a_client_among_others_count_once_a_window():
+    """Those of one that is alone count each, as nothing else shows how often requests fail."""
+    pool = PoolResults()
+    assert [pool.counts(7, now, 5.0) for now in (0.0, 1.0)] == [True, True]
+    pool.answered(8, 2.0)
+    assert [pool.counts(7, now, 5.0) for now in (2.0, 3.0, 6.9)] == [True, False, False]
+    assert pool.counts(9, 3.0, 5.0)
+    assert pool.failures == 4
+
+
+@pytest.mark.parametrize(
+    ("odds", "alone", "found"),
+    [
+        ((), True, False),
+        ((ROW_ODDS,), True, True),
+        ((ROW_ODDS,), False, False),
+        ((ROW_ODDS + LONE_ODDS - 0.01,), False, False),
+        ((ROW_ODDS + LONE_ODDS,), False, True),
+        ((ROW_ODDS - 0.01, -1.0), True, False),
+        ((ROW_ODDS, 0.2), False, False),
+        ((ROW_ODDS, -9.0, 0.7), False, True),
+        ((1.0, 1.0, 1.0), False, True),
+    ],
+)
+def test_no_client_alone_shows_enough_beside_others(odds, alone, found):
+    """What one gives is bounded, and what others fail everywhere takes nothing away."""
+    assert shown(odds, ROW_ODDS, alone=alone) is found
 
 
 def test_failures_are_improbable_only_where_others_are_rare():

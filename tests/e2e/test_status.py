@@ -149,7 +149,9 @@ async def test_a_sick_replica_is_named(
         left = (each for each in logs.splitlines() if "replica_left_alone" in each)
         return any(f"replica={sick.name}" in each for each in left)
 
-    load = Traffic(http, stack.http_url + GENERATE, body, workers=8, pause_s=0.02)
+    # Each worker has to see several requests stand.
+    workers = 48 if state == "frozen" else 8
+    load = Traffic(http, stack.http_url + GENERATE, body, workers=workers, pause_s=0.02)
     async with load:
         await load.more(60)
         if state == "frozen":

@@ -46,6 +46,8 @@ class Replica:
     """Whether to close the connection instead of responding to an inference."""
     fails_on: bytes = b""
     """If given, inferences whose bodies contain this are answered with 500."""
+    refuses: bytes = b""
+    """If given, inferences whose bodies contain this are answered with 400, first of all."""
     breaks_on: bytes = b""
     """If given, inferences whose bodies contain this make it close the connection."""
     ready: bool = True
@@ -108,6 +110,8 @@ class Replica:
         try:
             if stream is not None and self.early_headers:
                 await stream.prepare(request)
+            if self.refuses and self.refuses in sent:
+                return web.json_response({"error": "unexpected input"}, status=400)
             await asyncio.sleep(self.hold_s)
             if self.gate is not None:
                 await self.gate.wait()

@@ -127,18 +127,14 @@ class Ejection(Breakers):
         record, rules = self._records.get(key), self._rules
         if record is None or rules is None:
             return
-        self._pool.answered(client, now)
+        if client != UNKNOWN:  # as that of answers which another worker has summed up
+            self._pool.answered(client, now)
         if record.phase is CLOSED:
             record.alive_at = now
         else:
             self._alive(key, record, now)
             if record.phase is Phase.HALF_OPEN:
-                record.good_row += times
-                record.until = NEVER
-                if record.good_row >= GOOD_TO_CLOSE:
-                    if record.cause is Cause.DEAD_BACKEND and record.times == 1:
-                        self._pool.alarm(record.accused_by, now)
-                    self._close(key, record, now)
+                self._good_half_open(key, record, times, now)
             return
         if record.row:
             doubted, failing = record.in_doubt, record.failing_to()
@@ -150,6 +146,16 @@ class Ejection(Breakers):
         record.count(now, rules.interval_s, good=times)
         if first_byte_s is not None:
             self._time(key, record, first_byte_s, now)
+
+    def _good_half_open(
+        self, key: EndpointKey, record: EjectionRecord, times: int, now: float
+    ) -> None:
+        record.good_row += times
+        record.until = NEVER
+        if record.good_row >= GOOD_TO_CLOSE:
+            if record.cause is Cause.DEAD_BACKEND and record.times == 1:
+                self._pool.alarm(record.accused_by, now)
+            self._close(key, record, now)
 
     def bad(
         self,

@@ -84,8 +84,9 @@ class OutlierSpec(Strict):
     """A picker ejects a replica whose first bytes come so many times later than its peers'; 0 =
     off, as caches make honest replicas differ. Otherwise at least 1."""
     frozen_after: Duration = 30.0
-    """A picker ejects a replica that has work in flight and gave no sign of life for so long, no
-    byte and no changed gauge, while its peers did; 0 = off."""
+    """A picker ejects a replica that has work in flight and made no progress for so long, no byte
+    and no changed gauge, while its peers did, if a probe or several whole requests prove it; 0 =
+    off."""
 
     @model_validator(mode="after")
     def _factor(self) -> Self:

@@ -1,0 +1,213 @@
+"""What clients do to the picture that a picker has of replicas, on real Tritons and a real Envoy.
+
+Short forms have a small `outlier.frozen_after`. With ``TIDEGATE_EVIDENCE_DEFAULTS=1`` the fleet has
+the defaults, and everything takes minutes. Figures are properties of the tests
+(``--junitxml x.xml -o junit_family=xunit1``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+
+import pytest
+
+from support.replicas import Replica, stack_over
+from support.sockets import head
+from support.traffic import GENERATE, STREAM_TOKENS, Traffic, eventually, fresh_prompt, picker_state
+
+DEFAULTS = bool(os.environ.get("TIDEGATE_EVIDENCE_DEFAULTS"))
+FROZEN_S = 30.0 if DEFAULTS else 2.0
+OUTLIER = {} if DEFAULTS else {"frozen_after": f"{FROZEN_S:g}s"}
+HONEST, ATTACKER = "127.0.0.1", "127.0.0.9"
+"""Addresses of clients."""
+TOKENS = STREAM_TOKENS if DEFAULTS else 4_000
+RATE = 20.0
+"""Requests per second of the attacker."""
+
+pytestmark = pytest.mark.timeout(600 if DEFAULTS else 180)
+
+
+def honest() -> dict[str, object]:
+    """Return a short request with a prompt that is in no cache."""
+    return {"text_input": fresh_prompt(64), "max_tokens": 2}
+
+
+async def conditions(http, stack) -> dict[str, list[str]]:
+    """Return the conditions of each replica."""
+    endpoints = (await picker_state(http, stack))["router"]["pools"]["llm"]["endpoints"]
+    return {name: each["conditions"] for name, each in endpoints.items()}
+
+
+async def send(address: str, data: bytes, source: str) -> int:
+    """Send one request from an address of one's own; return the status of its answer."""
+    reader, writer = await opened(address, source)
+    try:
+        writer.write(data)
+        top = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+    finally:
+        writer.close()
+    return int(top.split(b" ", 2)[1])
+
+
+async def opened(address: str, source: str):
+    """Open a connection from an address."""
+    host, _, port = address.rpartition(":")
+    return await asyncio.open_connection(host, int(port), local_addr=(source, 0))
+
+
+def request(body: bytes, *, length: int | None = None, path: str = GENERATE) -> bytes:
+    """Return a request whose headers may announce more than it has."""
+    size = len(body) if length is None else length
+    return head(path, f"content-length: {size}", "connection: close") + body
+
+
+UNKNOWN = request(json.dumps({"text_input": "x", "max_tokens": 1, "unknown": {"a": 1}}).encode())
+INFER = "/v2/models/vision/infer"
+WRONG = (request(b"{}", path=INFER), request(b'{"inputs": [], "x": ', path=INFER), UNKNOWN)
+"""What Triton answers with 400: no inputs, malformed JSON, an unknown name."""
+
+
+@contextlib.asynccontextmanager
+async def attacked(address: str, statuses: list[int], wrong: tuple[bytes, ...] = WRONG):
+    """Send such requests at a constant rate until the block ends."""
+    ended = asyncio.Event()
+
+    async def attack() -> None:
+        tasks = set()
+        while not ended.is_set():
+            task = asyncio.create_task(send(address, wrong[len(tasks) % len(wrong)], ATTACKER))
+            tasks.add(task)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), 1.0 / RATE)
+        statuses.extend(await asyncio.gather(*tasks))
+
+    task = asyncio.create_task(attack())
+    try:
+        yield
+    finally:
+        ended.set()
+        await task
+
+
+@pytest.fixture(scope="module")
+async def stack(new_module_stack):
+    """Run a stack over the session's Tritons."""
+    return await new_module_stack(
+        fleet={"pools": {"llm": {"outlier": OUTLIER}}},
+    )
+
+
+async def test_two_half_uploads_eject_no_replica(http, stack, record_property):
+    """They wait for their client; affinity stays as it is."""
+    url = stack.http_url + GENERATE
+    body = json.dumps({"text_input": "x" * 4000}).encode()
+    writers = []
+    try:
+        for cut in (1000, 3000):
+            _, writer = await opened(stack.http_address, ATTACKER)
+            writer.write(request(body[:cut], length=len(body)))
+            writers.append(writer)
+        found: set[str] = set()
+        begun = time.monotonic()
+        async with Traffic(http, url, honest, workers=2, pause_s=0.02) as traffic:
+            while time.monotonic() - begun < 2.0 * FROZEN_S:
+                await traffic.more(20)
+                found |= {name for name, each in (await conditions(http, stack)).items() if each}
+        kept = await affinity(http, url)
+    finally:
+        for writer in writers:
+            writer.close()
+    record_property("ejected", sorted(found))
+    record_property("affinity", f"{kept} of 20")
+    assert not found
+    assert kept >= 19
+    assert not traffic.failures
+
+
+async def affinity(http, url: str) -> int:
+    """Return how many of 20 requests with one prompt go where the first one went."""
+    body, served = {"text_input": fresh_prompt(400), "max_tokens": 1}, []
+    for _ in range(21):
+        async with http.post(url, json=body) as answer:
+            assert answer.status == 200, await answer.text()
+            served.append(answer.headers["x-tidegate-served-by"])
+    return served[1:].count(served[0])
+
+
+async def test_an_honest_long_request_ejects_no_replica(http, stack, record_property):
+    """It is all that its Triton has; others are answered elsewhere meanwhile."""
+    url = stack.http_url + GENERATE
+    found: set[str] = set()
+
+    async def long() -> float:
+        begun = time.monotonic()
+        body = {"text_input": fresh_prompt(64), "max_tokens": TOKENS}
+        async with http.post(url, json=body) as answer:
+            await answer.read()
+            assert answer.status == 200
+        return time.monotonic() - begun
+
+    async with Traffic(http, url, honest, workers=1, pause_s=0.02) as traffic:
+        task = asyncio.create_task(long())
+        while not task.done():
+            await traffic.more(10)
+            found |= {name for name, each in (await conditions(http, stack)).items() if each}
+    record_property("took", f"{await task:.1f} s")
+    record_property("ejected", sorted(found))
+    assert await task > FROZEN_S
+    assert not found
+    assert not traffic.failures
+
+
+async def test_400s_eject_no_triton(http, stack, record_property):
+    """Twenty a second, beside honest requests; each is answered by a Triton."""
+    statuses: list[int] = []
+    url = stack.http_url + GENERATE
+    async with (
+        Traffic(http, url, honest, workers=2, pause_s=0.02) as traffic,
+        attacked(stack.http_address, statuses),
+    ):
+        await traffic.more(1000 if DEFAULTS else 200)
+        found = {name for name, each in (await conditions(http, stack)).items() if each}
+    record_property("ejected", sorted(found))
+    record_property("answers", {status: statuses.count(status) for status in set(statuses)})
+    assert not found
+    assert not traffic.failures
+
+
+@pytest.mark.usefixtures("demo_extra")
+@pytest.mark.parametrize("attack", [False, True], ids=["alone", "beside-400s"])
+async def test_a_replica_that_fails_each_valid_request_is_ejected(http, record_property, attack):
+    """It answers the attacker's 400s at once, as Triton's front does, and everybody else 500."""
+    replicas = [Replica(f"r{number}", refuses=b"unknown") for number in (1, 2, 3)]
+    failed = []
+    async with stack_over(*replicas, more={"outlier": {"base_ejection": "1s"}}) as running:
+        url = running.http_url + GENERATE
+        for turn, sick in enumerate(replicas * 2):
+
+            async def reported(name: str = sick.name) -> bool:
+                return "ejected" in (await conditions(http, running))[name]
+
+            async def well() -> bool:
+                return not any((await conditions(http, running)).values())
+
+            statuses: list[int] = []
+            guard = (
+                attacked(running.http_address, statuses, (UNKNOWN,))
+                if attack
+                else contextlib.nullcontext()
+            )
+            async with guard, Traffic(http, url, honest, workers=2, pause_s=0.02) as traffic:
+                await traffic.more(40)
+                sick.status, before = 500, len(traffic.failures)
+                assert await eventually(reported), turn
+                failed.append(len(traffic.failures) - before)
+                sick.status = 200
+                assert await eventually(well)
+            assert not attack or statuses.count(400) > 0
+    record_property("failed", failed)
+    assert sorted(failed)[len(failed) // 2] <= 12

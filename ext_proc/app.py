@@ -128,7 +128,7 @@ class Picker:
             interval_s=settings.scrape_interval,
             loads=router.registry.loads,
             publish=self._publish,
-            on_gone=router.suspicion.deaths.gone,
+            on_gone=router.suspicion.page_failed,
             contexts=contexts,
         )
         self._watching = ReplicaWatch(

@@ -49,6 +49,15 @@ class Fingerprints:
         mac.update(body)
         return mac.digest()[:BYTES]
 
+    def caller(self, pool: str, client: str) -> bytes:
+        """Return the digest of a caller, ``BYTES`` long: who it is need not be kept.
+
+        Args:
+            pool: The pool's name.
+            client: The caller's name or address.
+        """
+        return self.of(pool, "caller", client.encode(errors="surrogatepass"))
+
 
 def shown(fingerprint: bytes) -> str:
     """Return the first half of a fingerprint in hexadecimal digits, for logs and pages."""

@@ -305,7 +305,7 @@ class Feedback:
         elif attempt.ended is Ended.UNREACHED:
             suspicion.gone(key.id, now)
         elif survived(attempt):
-            suspicion.answered(number)
+            suspicion.answered(number, key.id, now)
         elif attempt.ended is Ended.LEFT and attempt.read is not False:
             suspicion.left(key.id, now)
 

@@ -120,6 +120,12 @@ class DeathMetrics(Collector):
             "worker.",
             len(deaths.condemned),
         )
+        yield CounterMetricFamily(
+            "tidegate_picker_confined_requests",
+            "Requests that were sent only to replicas that had died with similar ones, or had to "
+            "wait for these.",
+            self._suspicion.confined,
+        )
 
 
 class VersionMetrics(Collector):

@@ -8,12 +8,12 @@ Rules:
    rate.
 2. The explanation is taken before the decision changes any state: it shows the prices and terms
    on which the decision was based.
-3. At most ``KEPT`` decisions are kept.
+3. At most ``KEPT`` decisions are kept, with bodies of up to ``MAX_BODY`` bytes.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -26,12 +26,16 @@ EVERY: Final = 32
 GAP_S: Final = 0.25
 QUIET_S: Final = 1.0
 KEPT: Final = 64
+MAX_BODY: Final = 32_768
+BODIES: Final = 16
 MOST_ENDPOINTS: Final = 256
 """In a larger pool a sample omits why the other endpoints were no candidates."""
 
 
 class _Sample(NamedTuple):
     at: float
+    client: str | None
+    body: bytes | None
     model: str | None
     decision: Decision
     explained: Mapping[str, object]
@@ -60,7 +64,28 @@ class Recent:
         self, request: Request, decision: Decision, explained: Mapping[str, object], now: float
     ) -> None:
         """Keep a decision with the explanation that was taken before it."""
-        self._kept.append(_Sample(now, request.features.model, decision, explained))
+        body = request.body
+        if body is not None and len(body) > MAX_BODY:
+            body = None
+        sample = _Sample(now, request.client, body, request.features.model, decision, explained)
+        self._kept.append(sample)
+
+    def bodies(self, pool: str) -> list[tuple[str | None, bytes | None]]:
+        """Return models and bodies of a pool's ``BODIES`` latest samples.
+
+        ``None`` = unknown, or longer than ``MAX_BODY``.
+        """
+        latest = [(each.model, each.body) for each in self._kept if each.decision.pool == pool]
+        return latest[-BODIES:]
+
+    def shares(self, pool: str) -> dict[str, float]:
+        """Return each known client's share of a pool's sampled decisions.
+
+        Samples are far apart, so no client raises its share by many requests at one time.
+        """
+        clients = [each.client for each in self._kept if each.decision.pool == pool]
+        counts = Counter(client for client in clients if client is not None)
+        return {client: count / len(clients) for client, count in counts.items()}
 
     def describe(self, now: float) -> list[dict[str, object]]:
         """Return the sampled decisions, the oldest first, ready for JSON."""

@@ -104,7 +104,9 @@ class Router:
         self.learner = Learner(self.registry.members)
         self.slowness = Slowness()
         """Which replicas take much longer than their peers."""
-        self.suspicion = Suspicion(self.ledger.ticket, on_event, on_sequence)
+        self.recent = Recent()
+        """A sample of the latest decisions."""
+        self.suspicion = Suspicion(self.ledger.ticket, on_event, on_sequence, self.recent)
         """Bodies of requests without a verdict, and what is held against them."""
         self.trials = Trials(self.index, self.registry.members, on_event)
         """Prompts in the index whose answers have not begun."""
@@ -138,8 +140,6 @@ class Router:
         self.starts = SequenceStarts(self.leases, self.at, self._leased)
         self._moved: dict[int, Ticket] = {}
         """The current ticket of each moved charge, by the id of the caller's ticket."""
-        self.recent = Recent()
-        """A sample of the latest decisions."""
         self._last_ticket = 0
 
     def __repr__(self) -> str:
@@ -223,17 +223,18 @@ class Router:
             lease = Lease(candidate.key, context.variant, now + pool.sequence_idle_s)
             self._leased(lease_key, None if request.features.sequence_end else lease, now)
             self.starts.note(ticket, lease_key, addresses)
+        confined = request.care is not None and request.care.member
         decision = Decision(
             ticket,
             addresses,
             pool.name,
             context.variant,
             reason,
-            not choice.leased,
+            not choice.leased and not confined,
             matched,
             candidates,
             choice.prices,
-            lease_key is None and (request.care is None or not request.care.member),
+            lease_key is None and request.repeatable and not confined,
             first_answer_s(context, picked, pool, ticket) if request.features.streaming else None,
             repeats(self.placement, choice.placed, context, order, ticket),
         )
@@ -261,8 +262,8 @@ class Router:
         if request.blocks:
             whose = tenant_of(features, pool.seed)
             self.trials.propose(number, key, request.blocks, whose, matched, now)
-        if request.body is not None:
-            self.suspicion.picked(number, key.id, request, request.body, now)
+        if pool.refuse_deadly:
+            self.suspicion.picked(number, key.id, request, now)
         if prompted:
             expected = drain + work * per_token
             pool_state.prefilled = replica.prompted(work, now + expected, pool_state.prefilled)
@@ -357,9 +358,9 @@ class Router:
         """Note that a replica broke its connection with a request that it had read, unanswered."""
         self.suspicion.died(ticket_id, endpoint.id, now)
 
-    def answered_well(self, ticket_id: int, _endpoint: EndpointKey, _now: float) -> None:
+    def answered_well(self, ticket_id: int, endpoint: EndpointKey, now: float) -> None:
         """Note that a replica answered a request of ``suspects`` well."""
-        self.suspicion.answered(ticket_id)
+        self.suspicion.answered(ticket_id, endpoint.id, now)
 
     def confirmed(self, ticket_id: int, endpoint: EndpointKey) -> None:
         """Note that a request's answer began on a replica with a status below 400."""

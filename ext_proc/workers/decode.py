@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import struct
 from array import array
+from base64 import b64decode
 from math import inf, isfinite, isnan
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from ext_proc.blame.alike import MAX_KINDS
+from ext_proc.blame.deaths import Who
 from ext_proc.blame.fingerprint import BYTES
 from ext_proc.feedback.entries import Judged
 from ext_proc.routing.cache.prefix_index import Inserted
@@ -16,7 +19,14 @@ from ext_proc.routing.cache.trials import Confirmed, Withdrawn
 from ext_proc.routing.peers import LatencySample, Share
 from ext_proc.routing.state.leases import Lease, Leased, LeaseKey, Released
 from ext_proc.routing.state.ledger import MAX_TICKETS
-from ext_proc.routing.suspicion import CallerLeft, Died, Gone, SuspectCleared, SuspectRun
+from ext_proc.routing.suspicion import (
+    CallerLeft,
+    Died,
+    Gone,
+    SuspectBody,
+    SuspectCleared,
+    SuspectRun,
+)
 from ext_proc.routing.values.listing import MAX_ROWS, Listing, PlacementState, Row
 from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.routing.values.reading import Reading
@@ -305,9 +315,26 @@ def _fingerprint(value: Any) -> bytes:
     return fingerprint
 
 
-def _died(replica: Any, fingerprint: Any, at: Any, answered: Any) -> Message:
-    known = None if fingerprint is None else _fingerprint(fingerprint)
-    return Died(_text(replica), known, _finite(_number(at)), bool(answered))
+def _kinds(value: Any) -> tuple[bytes, ...]:
+    if len(value) > MAX_KINDS:
+        raise GarbledError(f"a request of {len(value)} kinds; at most {MAX_KINDS} are allowed")
+    return tuple([_fingerprint(each) for each in value])
+
+
+def _died(
+    replica: Any, fingerprint: Any, kinds: Any, caller: Any, at: Any, answered: Any
+) -> Message:
+    who = Who(
+        None if fingerprint is None else _fingerprint(fingerprint),
+        _kinds(kinds),
+        None if caller is None else _fingerprint(caller),
+    )
+    return Died(_text(replica), who, _finite(_number(at)), bool(answered))
+
+
+def _suspect_body(fingerprint: Any, pool: Any, body: Any, kinds: Any) -> Message:
+    data = b64decode(_text(body), validate=True)
+    return SuspectBody(_fingerprint(fingerprint), _text(pool), data, _kinds(kinds))
 
 
 def _suspect_runs(fingerprint: Any, replica: Any, at: Any) -> Message:
@@ -327,6 +354,7 @@ _JSON_MESSAGES: Final[dict[str, Callable[..., Message]]] = {
     "look-wanted": lambda endpoint: LookWanted(_key(endpoint)),
     "begun": SnapshotEnd,
     "died": _died,
+    "suspect-body": _suspect_body,
     "cleared": lambda fingerprint: SuspectCleared(_fingerprint(fingerprint)),
     "gone": lambda replica, at: Gone(_text(replica), _finite(_number(at))),
     "abandoned": lambda replica, at: CallerLeft(_text(replica), _finite(_number(at))),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from base64 import b64encode
 from math import nan
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,14 @@ from ext_proc.routing.cache.prefix_index import Inserted
 from ext_proc.routing.cache.trials import Confirmed, Withdrawn
 from ext_proc.routing.peers import LatencySample, Share
 from ext_proc.routing.state.leases import Leased, Released
-from ext_proc.routing.suspicion import CallerLeft, Died, Gone, SuspectCleared, SuspectRun
+from ext_proc.routing.suspicion import (
+    CallerLeft,
+    Died,
+    Gone,
+    SuspectBody,
+    SuspectCleared,
+    SuspectRun,
+)
 from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
 from ext_proc.workers.news import Looked, LookWanted, Probed, SnapshotEnd
 from ext_proc.workers.records import (
@@ -75,6 +83,7 @@ class Encoder:
             LookWanted: self._look_wanted,
             SnapshotEnd: self._snapshot_end,
             Died: self._died,
+            SuspectBody: self._suspect_body,
             SuspectCleared: self._cleared,
             Gone: self._gone,
             CallerLeft: self._abandoned,
@@ -190,8 +199,14 @@ class Encoder:
         _json(into, ["begun"])
 
     def _died(self, event: Died, into: bytearray) -> None:
-        replica, fingerprint, at, answered = event
-        _json(into, ["died", replica, fingerprint and fingerprint.hex(), at, answered])
+        replica, (fingerprint, kinds, caller), at, answered = event
+        who = [fingerprint and fingerprint.hex(), _hex(kinds), caller and caller.hex()]
+        _json(into, ["died", replica, *who, at, answered])
+
+    def _suspect_body(self, event: SuspectBody, into: bytearray) -> None:
+        fingerprint, pool, body, kinds = event
+        text = b64encode(body).decode()
+        _json(into, ["suspect-body", fingerprint.hex(), pool, text, _hex(kinds)])
 
     def _cleared(self, event: SuspectCleared, into: bytearray) -> None:
         _json(into, ["cleared", event.fingerprint.hex()])
@@ -220,6 +235,10 @@ class Encoder:
 
     def _look_wanted(self, event: LookWanted, into: bytearray) -> None:
         _json(into, ["look-wanted", list(event.endpoint)])
+
+
+def _hex(kinds: tuple[bytes, ...]) -> list[str]:
+    return [each.hex() for each in kinds]
 
 
 def _json(into: bytearray, value: list[Any]) -> None:

@@ -7,6 +7,7 @@ from fuzz.workers import one_stream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ext_proc.blame.deaths import Who
 from ext_proc.blame.fingerprint import BYTES
 from ext_proc.blame.law import Effect
 from ext_proc.feedback.entries import Judged
@@ -14,7 +15,14 @@ from ext_proc.routing.cache.prefix_index import Inserted
 from ext_proc.routing.cache.trials import Confirmed, Withdrawn
 from ext_proc.routing.peers import Share
 from ext_proc.routing.state.leases import Lease, Leased, LeaseKey, Released
-from ext_proc.routing.suspicion import CallerLeft, Died, Gone, SuspectCleared, SuspectRun
+from ext_proc.routing.suspicion import (
+    CallerLeft,
+    Died,
+    Gone,
+    SuspectBody,
+    SuspectCleared,
+    SuspectRun,
+)
 from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.routing.values.request import SequenceKey
 from ext_proc.workers.encode import Encoder
@@ -29,8 +37,11 @@ SEQUENCES = st.builds(LeaseKey, st.just("llm"), st.builds(SequenceKey, NAMES, NA
 BLOCKS = st.lists(st.integers(-3, 3), max_size=5).map(tuple)
 COUNTS = st.sampled_from([0, 1, 7])
 WORK = st.sampled_from([0.0, 5.0, 1e300])
+KINDS = st.lists(MARKS, max_size=2).map(tuple)
+WHO = st.builds(Who, st.none() | MARKS, KINDS, st.none() | MARKS)
 EVENTS = st.one_of(
-    st.builds(Died, NAMES, st.none() | MARKS, TIMES, st.booleans()),
+    st.builds(Died, NAMES, WHO, TIMES, st.booleans()),
+    st.builds(SuspectBody, MARKS, st.just("llm"), st.binary(max_size=40), KINDS),
     st.builds(SuspectCleared, MARKS),
     st.builds(SuspectRun, MARKS, st.none() | NAMES, TIMES),
     st.builds(Gone, NAMES, TIMES),

@@ -58,13 +58,17 @@ def _apply(messages: list[Message]) -> None:
         made.suspicion.sweep(now)
     found = made.suspicion.deaths
     for message in messages:
-        if isinstance(message, (Died, SuspectRun)) and message.fingerprint is not None:
+        if isinstance(message, SuspectRun):
             found.standing(message.fingerprint, message.at)
+        elif isinstance(message, Died):
+            found.confined(message.who, message.at)
+            found.repeatable(message.who, message.at)
     found.describe(1.0)
     assert len(found._deaths) <= deaths.MAX_DEATHS
     assert found._size <= deaths.MAX_SUSPECTS
     assert found._size == sum(len(each.suspects) for each in found._deaths)
     assert len(found.condemned) <= deaths.MAX_CONDEMNED
+    assert set(found._marked) == {mark for each in found._deaths for mark in each.marks}
     _begin(made)
     made.peers.lost(PEER)
     assert not len(made.peers)

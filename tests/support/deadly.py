@@ -1,6 +1,6 @@
 """A model of clients, a proxy and replicas around a real router, for tests of deaths.
 
-One body kills every replica that reads it; all others are answered if their replica lives long
+Some bodies kill every replica that reads them; all others are answered if their replica lives long
 enough. The proxy walks the decision's addresses: past those that refuse connections, and once more
 after a replica that died with the request, if the router allows it. Its log arrives late.
 """
@@ -8,7 +8,9 @@ after a replica that died with the request, if the router allows it. Its log arr
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from ext_proc.routing.router import Router
@@ -34,6 +36,11 @@ SEEN_S = 0.5
 KILLER = b"killer"
 
 
+def innocent(number: int) -> bytes:
+    """Return a body that no other one is alike."""
+    return b"innocent %d %s" % (number, sha256(b"%d" % number).hexdigest().encode())
+
+
 def is_repeatable(decision: Decision) -> bool:
     """Return whether a second replica may read the request."""
     return decision.retriable and decision.repeatable
@@ -48,6 +55,7 @@ class Attempt:
     replica: str
     ends: float
     reads_left: int
+    client: str | None = None
     ticket: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -63,55 +71,85 @@ class DeadlyFleet:
         seed: Seed of all delays.
         killer_read: Whether the picker reads the killing body to its end.
         retry_read: How many further replicas may read a request.
+        log_s: Longest time until a log entry arrives.
+        repeats_unread: Whether the proxy sends a request again that the picker did not read.
     """
 
     def __init__(
-        self, replicas: int, seed: int, *, killer_read: bool = True, retry_read: int = 1
+        self,
+        replicas: int,
+        seed: int,
+        *,
+        killer_read: bool = True,
+        retry_read: int = 1,
+        log_s: float = LOG_S,
+        repeats_unread: bool = True,
     ) -> None:
         self.now = 100.0
         self.router = Router(random.Random(seed))
         self.router.set_pools({"llm": _pool(replicas)}, self.now)
+        self.deadly = {KILLER}
+        """Bodies that kill."""
         self.down: dict[str, float] = {}
         """When each dead replica is back."""
         self.running: list[Attempt] = []
         self.deaths: list[float] = []
+        self.died: list[tuple[float, str]] = []
+        """When each replica died that a request killed."""
+        self.broken: Counter[bytes] = Counter()
+        """How many replicas died while they had a body."""
         self.answered: set[bytes] = set()
         self.failed: dict[bytes, float] = {}
         """Bodies whose last copy failed, and when."""
         self.refused: list[tuple[bytes, RefusalKind]] = []
+        self.held_up: list[tuple[bytes, str | None]] = []
+        """Bodies and clients that had to wait or were refused."""
         self.condemned: list[Condemned] = []
         self._random = random.Random(seed)
         self._killer_read = killer_read
         self._retry_read = retry_read
+        self._log_s = log_s
+        self._repeats_unread = repeats_unread
         self._later: list[tuple[float, Callable[[], None]]] = []
         self._swept = self.now
 
-    def send(self, body: bytes) -> None:
+    def send(self, body: bytes, client: str | None = None, *, model: str = "m") -> None:
         """Send a request through the picker and the proxy."""
-        known = None if body == KILLER and not self._killer_read else body
-        request = Request("llm", None, "http", Features(Form.GENERATE, model="m"), body=known)
+        known = None if body in self.deadly and not self._killer_read else body
+        features = Features(Form.GENERATE, model=model)
+        request = Request("llm", None, "http", features, body=known, client=client)
+        request.repeatable = known is not None or self._repeats_unread
         decision = self.router.decide(request, self.now, self.now)
         if isinstance(decision, Refusal):
             self.refused.append((body, decision.kind))
+            self.held_up.append((body, client))
             self.failed[body] = self.now
             return
         self.failed.pop(body, None)
-        self._forward(body, decision, 0, self._retry_read if is_repeatable(decision) else 0)
+        reads = self._retry_read if is_repeatable(decision) else 0
+        self._forward(body, decision, 0, reads, client)
 
-    def _forward(self, body: bytes, decision: Decision, start: int, reads_left: int) -> None:
+    def _forward(
+        self, body: bytes, decision: Decision, start: int, reads_left: int, client: str | None
+    ) -> None:
         for number in range(start, len(decision.addresses)):
             replica = decision.addresses[number].partition(":")[0]
             if replica in self.down:
                 self._at(self._delay(), lambda it=replica: self._gone(it))
                 continue
-            lasts = self._random.uniform(0.1, 0.5 if body == KILLER else 1.5)
-            made = Attempt(body, decision, replica, self.now + lasts, reads_left)
+            lasts = self._random.uniform(0.1, 0.5 if body in self.deadly else 1.5)
+            made = Attempt(body, decision, replica, self.now + lasts, reads_left, client)
             self.running.append(made)
             return
         self._fail(body, decision)
 
     def _gone(self, replica: str) -> None:
         self.router.suspicion.gone(replica, self.now)
+
+    def _page_failed(self, replica: str) -> None:
+        if replica in self.down:
+            self.router.suspicion.page_failed(replica, self.now)
+            self._at(SEEN_S, lambda: self._page_failed(replica))
 
     def _fail(self, body: bytes, decision: Decision) -> None:
         assert decision.ticket is not None
@@ -125,15 +163,16 @@ class DeadlyFleet:
             if replica not in self.down:
                 self.down[replica] = self.now + RESTART_S
                 self.deaths.append(self.now)
-                self._at(SEEN_S, lambda it=replica: self._gone(it))
+                self._at(SEEN_S, lambda it=replica: self._page_failed(it))
                 broken += [each for each in self.running if each.replica == replica]
         self.running = [each for each in self.running if each not in broken]
         for each in broken:
+            self.broken[each.body] += 1
             self._at(self._delay(), lambda it=each: self._died(it))
             if each.reads_left:
                 order = [one.partition(":")[0] for one in each.decision.addresses]
                 after = order.index(each.replica) + 1
-                self._forward(each.body, each.decision, after, each.reads_left - 1)
+                self._forward(each.body, each.decision, after, each.reads_left - 1, each.client)
             else:
                 self._fail(each.body, each.decision)
 
@@ -163,7 +202,8 @@ class DeadlyFleet:
                 self.condemned += self.router.suspicion.sweep(self.now)
 
     def _end(self, attempt: Attempt) -> None:
-        if attempt.body == KILLER:
+        if attempt.body in self.deadly:
+            self.died.append((self.now, attempt.replica))
             self.kill(attempt.replica)
             return
         self.running.remove(attempt)
@@ -180,7 +220,7 @@ class DeadlyFleet:
         self._later.append((self.now + delay, work))
 
     def _delay(self) -> float:
-        return self._random.uniform(0.0, LOG_S)
+        return self._random.uniform(0.0, self._log_s)
 
 
 def _pool(replicas: int) -> Pool:

@@ -100,8 +100,12 @@ def eligible(
     allowed = in_subset(candidates, subset)
     if not allowed:
         return Refusal(RefusalKind.NO_ENDPOINTS, f"{where} has no endpoint in the requested subset")
-    if care is not None and care.avoid:
-        allowed = [each for each in allowed if each.key.id not in care.avoid]
+    if care is not None and (care.avoid or care.only is not None):
+        allowed = [
+            each
+            for each in allowed
+            if each.key.id not in care.avoid and (care.only is None or each.key.id in care.only)
+        ]
         if not allowed:
             return MUST_WAIT
     free = below_limit(allowed, limit)

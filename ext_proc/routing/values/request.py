@@ -206,9 +206,13 @@ class Care(NamedTuple):
     suspected: bool = False
     """It was on a replica that died."""
     member: bool = False
-    """It was on several: one replica may read it, and no other one after that."""
+    """Several died of such requests: one replica may read it, and no other one after that."""
     avoid: frozenset[str] = frozenset()
     """Ids of endpoints that must not get it."""
+    only: frozenset[str] | None = None
+    """Ids of the endpoints that alone may get it; ``None`` = any."""
+    kinds: tuple[bytes, ...] = ()
+    """Kinds of suspects that its body is alike (``blame.alike``)."""
 
 
 class Request(Plain):

@@ -19,6 +19,7 @@ from ext_proc.blame.deaths import (
     WINDOW_S,
     Deaths,
     SuspectStanding,
+    Who,
 )
 
 KILLER, FIRST, SECOND = b"killer".ljust(16), b"first".ljust(16), b"second".ljust(16)
@@ -32,7 +33,7 @@ LATER = 10.0
 def kill(deaths: Deaths, replica: str, at: float, *suspects: bytes | None) -> None:
     """Let a replica die with these requests, confirmed."""
     for each in suspects:
-        deaths.died(replica, each, at)
+        deaths.died(replica, Who(each), at)
     deaths.gone(replica, at + 0.5)
 
 
@@ -88,8 +89,8 @@ def test_a_request_waits_until_its_deaths_are_complete():
     deaths = twice(KILLER)
     assert deaths.standing(KILLER, DONE - 0.1) is WAITS
     assert not deaths.sweep(DONE - 0.1)
-    deaths.died("b", FIRST, LATER + 0.3)
-    deaths.died("a", FIRST, 0.3)
+    deaths.died("b", Who(FIRST), LATER + 0.3)
+    deaths.died("a", Who(FIRST), 0.3)
     assert deaths.standing(KILLER, DONE) is MEMBER
 
 
@@ -106,7 +107,7 @@ def test_a_refusal_ends():
 def test_a_death_that_nothing_confirms_refuses_nothing():
     """An idle connection that a healthy replica closes looks like a death of one request."""
     deaths = Deaths()
-    deaths.died("a", KILLER, 0.0)
+    deaths.died("a", Who(KILLER), 0.0)
     kill(deaths, "b", LATER, KILLER)
     assert deaths.standing(KILLER, DONE) is MEMBER
     deaths.gone("a", CONFIRM_S + 0.1)
@@ -117,7 +118,7 @@ def test_a_third_death_needs_no_confirmation():
     """A replica without a metrics page that restarts at once is never seen to be gone."""
     deaths = Deaths()
     for number, replica in enumerate("aba"):
-        deaths.died(replica, KILLER, number * LATER)
+        deaths.died(replica, Who(KILLER), number * LATER)
     assert deaths.standing(KILLER, 2 * LATER + DEATH_S) is CONDEMNED
 
 
@@ -125,7 +126,7 @@ def test_the_confirmation_may_come_first():
     """The picker may read the metrics page before the log arrives."""
     deaths = Deaths()
     deaths.gone("a", 0.0)
-    deaths.died("a", KILLER, DEATH_S)
+    deaths.died("a", Who(KILLER), DEATH_S)
     kill(deaths, "b", LATER, KILLER)
     assert deaths.standing(KILLER, DONE) is CONDEMNED
 
@@ -136,7 +137,7 @@ def test_an_unknown_suspect_in_every_death_protects_the_known_one(which: str):
     deaths = twice(KILLER)
     for replica, at in (("a", 0.0), ("b", LATER)):
         if which in (replica, "both"):
-            deaths.died(replica, None, at + 0.1)
+            deaths.died(replica, Who(None), at + 0.1)
     assert deaths.standing(KILLER, DONE) is (MEMBER if which == "both" else CONDEMNED)
 
 
@@ -231,7 +232,7 @@ def test_a_body_that_was_answered_lately_is_no_suspect():
     """A load test sends one body all the time: it is on each replica that an operator kills."""
     deaths = Deaths()
     for replica in "ab":
-        deaths.died(replica, FIRST, 0.0, answered=True)
+        deaths.died(replica, Who(FIRST), 0.0, answered=True)
     assert deaths.standing(FIRST, DONE) is CLEAR
 
 
@@ -239,7 +240,7 @@ def test_a_body_that_was_answered_lately_still_stands_beside_another():
     """The intersection had two members when the replicas died, even if one is cleared since."""
     deaths = Deaths()
     for replica, at in (("a", 0.0), ("b", LATER)):
-        deaths.died(replica, FIRST, at, answered=True)
+        deaths.died(replica, Who(FIRST), at, answered=True)
         kill(deaths, replica, at, KILLER)
     assert deaths.standing(KILLER, DONE) is MEMBER
 
@@ -268,9 +269,9 @@ def test_deaths_are_bounded():
     """The oldest are dropped, those of one flapping replica first among its own."""
     deaths = Deaths()
     for number in range(MAX_DEATHS + 10):
-        deaths.died(f"r{number}", KILLER, number * 1e-3)
+        deaths.died(f"r{number}", Who(KILLER), number * 1e-3)
     for number in range(MAX_OF_REPLICA + 10):
-        deaths.died("flapping", FIRST, 10.0 + 3.0 * number)
+        deaths.died("flapping", Who(FIRST), 10.0 + 3.0 * number)
     kept = [replica for replica, *_ in deaths.kept()]
     assert len(kept) == MAX_DEATHS
     assert kept.count("flapping") == MAX_OF_REPLICA
@@ -280,7 +281,7 @@ def test_suspects_are_bounded():
     """A death with more suspects has an unknown one."""
     deaths = Deaths()
     for number in range(MAX_SUSPECTS + 1):
-        deaths.died("a", number.to_bytes(16, "big"), 0.0)
+        deaths.died("a", Who(number.to_bytes(16, "big")), 0.0)
     assert deaths.suspects == MAX_SUSPECTS
     (death,) = deaths.kept()
     assert death[2]

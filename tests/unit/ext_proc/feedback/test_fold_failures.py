@@ -209,7 +209,7 @@ def test_good_answers_of_suspects_are_told(traffic, monkeypatch):
 
 def kept(traffic: Traffic, ticket: int) -> None:
     """Let the router keep a request's body, and a replica die with it."""
-    traffic.router.suspicion.open[ticket] = "llm", "m", b"body"
+    traffic.router.suspicion.open[ticket] = "llm", "m", b"body", None
     traffic.attempted(f"x-{ticket}", 1)
 
 

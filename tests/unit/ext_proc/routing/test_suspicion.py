@@ -6,7 +6,7 @@ import pytest
 
 from ext_proc.blame.deaths import DEATH_S
 from ext_proc.routing import suspicion as module
-from ext_proc.routing.suspicion import CallerLeft, Died, Gone, SuspectCleared, SuspectRun
+from ext_proc.routing.suspicion import SUSPICION_EVENTS
 from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.routing.values.refusal import RefusalKind
 from ext_proc.routing.values.ticket import Outcome
@@ -27,10 +27,25 @@ def send(router, build, body=BODY, now=0.0, **changes):
     return decide(router, asked(build, body, **changes), now)
 
 
+def kept(router, decision):
+    """Return the body that is kept of a request without a verdict."""
+    return router.suspicion.open[decision.ticket.id][2]
+
+
 def die(router, decision, replica, at):
     """Let a replica die with a request."""
     router.died(EndpointKey(replica, 1), decision.ticket.id, at)
     router.suspicion.gone(replica, at)
+
+
+def back(router, *replicas):
+    """Note that replicas answered something after their deaths."""
+    for replica in replicas or ("r0", "r1"):
+        router.suspicion.deaths.alive(replica, DONE)
+
+
+def replica_of(decision):
+    return decision.ticket.endpoint.id
 
 
 @pytest.fixture
@@ -42,6 +57,7 @@ def members(build):
         die(router, decision, "r0", 0.0)
         die(router, decision, "r1", LATER)
         end(router, decision)
+    back(router)
     return router
 
 
@@ -55,11 +71,13 @@ def test_no_body_is_hashed_before_a_replica_dies(build, monkeypatch):
     assert not router.suspicion.open
 
 
-def test_a_request_without_a_whole_body_is_not_kept(build):
-    """It has no fingerprint."""
+def test_of_a_request_without_a_whole_body_its_client_is_kept(build):
+    """It has no fingerprint; without a client nothing is known of it."""
     router = build.router(build.pool())
     send(router, build, None)
     assert not router.suspicion.open
+    decision = decide(router, asked(build, None).changed(client="caller"))
+    assert router.suspicion.open == {decision.ticket.id: ("llm", "m", None, "caller")}
 
 
 def test_a_kept_body_that_is_pushed_out_leaves_its_fingerprint_while_it_runs(build, monkeypatch):
@@ -69,11 +87,11 @@ def test_a_kept_body_that_is_pushed_out_leaves_its_fingerprint_while_it_runs(bui
     monkeypatch.setattr(router.suspicion, "_left", 10)
     runs, ended, last = (send(router, build, bytes([n]) * 5) for n in range(3))
     end(router, ended)
-    assert isinstance(router.suspicion.open[runs.ticket.id], bytes)
+    assert kept(router, runs) is None
     another = send(router, build, bytes(5))
     assert ended.ticket.id not in router.suspicion.open
-    assert isinstance(router.suspicion.open[last.ticket.id], tuple)
-    assert isinstance(router.suspicion.open[another.ticket.id], tuple)
+    assert kept(router, last) == bytes([2]) * 5
+    assert kept(router, another) == bytes(5)
 
 
 def test_a_body_larger_than_the_bound_is_hashed_at_once(build, monkeypatch):
@@ -81,7 +99,7 @@ def test_a_body_larger_than_the_bound_is_hashed_at_once(build, monkeypatch):
     router = build.router(build.pool())
     monkeypatch.setattr(router.suspicion, "_left", 10)
     decision = send(router, build, bytes(11))
-    assert isinstance(router.suspicion.open[decision.ticket.id], bytes)
+    assert kept(router, decision) is None
     assert router.suspicion._left == 10
 
 
@@ -106,7 +124,8 @@ def test_the_request_to_blame_is_refused_and_no_other(build):
     assert refuse(router, asked(build), DONE).kind is RefusalKind.DEADLY_REQUEST
     send(router, build, b"another", DONE)
     send(router, build, None, DONE)
-    assert decide(router, asked(build, model="other"), DONE)
+    waits = refuse(router, asked(build, model="other"), DONE)
+    assert waits.kind is RefusalKind.SUSPECT_WAITS  # the same body
     (found,) = router.suspicion.sweep(DONE)
     assert found.replicas == ("r0", "r1")
     assert router.state(DONE)["deaths"]["refused"]
@@ -136,16 +155,17 @@ def test_a_member_runs_beside_requests_that_are_not_suspected(build, members):
 def test_a_member_waits_where_each_replica_runs_one(build):
     """503 with Retry-After, within a moment its turn comes."""
     router = build.router(build.pool(2))
-    for number in range(3):
-        decision = send(router, build, b"%d" % number)
+    for body in (b"first", b"another", b"one more"):
+        decision = send(router, build, body)
         die(router, decision, "r0", 0.0)
         die(router, decision, "r1", LATER)
         end(router, decision)
-    first = send(router, build, b"0", DONE)
-    send(router, build, b"1", DONE)
-    assert refuse(router, asked(build, b"2"), DONE).kind is RefusalKind.SUSPECT_WAITS
+    back(router)
+    first = send(router, build, b"first", DONE)
+    send(router, build, b"another", DONE)
+    assert refuse(router, asked(build, b"one more"), DONE).kind is RefusalKind.SUSPECT_WAITS
     router.settle(first.ticket, Outcome.DONE, DONE)
-    assert send(router, build, b"2", DONE).ticket.endpoint == first.ticket.endpoint
+    assert send(router, build, b"one more", DONE).ticket.endpoint == first.ticket.endpoint
 
 
 def test_an_answer_clears_a_member(build, members):
@@ -199,15 +219,16 @@ def test_another_seed_forgets_what_was_kept(build):
 def test_workers_suspect_and_clear_alike(build):
     """Each sees half of the log, and both refuse, wait and clear the same."""
     one, two = (build.router(build.pool(4), on_event=lambda _: None) for _ in range(2))
-    kinds = (Died, SuspectCleared, SuspectRun, Gone, CallerLeft)
     for sender, number, receiver in ((one, 1, two), (two, 2, one)):
         sender.suspicion._on_event = lambda event, to=receiver, by=number: (
-            to.peers.follow(by, event, 0.0) if isinstance(event, kinds) else None
+            to.peers.follow(by, event, 0.0) if isinstance(event, SUSPICION_EVENTS) else None
         )
     first, second = send(one, build), send(two, build, b"another")
     for replica, at in (("r0", 0.0), ("r1", LATER)):
         die(one, first, replica, at)
         die(two, second, replica, at)
+    back(one)
+    back(two)
     running = send(one, build, now=DONE)
     assert refuse(two, asked(build), DONE).kind is RefusalKind.SUSPECT_WAITS
     held = asked(build, b"another")
@@ -227,6 +248,7 @@ def test_a_worker_that_starts_learns_what_is_held(build, members):
     started = build.router(build.pool(4))
     for event in members.peers.suspicions():
         started.peers.follow(1, event, DONE)
+    back(started)
     deaths = list(started.suspicion.deaths.kept())
     assert [each[:4] for each in deaths] == [("r0", 0.0, False, True), ("r1", LATER, True, True)]
     assert refuse(started, asked(build), DONE).kind is RefusalKind.SUSPECT_WAITS

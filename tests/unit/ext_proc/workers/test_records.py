@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ext_proc.blame.deaths import Who
 from ext_proc.blame.fingerprint import BYTES
 from ext_proc.blame.law import Effect
 from ext_proc.feedback.entries import Judged
@@ -18,7 +19,14 @@ from ext_proc.routing.cache.trials import Confirmed, Withdrawn
 from ext_proc.routing.peers import LatencySample, Share
 from ext_proc.routing.state.leases import Lease, Leased, LeaseKey, Released
 from ext_proc.routing.state.ledger import MAX_TICKETS
-from ext_proc.routing.suspicion import CallerLeft, Died, Gone, SuspectCleared, SuspectRun
+from ext_proc.routing.suspicion import (
+    CallerLeft,
+    Died,
+    Gone,
+    SuspectBody,
+    SuspectCleared,
+    SuspectRun,
+)
 from ext_proc.routing.values.listing import Listing, PlacementState, Row
 from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.routing.values.reading import Reading
@@ -73,6 +81,7 @@ listings = st.builds(
     st.booleans(),
 )
 fingerprints = st.binary(min_size=BYTES, max_size=BYTES)
+kinds = st.lists(fingerprints, max_size=3).map(tuple)
 events = st.one_of(
     st.builds(
         Share,
@@ -103,7 +112,14 @@ events = st.one_of(
     st.builds(Withdrawn, st.integers(0, 2**64 - 1)),
     st.builds(Leased, sequences, st.builds(Lease, keys, texts, times)),
     st.builds(Released, sequences),
-    st.builds(Died, texts, st.none() | fingerprints, times, st.booleans()),
+    st.builds(
+        Died,
+        texts,
+        st.builds(Who, st.none() | fingerprints, kinds, st.none() | fingerprints),
+        times,
+        st.booleans(),
+    ),
+    st.builds(SuspectBody, fingerprints, texts, st.binary(max_size=99), kinds),
     st.builds(SuspectCleared, fingerprints),
     st.builds(SuspectRun, fingerprints, st.none() | texts, times),
     st.builds(Gone, texts, times),

@@ -83,6 +83,16 @@ READS_HEADER: Final = "x-tidegate-reads"
 request of a sequence, and on one that several replicas died with. Without it the pool's
 `routing.retry_read` counts."""
 
+REPEATABLE_HEADER: Final = "x-tidegate-repeatable"
+"""`1` on requests whose end is known: the retry policies of Envoy's routes hold for no other. Envoy
+sets it, the picker sets it to 0 while the end of a body is not known."""
+
+REPEATABLE: Final = "1"
+"""Its value on requests that Envoy may send again."""
+
+NOT_REPEATABLE: Final = "0"
+"""Its value on requests that Envoy sends once."""
+
 RETRY_ON_HEADER: Final = "x-envoy-retry-on"
 """Set by the picker on requests whose model another replica has too: with `retriable-headers`
 Envoy repeats them once where a replica answers 404 or NOT_FOUND."""
@@ -128,6 +138,7 @@ STRIPPED_HEADERS: Final = (
     SUBSET_KEY,
     MAX_RETRIES_HEADER,
     READS_HEADER,
+    REPEATABLE_HEADER,
     RETRY_ON_HEADER,
     SENT_HEADER,
     TICKET_HEADER,

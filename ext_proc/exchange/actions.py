@@ -113,19 +113,22 @@ class ReplyHead(Plain):
         pick: The pick, if the decision is made.
         override: Replaces the announced body mode.
         strip: Without a pick: remove the headers by which a client could name a destination.
+        once: Without a pick: the request must not be repeated, as its end is not known.
     """
 
-    __slots__ = ("override", "pick", "strip")
+    __slots__ = ("once", "override", "pick", "strip")
 
     def __init__(
         self,
         pick: Pick | None = None,
         override: BodyModeOverride | None = None,
         strip: bool = False,
+        once: bool = False,
     ) -> None:
         self.pick = pick
         self.override = override
         self.strip = strip
+        self.once = once
 
 
 class ReplyBody(Plain):

@@ -27,7 +27,8 @@ class BodySending(Enum):
     """In chunks that are forwarded only as far as the replies return them."""
 
 
-BUFFERED: Final = BodySending.BUFFERED  # see `state`
+NONE: Final = BodySending.NONE  # see `state`
+BUFFERED: Final = BodySending.BUFFERED
 STREAMED: Final = BodySending.STREAMED
 DUPLEX: Final = BodySending.DUPLEX
 
@@ -49,16 +50,20 @@ class Head(Plain):
         header_bytes: Length of all headers as HTTP/1.1 writes them, about; ``None`` = short.
         one_destination: The proxy says that it reads one address, not a list.
         client: Who sent it (``ext_proc.server.clients``); ``None`` = unknown.
+        partial: A body that is sent BUFFERED may be cut.
+        gated: The proxy repeats no request whose end is not known (`REPEATABLE_HEADER`).
     """
 
     __slots__ = (
         "client",
         "cluster",
         "end_of_stream",
+        "gated",
         "header_bytes",
         "headers",
         "method",
         "one_destination",
+        "partial",
         "path",
         "request_body",
         "response_body",
@@ -80,6 +85,8 @@ class Head(Plain):
         header_bytes: int | None = None,
         one_destination: bool = False,
         client: str | None = None,
+        partial: bool = False,
+        gated: bool = True,
     ) -> None:
         self.method = method
         self.path = path
@@ -93,6 +100,18 @@ class Head(Plain):
         self.header_bytes = header_bytes
         self.one_destination = one_destination
         self.client = client
+        self.partial = partial
+        self.gated = gated
+
+    @property
+    def hides_end(self) -> bool:
+        """Return whether the proxy sends on a body before it and the picker know its end.
+
+        Envoy sends such a body twice if trailers end it and the request may be retried.
+        """
+        return not self.end_of_stream and (
+            self.partial or self.request_body is STREAMED or self.request_body is DUPLEX
+        )
 
 
 class Body(Plain):

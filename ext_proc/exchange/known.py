@@ -17,6 +17,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ext_proc.exchange.events import NONE
 from ext_proc.exchange.refusals import speaks_grpc
 from ext_proc.exchange.subsets import both, entries_of
 from ext_proc.requests import read_head, session_of, split_adapter, token_blocks
@@ -65,6 +66,8 @@ class KnownRequest:
         "pool",
         "ref",
         "repeatable",
+        "said_once",
+        "trailed",
     )
 
     def __init__(self, head: Head, ref: ClusterRef, features: Features, pool: Pool | None) -> None:
@@ -77,8 +80,12 @@ class KnownRequest:
         """Chunks that wait for the decision; ``None`` if the body is not sent in duplex."""
         self.body: bytes | None = None
         """The whole body; ``None`` = not read, or not to its end."""
-        self.repeatable = True
-        """The proxy can send the request again: what was read of its body was not cut."""
+        self.repeatable = not head.hides_end
+        """The proxy can send the request again: its end is known, or the proxy waits for it."""
+        self.trailed = False
+        """Trailers end the body; Envoy may send such a body twice where it repeats requests."""
+        self.said_once = head.hides_end
+        """The proxy was told, or is to be told, whether it may send the request again."""
         self.generic = False
         """The control server did not configure the proxy."""
         self.guessed = False
@@ -103,6 +110,8 @@ def locate(head: Head, pools: Mapping[str, Pool]) -> KnownRequest | str:
     pool = None if unnamed else pools.get(ref.pool)
     if pool is None and not unnamed:
         return "unknown-cluster"
+    if unnamed and not head.gated and head.request_body is NONE and not head.end_of_stream:
+        return "ungated"
     return KnownRequest(head, ref, read_head(head.method, head.path, head.headers), pool)
 
 

@@ -56,7 +56,17 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.exchange.actions import Refuse, ReplyBody, ReplyHead
-from ext_proc.exchange.events import BUFFERED, DUPLEX, Body, Head, Lost, Response, Stopped, Trailers
+from ext_proc.exchange.events import (
+    BUFFERED,
+    DUPLEX,
+    NONE,
+    Body,
+    Head,
+    Lost,
+    Response,
+    Stopped,
+    Trailers,
+)
 from ext_proc.exchange.first_part import has_first_part, needs_body
 from ext_proc.exchange.known import USUAL, is_generic, locate, names_nothing, request_of
 from ext_proc.exchange.refusals import refuse, too_large
@@ -64,6 +74,7 @@ from ext_proc.exchange.replies import (
     EMPTY_BODY,
     EMPTY_HEAD,
     EMPTY_TRAILERS,
+    ONCE_HEAD,
     STRIPPED_HEAD,
     passed_through,
     reply_to_head,
@@ -214,18 +225,21 @@ class Exchange:
         known = locate(head, self._router.pools)
         if isinstance(known, str):
             return (self._pass(known, head),)
-        readable = needs_body(head, known.features.form, known.pool, asks=not known.generic)
+        # An Envoy that is not gated might send twice what it is asked for.
+        asks = head.gated and not known.generic
+        readable = needs_body(head, known.features.form, known.pool, asks=asks)
         if known.pool is None and (not readable or not names_nothing(known.features)):
             found = self._find_pool(known)
             if isinstance(found, Refusal):
                 return (self._not_found(known, found),)
-            readable = needs_body(head, known.features.form, found, asks=not known.generic)
+            readable = needs_body(head, known.features.form, found, asks=asks)
         if readable:
             self.state = WAITING
             self._waiting = known
             if sent is DUPLEX:
                 known.held = bytearray()
                 return ()
+            known.said_once |= sent is NONE
             return (request_body(known.head, loads=self._wants_loads(known)),)
         decided = self._decide(known, head.subset, now, unix_now)
         if isinstance(decided, Refuse):
@@ -272,6 +286,7 @@ class Exchange:
         unix_now: float,
     ) -> tuple[Action, ...]:
         """Hold a chunk, or decide on the held ones; delayed replies follow the decision."""
+        known.trailed = isinstance(event, Trailers)
         ended = event.end_of_stream if isinstance(event, Body) else True
         if isinstance(event, Body):
             held += event.chunk
@@ -300,10 +315,9 @@ class Exchange:
         head = known.head
         if known.pool is not None and (refusal := too_large(body, known.pool)):
             return self._refuse(known, refusal)
+        known.repeatable = body.end_of_stream and not known.trailed
         if body.end_of_stream:
             known.body = body.chunk
-        else:
-            known.repeatable = False
         mistake: BadRequest | None = None
         try:
             known.features = read_body(
@@ -360,7 +374,11 @@ class Exchange:
             return self._refuse(known, decision)
         self.state = DECIDED
         self._ticket = decision.ticket
-        pick = write_pick(decision, ref, request.features, blocks, generic=known.generic)
+        said = known.generic or known.said_once
+        ended = known.repeatable if said else None
+        pick = write_pick(
+            decision, ref, request.features, blocks, generic=known.generic, ended=ended
+        )
         if known.generic and (head.one_destination or self._options.one_destination):
             pick.only_first()
         pick.unreadable = self.unreadable is not None
@@ -378,7 +396,9 @@ class Exchange:
         if self._options.require_pick:
             form = read_head(head.method, head.path, head.headers).form
             return refuse(NO_PICK, form, head.headers, head.path)
-        return STRIPPED_HEAD if is_generic(head) else EMPTY_HEAD
+        if is_generic(head):
+            return STRIPPED_HEAD
+        return ONCE_HEAD if head.hides_end else EMPTY_HEAD
 
     def fail(self) -> Refuse | None:
         """Refuse a request that could not be handled, if a pick is required."""

@@ -21,8 +21,11 @@ from tidegate_api.names import (
     CONTROL_VARIANT_HEADER,
     DESTINATION_HEADER,
     MAX_RETRIES_HEADER,
+    NOT_REPEATABLE,
     READS_HEADER,
     REPEAT_MISSING,
+    REPEATABLE,
+    REPEATABLE_HEADER,
     RETRY_ON_HEADER,
     TRY_TIMEOUT_HEADER,
     ClusterRef,
@@ -42,10 +45,13 @@ _NONE: Final = BodySending.NONE  # see `state`
 _BUFFERED: Final = BodySending.BUFFERED
 _BODY: Final = ResponsePart.BODY
 EMPTY_HEAD: Final = ReplyHead()
+ONCE_HEAD: Final = ReplyHead(once=True)
 STRIPPED_HEAD: Final = ReplyHead(strip=True)
 EMPTY_TRAILERS: Final = ReplyTrailers()
-_REQUEST_FIRST_PART: Final = ReplyHead(override=BodyModeOverride.FIRST_PART)
-_REQUEST_FIRST_PART_AND_LOADS: Final = ReplyHead(override=BodyModeOverride.FIRST_PART_AND_LOADS)
+_REQUEST_FIRST_PART: Final = ReplyHead(override=BodyModeOverride.FIRST_PART, once=True)
+_REQUEST_FIRST_PART_AND_LOADS: Final = ReplyHead(
+    override=BodyModeOverride.FIRST_PART_AND_LOADS, once=True
+)
 EMPTY_BODY: Final = ReplyBody()
 _EMPTY_RESPONSE: Final = {part: ReplyResponse(part) for part in ResponsePart}
 
@@ -57,6 +63,7 @@ def write_pick(
     blocks: Blocks,
     *,
     generic: bool = False,
+    ended: bool | None = None,
 ) -> Pick:
     """Convert a decision for a request whose route leads to ``ref``.
 
@@ -66,6 +73,7 @@ def write_pick(
         features: Features of the request.
         blocks: Blocks of its prompt.
         generic: The control server did not configure the proxy.
+        ended: Whether the request's end is known; ``None`` = the proxy knows it.
     """
     destination = ",".join(decision.addresses if decision.retriable else decision.addresses[:1])
     headers = [(DESTINATION_HEADER, destination)]
@@ -77,6 +85,8 @@ def write_pick(
         headers.append((TRY_TIMEOUT_HEADER, f"{decision.first_answer_s * 1e3:.0f}"))
     if decision.repeat_missing and decision.retriable and not generic:
         headers.append((RETRY_ON_HEADER, REPEAT_MISSING))
+    if ended is not None:
+        headers.append((REPEATABLE_HEADER, REPEATABLE if ended else NOT_REPEATABLE))
     moved = decision.pool != ref.pool or decision.variant != ref.variant
     if moved:
         headers.append((CONTROL_POOL_HEADER, decision.pool))
@@ -123,7 +133,7 @@ def request_body(head: Head, *, loads: bool) -> ReplyHead:
         loads: An override must keep the response headers enabled (ORCA).
     """
     if head.request_body is not _NONE:
-        return EMPTY_HEAD
+        return ONCE_HEAD if head.partial else EMPTY_HEAD
     return _REQUEST_FIRST_PART_AND_LOADS if loads else _REQUEST_FIRST_PART
 
 

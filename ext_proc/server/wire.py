@@ -53,7 +53,9 @@ from tidegate_api.names import (
     LOAD_BIN_HEADER,
     LOAD_HEADER,
     LOG_SLOT_KEY,
+    NOT_REPEATABLE,
     POOL_KEY,
+    REPEATABLE_HEADER,
     ROUTE_ATTRIBUTE,
     SOURCE_ATTRIBUTE,
     SPOOFABLE_HEADERS,
@@ -167,6 +169,8 @@ def _head(message: Any) -> Head:
         header_bytes=header_bytes,
         one_destination=reads_one(message),
         client=client,
+        partial=config.request_body_mode == MODE.BUFFERED_PARTIAL,
+        gated=REPEATABLE_HEADER in headers,
     )
 
 
@@ -203,7 +207,9 @@ class Writer:
         """Return the reply's bytes."""
         if isinstance(action, ReplyHead):
             if action.pick is None:
-                return _HEAD_STRIPPED if action.strip else _HEAD_PLAIN[action.override]
+                if action.strip:
+                    return _HEAD_STRIPPED
+                return (_HEAD_ONCE if action.once else _HEAD_PLAIN)[action.override]
             return self._picked(action.pick, _HEAD, action.override)
         if isinstance(action, ReplyBody):
             if action.pick is None and action.pass_through is None:
@@ -354,6 +360,8 @@ def _override(request_body: int, response_head: int = MODE.SKIP) -> Any:
         request_body_mode=request_body,
         response_header_mode=response_head,
         response_body_mode=MODE.NONE,
+        # Picker and filter know each other by it: `allowed_override_modes` of the filter.
+        request_trailer_mode=MODE.SKIP,
         # Keeps the stream open until the end of the exchange, where the ticket settles.
         response_trailer_mode=MODE.SEND,
     )
@@ -370,6 +378,17 @@ _HEAD_PLAIN: Final[Mapping[BodyModeOverride | None, bytes]] = {
     **{
         override: pb.ProcessingResponse(
             request_headers=pb.HeadersResponse(), mode_override=mode
+        ).SerializeToString()
+        for override, mode in _OVERRIDE.items()
+    },
+}
+_ONCE: Final[Any] = pb.HeadersResponse()
+_set_headers(_ONCE.response.header_mutation, ((REPEATABLE_HEADER, NOT_REPEATABLE),))
+_HEAD_ONCE: Final[Mapping[BodyModeOverride | None, bytes]] = {
+    None: pb.ProcessingResponse(request_headers=_ONCE).SerializeToString(),
+    **{
+        override: pb.ProcessingResponse(
+            request_headers=_ONCE, mode_override=mode
         ).SerializeToString()
         for override, mode in _OVERRIDE.items()
     },

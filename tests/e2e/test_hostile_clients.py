@@ -149,11 +149,8 @@ async def test_h2c_and_trailers(http, mode_stack):
     assert await quiet(http, mode_stack)
 
 
-async def test_trailers_that_come_late(http, mode_stack, request):
+async def test_trailers_that_come_late(http, mode_stack):
     """A body whose trailers arrive after the picker requested the body is forwarded unchanged."""
-    if mode_stack.mode == "peek":
-        twice = "Envoy 1.40 sends a body twice whose trailers end it in BUFFERED_PARTIAL"
-        request.applymarker(pytest.mark.xfail(reason=twice, strict=True))
     async with Raw(mode_stack.http_address) as raw:
         sent = h2_request(raw, GENERATE, [generate()], {"x-checksum": "7"}, pause_s=0.5)
         answer = await asyncio.wait_for(sent, 60)

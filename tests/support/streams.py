@@ -13,7 +13,14 @@ from tritonclient.grpc import service_pb2
 
 from ext_proc.routing.router import Router
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
-from tidegate_api.names import DESTINATION_HEADER, LB_NAMESPACE, SUBSET_KEY, SUBSET_NAMESPACE
+from tidegate_api.names import (
+    DESTINATION_HEADER,
+    LB_NAMESPACE,
+    REPEATABLE,
+    REPEATABLE_HEADER,
+    SUBSET_KEY,
+    SUBSET_NAMESPACE,
+)
 
 MODE = processing_mode_pb2.ProcessingMode
 INFER_PATH = "/v2/models/toy-llm/generate"
@@ -94,6 +101,8 @@ class Messages:
     route: str | None = "llm/http"
     mode: int | None = MODE.NONE
     source: str | None = "192.0.2.1:40000"
+    gated: bool = True
+    """Whether a proxy that the control server configured sends its mark of requests."""
     made: list[Any] = field(default_factory=list)
 
     def head(
@@ -110,6 +119,8 @@ class Messages:
         part = message.request_headers
         part.end_of_stream = end
         every = {":method": method, ":path": path, **(headers or {})}
+        if self.gated and self.cluster is not None:
+            every[REPEATABLE_HEADER] = REPEATABLE
         for name, value in every.items():
             part.headers.headers.add(key=name, raw_value=value.encode())
         fields = message.attributes["envoy.filters.http.ext_proc"].fields

@@ -58,6 +58,8 @@ from tidegate_api.names import (
     ATTEMPT_HEADER,
     READS_HEADER,
     REASON_HEADER,
+    REPEATABLE,
+    REPEATABLE_HEADER,
     SENT_HEADER,
     SEQUENCE_HEADER,
 )
@@ -158,6 +160,16 @@ def upstream_filters() -> list[HttpFilter]:
             name="envoy.filters.http.upstream_codec", typed_config=PackedAny.pack(UpstreamCodec())
         ),
     ]
+
+
+def repeat_known_ends(retry: Any) -> None:
+    """Let a retry policy hold only for requests whose end is known.
+
+    Envoy 1.40 sends a body twice if trailers end it, a picker was asked about it, and the request
+    may be retried. Envoy decides that when the headers leave for a replica, by this header.
+    """
+    matcher = retry.retriable_request_headers.add(name=REPEATABLE_HEADER)
+    matcher.string_match.exact = REPEATABLE
 
 
 def allow_reads(route: Any, retry_read: int) -> None:

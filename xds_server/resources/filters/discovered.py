@@ -26,6 +26,9 @@ from envoy_data_plane.envoy.config.common.mutation_rules.v3 import (
 from envoy_data_plane.envoy.config.core.v3 import (
     GrpcService,
     GrpcServiceEnvoyGrpc,
+    HeaderValue,
+    HeaderValueOption,
+    HeaderValueOptionHeaderAppendAction,
 )
 from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
     ExternalProcessor,
@@ -52,6 +55,8 @@ from tidegate_api.names import (
     LOAD_HEADER,
     PICKER_CLUSTER,
     PICKER_FILTER,
+    REPEATABLE,
+    REPEATABLE_HEADER,
     ROUTE_ATTRIBUTE,
     SOURCE_ATTRIBUTE,
     STRIP_FILTER,
@@ -85,12 +90,27 @@ _FORWARDED_HEADERS = (
     "x-request-id",
     "traceparent",
     "tracestate",
+    REPEATABLE_HEADER,
     # On responses, for pools that request load reports.
     LOAD_HEADER,
     LOAD_BIN_HEADER,
 )
 """Headers sent to the picker, beside `tidegate-*`, session and variant headers. Credentials are
 never sent."""
+
+
+_OVERRIDES = [
+    ProcessingMode(
+        request_header_mode=ProcessingModeHeaderSendMode.SEND,
+        request_body_mode=body,
+        request_trailer_mode=ProcessingModeHeaderSendMode.SKIP,
+        response_header_mode=head,
+        response_trailer_mode=ProcessingModeHeaderSendMode.SEND,
+    )
+    for body in (ProcessingModeBodySendMode.BUFFERED_PARTIAL, ProcessingModeBodySendMode.NONE)
+    for head in (ProcessingModeHeaderSendMode.SKIP, ProcessingModeHeaderSendMode.SEND)
+]
+"""What a picker may ask for in its reply to the headers."""
 
 
 def strip_filter() -> HttpFilter:
@@ -158,11 +178,15 @@ def _pinning(pool: PoolSpec) -> set[str]:
 
 
 def _strip(fleet: Fleet) -> MutationFilter:
-    return MutationFilter(
-        mutations=Mutations(
-            request_mutations=[HeaderMutation(remove=name) for name in refused_headers(fleet)]
+    removed = [HeaderMutation(remove=name) for name in refused_headers(fleet)]
+    # The picker closes what this opens. So it does where there is no picker, or it says nothing.
+    repeatable = HeaderMutation(
+        append=HeaderValueOption(
+            header=HeaderValue(key=REPEATABLE_HEADER, value=REPEATABLE),
+            append_action=HeaderValueOptionHeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD,
         )
     )
+    return MutationFilter(mutations=Mutations(request_mutations=[*removed, repeatable]))
 
 
 def _attributes(fleet: Fleet) -> list[str]:
@@ -188,6 +212,8 @@ def _external_processor(fleet: Fleet) -> ExternalProcessor:
         ),
         # The picker requests the first part of a body only if it needs it (body-mode override).
         allow_mode_override=True,
+        # Pickers that do not know `REPEATABLE_HEADER` ask for bodies with another mode.
+        allowed_override_modes=_OVERRIDES,
         # Cleared only if the picker has chosen pool or variant; clearing it always would draw the
         # variant again.
         route_cache_action=ExternalProcessorRouteCacheAction.DEFAULT,

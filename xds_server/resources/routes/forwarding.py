@@ -13,7 +13,7 @@ from tidegate_api.pools import ENVOY_POLICY
 from xds_server.resources.filters.picked_pool import follow_picker
 from xds_server.resources.filters.placed import choose_by_model
 from xds_server.resources.fractions import fraction
-from xds_server.resources.reads import allow_reads
+from xds_server.resources.reads import allow_reads, repeat_known_ends
 from xds_server.resources.routes.processing import process, without_picker
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def forward(route: Any, pool: PoolSpec, *, streaming: bool) -> None:
         else "connect-failure,refused-stream,reset-before-request,reset,"
         "retriable-status-codes,unavailable"
     )
+    repeat_known_ends(retry)
     if not streaming:
         retry.retriable_status_codes.append(503)
     if not streaming and pool.health.repository:

@@ -21,6 +21,7 @@ from envoy.config.route.v3 import route_components_pb2
 from envoy.extensions.retry.priority.previous_priorities.v3 import previous_priorities_config_pb2
 
 from tidegate_api.names import GATEWAY_CLUSTERS, IN_SIGHT_HEADER, Protocol
+from xds_server.resources.reads import repeat_known_ends
 from xds_server.resources.routes import paths
 from xds_server.resources.routes.pins import header_in
 from xds_server.resources.routes.processing import without_picker
@@ -106,6 +107,7 @@ def _route(name: str, call: Call, protocol: Protocol, sight: Sight) -> Any:
     route.route.timeout.FromSeconds(_TIMEOUT_S)
     retry = route.route.retry_policy
     retry.retry_on = "connect-failure,refused-stream,reset-before-request"
+    repeat_known_ends(retry)
     retry.num_retries.value = 1
     retry.retry_priority.name = "envoy.retry_priorities.previous_priorities"
     retry.retry_priority.typed_config.Pack(_NEXT)

@@ -44,9 +44,12 @@ from support.streams import (
 
 
 def test_peek_requests_the_first_part():
-    """Nothing is announced and the pool peeks: the reply requests the body and has no pick."""
+    """Nothing is announced and the pool peeks: the reply requests the body and has no pick.
+
+    Until the end of the body is known, the request must not be repeated.
+    """
     exchange, reply = run(router(llm()), head())
-    assert reply == ReplyHead(override=BodyModeOverride.FIRST_PART)
+    assert reply == ReplyHead(override=BodyModeOverride.FIRST_PART, once=True)
     assert exchange.state is ExchangeState.WAITING
 
 

@@ -25,7 +25,9 @@ def headers(*items):
 
 def test_a_head():
     """Method, path, headers, attributes and the announced mode are read."""
-    made = event(Messages(mode=MODE.BUFFERED).head("/p?q=1", "PUT", {"X-A": "1"}, end=True))
+    made = event(
+        Messages(mode=MODE.BUFFERED, gated=False).head("/p?q=1", "PUT", {"X-A": "1"}, end=True)
+    )
     assert made == Head(
         "PUT",
         "/p?q=1",
@@ -35,6 +37,7 @@ def test_a_head():
         route="llm/http",
         request_body=BodySending.BUFFERED,
         client="192.0.2.1",
+        gated=False,
     )
 
 

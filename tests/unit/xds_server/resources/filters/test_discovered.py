@@ -60,12 +60,14 @@ def test_what_is_not_listed_is_stripped() -> None:
 
 
 def test_the_filter_removes_what_is_refused() -> None:
-    """Neither the picker nor a replica sees it."""
+    """Neither the picker nor a replica sees it; then the request is marked as repeatable."""
     made = header_mutation_pb2.HeaderMutation()
     of = pinned(client_headers=["x-ab"])
     assert settings_of(of, STRIP_FILTER).typed_config.Unpack(made)
-    removed = [one.remove for one in made.mutations.request_mutations]
-    assert removed == refused_headers(of)
+    *removed, last = made.mutations.request_mutations
+    assert [one.remove for one in removed] == refused_headers(of)
+    assert (last.append.header.key, last.append.header.value) == ("x-tidegate-repeatable", "1")
+    assert last.append.append_action == last.append.OVERWRITE_IF_EXISTS_OR_ADD
 
 
 def test_no_route_matches_by_a_refused_header() -> None:

@@ -255,6 +255,22 @@ def test_a_404_is_repeated_only_where_a_header_asks_for_it() -> None:
     assert not off["llm/http"].route.retry_policy.retriable_headers
 
 
+def test_no_route_retries_a_request_whose_end_is_not_known() -> None:
+    """Every retry policy holds only for requests with the mark, which clients cannot set."""
+    duplex = pool(default=True, routing={"first_message": "duplex"})
+    routes = parse(
+        route_configuration(
+            fleet(duplex, gateway={"http": ["127.0.0.1:9000"], "grpc": ["127.0.0.1:9001"]})
+        )
+    )
+    retried = [each.route.retry_policy for each in routes.values() if each.HasField("route")]
+    assert len(retried) > 10
+    for retry in retried:
+        (gate,) = retry.retriable_request_headers
+        assert (gate.name, gate.string_match.exact) == ("x-tidegate-repeatable", "1")
+    assert "x-tidegate-repeatable" in STRIPPED_HEADERS
+
+
 def test_reads_are_bounded_except_on_streams() -> None:
     """A stream is not retried once it may have been read, so it needs no count."""
     routes = parse(route_configuration(fleet(pool(default=True, routing={"retry_read": 0}))))

@@ -150,7 +150,7 @@ class Asker:
         async def ask(target: AskedReplica) -> Said:
             options = await self._contexts.options(target.tls)
             scheme = "https" if options else "http"
-            url = yarl.URL(f"{scheme}://{target.address}{path}", encoded=True)
+            url = yarl.URL(f"{scheme}://{target.address}{target.path(path)}", encoded=True)
             name = target.key.id
             async with self.session.request(
                 method, url, data=body or None, headers=headers, allow_redirects=False, **options
@@ -184,7 +184,7 @@ class Asker:
                 await self._contexts.of(target.tls, "h2")  # no attempt without files
             call: Any = self._channel((target.address, target.tls)).unary_unary(method)
             try:
-                body = await call(message, timeout=timeout_s)
+                body = await call(target.message(message), timeout=timeout_s)
                 if not left.takes(len(body)):
                     return Said(name, fault="too-large")
                 return Said(name, 0, body, good=True)

@@ -7,6 +7,8 @@ Rules:
 2. It succeeded if it succeeded everywhere. Otherwise the answer says for each replica what
    happened, and nothing is undone.
 3. Every change is logged with its outcome.
+4. A load names no version, so it is refused where the model is READY on a replica whose variant has
+   one (``model_version``): it could replace this version by another one.
 
 Source: Triton's model repository, trace and logging extensions.
 """
@@ -24,15 +26,17 @@ from google.protobuf.message import DecodeError
 from gateway.grpc_answers import NOT_FOUND, UNAVAILABLE, GrpcReply
 from gateway.http_answers import JSON, HttpQuestion, HttpReply, described, refusal, silence
 from gateway.merge import parity
-from gateway.targets import UnknownReplicaError
+from gateway.targets import UnknownReplicaError, pinned
 from tidegate_api.kserve.v1 import kserve_pb2 as pb
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
     from gateway.merge.answers import Said
     from gateway.questions import Heard, Questions, Scope
 
 _PATHS: Final = re.compile(
-    r"/v2/repository(/[^/]+)?/models/(?P<model>[^/]+)/(load|unload)"
+    r"/v2/repository(/[^/]+)?/models/(?P<model>[^/]+)/(?P<verb>load|unload)"
     r"|/v2/models/(?P<traced>[^/]+)(/versions/[0-9]+)?/trace/setting"
     r"|/v2/trace/setting|/v2/logging"
 )
@@ -43,7 +47,9 @@ METHODS: Final = (
     "LogSettings",
 )
 """Methods of ``inference.GRPCInferenceService``."""
+_FAILED_PRECONDITION: Final = 9
 _ABORTED: Final = 10
+_PINNED: Final = "pinned-version"
 _MAX_TEXT: Final = 512
 
 _log = structlog.stdlib.get_logger("gateway.changes")
@@ -71,6 +77,13 @@ class ReplicaChanges:
         pools = self._questions.pools_about(scope, model)
         headers = {"content-type": JSON} if asked.body else {}
         try:
+            pins = pinned(pools, model, scope.endpoint)
+            if pins and found and found["verb"] == "load":
+                asks = _ready_path(asked.path)
+                ready = await self._questions.http(pools, scope, "GET", asks)
+                why = _against(pins, model, {each.replica for each in ready.good})
+                if why:
+                    return refusal(409, _PINNED, why)
             heard = await self._questions.http(
                 pools, scope, asked.method, asked.path, body=asked.body, headers=headers
             )
@@ -100,6 +113,15 @@ class ReplicaChanges:
             model = ""
         pools = self._questions.pools_about(scope, model)
         try:
+            pins = pinned(pools, model, scope.endpoint)
+            if pins and method == "RepositoryModelLoad":
+                asks = pb.ModelRequest(name=model).SerializeToString()
+                ready = await self._questions.grpc(pools, scope, "ModelReady", asks)
+                yes = pb.ReadyResponse(ready=True).SerializeToString()
+                have = {each.replica for each in ready.good if each.body == yes}
+                why = _against(pins, model, have)
+                if why:
+                    return GrpcReply(_FAILED_PRECONDITION, details=why)
             heard = await self._questions.grpc(pools, scope, method, message)
         except UnknownReplicaError as error:
             return GrpcReply(NOT_FOUND, details=f"no replica {error} speaks gRPC")
@@ -117,6 +139,29 @@ class ReplicaChanges:
             if not each.good
         }
         return GrpcReply(_ABORTED, details=_sentence(failed, len(heard.said)), note=heard.note())
+
+
+def _ready_path(path: str) -> str:
+    """Return the path that asks whether the model of a load is READY."""
+    return re.sub("^.*/models/([^/]+)/load$", r"/v2/models/\1/ready", path)
+
+
+def _against(pins: Mapping[str, str], model: str, ready: Collection[str]) -> str:
+    """Return why a load must not be made (rule 4); empty = it may.
+
+    Args:
+        pins: Replicas whose variant has a version, and which.
+        model: The model.
+        ready: The replicas that have it READY.
+    """
+    against = [f"{name}: {words}" for name, words in pins.items() if name in ready]
+    if not against:
+        return ""
+    return (
+        f"{model} is READY where a load could replace its version ({'; '.join(against[:32])}); load"
+        " another version under a name of its own or onto replicas of another variant, or unload"
+        " the model there first"
+    )
 
 
 def _same(one: Said, other: Said) -> bool:

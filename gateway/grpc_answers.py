@@ -86,16 +86,19 @@ class GrpcAnswers:
         status = _HEALTH.SERVING if verdict.ready else _HEALTH.NOT_SERVING
         return GrpcReply(message=_HEALTH(status=status).SerializeToString(), note=verdict.note)
 
-    async def _ask(self, method: str, message: bytes, scope: Scope, name: str = "") -> Heard:
+    async def _ask(
+        self, method: str, message: bytes, scope: Scope, name: str = "", unversioned: str = ""
+    ) -> Heard:
         pools = self._questions.pools_about(scope, name)
-        return await self._questions.grpc(pools, scope, method, message)
+        return await self._questions.grpc(pools, scope, method, message, unversioned)
 
     async def _ask_model(self, method: str, message: bytes, scope: Scope) -> Heard:
         try:
-            name = pb.ModelRequest.FromString(message).name
+            asked = pb.ModelRequest.FromString(message)
         except DecodeError:
-            name = ""  # replicas say what is wrong
-        return await self._ask(method, message, scope, name)
+            return await self._ask(method, message, scope)  # replicas say what is wrong
+        unversioned = "" if asked.version else asked.name
+        return await self._ask(method, message, scope, asked.name, unversioned)
 
     # --- merged answers -------------------------------------------------------------------------
 

@@ -105,9 +105,10 @@ class HttpAnswers:
         if found is None and path not in _OF_SERVER:
             return _unknown()
         model, verb = ("", "") if found is None else (found["model"], found["verb"])
+        unversioned = found is not None and not found["version"]
         if verb == "stats" or path == "/v2/models/stats":
-            return await self._statistics(asked, scope, model)
-        heard = await self._ask(asked, scope, model)
+            return await self._statistics(asked, scope, model, unversioned=unversioned)
+        heard = await self._ask(asked, scope, model, unversioned=unversioned)
         if verb == "config":
             return described(heard, "", parity.versions_of, parity.form_of_json_config)
         if verb == "ready" or path == _READY:
@@ -116,23 +117,38 @@ class HttpAnswers:
             return described(heard, "extensions", parity.common, needed=True)
         return described(heard, "versions", parity.versions_of)
 
-    async def _ask(self, asked: HttpQuestion, scope: Scope, model: str = "") -> Heard:
+    async def _ask(
+        self, asked: HttpQuestion, scope: Scope, model: str = "", *, unversioned: bool = False
+    ) -> Heard:
         pools = self._questions.pools_about(scope, model)
-        return await self._send(asked, scope, pools)
+        return await self._send(asked, scope, pools, unversioned=model if unversioned else "")
 
     async def _send(
-        self, asked: HttpQuestion, scope: Scope, pools: tuple[Pool, ...], body: bytes | None = None
+        self,
+        asked: HttpQuestion,
+        scope: Scope,
+        pools: tuple[Pool, ...],
+        body: bytes | None = None,
+        unversioned: str = "",
     ) -> Heard:
         sent = asked.body if body is None else body
         headers = {"content-type": JSON} if sent else {}
         return await self._questions.http(
-            pools, scope, asked.method, asked.path, body=sent, headers=headers
+            pools,
+            scope,
+            asked.method,
+            asked.path,
+            body=sent,
+            headers=headers,
+            unversioned=unversioned,
         )
 
     # --- merged answers -------------------------------------------------------------------------
 
-    async def _statistics(self, asked: HttpQuestion, scope: Scope, model: str) -> HttpReply:
-        heard = await self._ask(asked, scope, model)
+    async def _statistics(
+        self, asked: HttpQuestion, scope: Scope, model: str, *, unversioned: bool
+    ) -> HttpReply:
+        heard = await self._ask(asked, scope, model, unversioned=unversioned)
         if scope.endpoint or not heard.good:
             return relayed(heard)
         rows: dict[str, list[dict[str, Any]]] = {}

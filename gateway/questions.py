@@ -141,23 +141,38 @@ class Questions:
         *,
         body: bytes = b"",
         headers: Mapping[str, str] | None = None,
+        unversioned: str = "",
     ) -> Heard:
         """Send an HTTP request to the replicas of these pools.
+
+        Args:
+            pools: The pools.
+            scope: Which of their replicas.
+            method: HTTP method.
+            path: Path and query.
+            body: Body.
+            headers: Headers.
+            unversioned: The model that it is about and names no version of; empty = none.
 
         Raises:
             UnknownReplicaError: The one replica that is asked for is not there.
         """
-        targets = replicas_of(pools, "http", scope.endpoint)
+        targets = replicas_of(pools, "http", scope.endpoint, unversioned)
         said = await self._asker.over_http(
             targets.asked, method, path, body=body, headers=headers, timeout_s=scope.timeout_s
         )
         return Heard(said, targets, pools)
 
     async def grpc(
-        self, pools: tuple[Pool, ...], scope: Scope, method: str, message: bytes
+        self,
+        pools: tuple[Pool, ...],
+        scope: Scope,
+        method: str,
+        message: bytes,
+        unversioned: str = "",
     ) -> Heard:
         """Make a call to the replicas of these pools; errors as of ``http``."""
-        targets = replicas_of(pools, "grpc", scope.endpoint)
+        targets = replicas_of(pools, "grpc", scope.endpoint, unversioned)
         said = await self._asker.over_grpc(
             targets.asked, SERVICE + method, message, timeout_s=scope.timeout_s
         )

@@ -6,11 +6,16 @@ Rules:
 2. A question about a model goes to the replicas of the pools that list it; if none does, to all:
    what a pool does not list, such as the parts of an ensemble, may be loaded all the same.
 3. At most ``MAX_REPLICAS`` replicas are asked, in the order of the pools.
+4. A question about a model that names no version is for that of the replica's variant, as
+   inferences are: where the variant has one, the replica is asked for it.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+from tidegate_api.kserve.v1 import kserve_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -20,6 +25,7 @@ if TYPE_CHECKING:
     from tidegate_common.upstream.contexts import ReplicaTls
 
 MAX_REPLICAS: Final = 256
+_MODEL_PATH: Final = re.compile("^/v2/models/[^/]+")
 
 
 class AskedReplica(NamedTuple):
@@ -32,6 +38,23 @@ class AskedReplica(NamedTuple):
     """The pools that it is in, of those in sight."""
     tls: ReplicaTls | None = None
     """TLS that it speaks; ``None`` = it speaks plain."""
+    version: str = ""
+    """The version that it is asked for where the question names none; empty = none."""
+
+    def path(self, path: str) -> str:
+        """Return the path of a question, as this replica is asked."""
+        if not self.version:
+            return path
+        return _MODEL_PATH.sub(rf"\g<0>/versions/{self.version}", path, count=1)
+
+    def message(self, message: bytes) -> bytes:
+        """Return the message of a question, as this replica is asked.
+
+        The version is field 2 of all messages of questions about a model.
+        """
+        if not self.version:
+            return message
+        return message + kserve_pb2.ModelRequest(version=self.version).SerializeToString()
 
 
 class AskedReplicas(NamedTuple):
@@ -57,28 +80,55 @@ def about(pools: Iterable[Pool], model: str) -> tuple[Pool, ...]:
     return tuple(pool for pool in every if model in pool.models) or every
 
 
-def replicas_of(pools: Iterable[Pool], protocol: Protocol, endpoint: str = "") -> AskedReplicas:
+def pinned(pools: Iterable[Pool], model: str, endpoint: str = "") -> dict[str, str]:
+    """Return the replicas whose variant has a version, and which variant, in words.
+
+    Args:
+        pools: The pools in sight.
+        model: The model; pools that do not list it do not count.
+        endpoint: Only the replica of this id; empty = all.
+    """
+    found: dict[str, str] = {}
+    for pool in pools:
+        of = {each.name: each.model_version for each in pool.variants if each.model_version}
+        for each in pool.endpoints if model in pool.models else ():
+            version = of.get(each.variant)
+            if version and endpoint in {"", each.key.id}:
+                words = f"variant {each.variant} of pool {pool.name} has model_version {version}"
+                found.setdefault(each.key.id, words)
+    return found
+
+
+def replicas_of(
+    pools: Iterable[Pool], protocol: Protocol, endpoint: str = "", unversioned: str = ""
+) -> AskedReplicas:
     """Return the replicas to ask.
 
     Args:
         pools: The pools in sight.
         protocol: Protocol of the question.
         endpoint: Only the replica of this id; empty = all.
+        unversioned: The model that the question is about and names no version of; empty = none.
 
     Raises:
         UnknownReplicaError: There is no such replica, or it does not speak the protocol.
     """
     found: dict[EndpointKey, tuple[str, set[str], ReplicaTls | None]] = {}
+    versions: dict[EndpointKey, str] = {}
     for pool in pools:
+        asks = unversioned in pool.models and not endpoint
+        of = {v.name: v.model_version for v in pool.variants if v.model_version and asks}
         for each in pool.endpoints:
             address = each.address(protocol)
             if address is not None and (not endpoint or each.key.id == endpoint):
                 known = found.setdefault(each.key, (address, set(), pool.upstream_tls))
                 known[1].add(pool.name)
+                if of:
+                    versions.setdefault(each.key, of.get(each.variant, ""))
     if endpoint and not found:
         raise UnknownReplicaError(endpoint)
     every = tuple(
-        AskedReplica(key, address, frozenset(names), tls)
+        AskedReplica(key, address, frozenset(names), tls, versions.get(key, ""))
         for key, (address, names, tls) in found.items()
     )
     return AskedReplicas(every[:MAX_REPLICAS], len(every[MAX_REPLICAS:]))

@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2 as pb
 
-from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool
+from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
 from gateway import ports
 from gateway.ports import CannotListenError, scope_of, serve_http
 from gateway.settings import GatewaySettings
@@ -211,6 +211,43 @@ async def test_changes_over_grpc_are_for_operators_only(lab: Lab):
                 pb.RepositoryModelLoadResponse,
                 tidegate_endpoint="r1",
             )
+
+
+async def test_a_load_that_could_replace_a_variants_version_is_refused(lab: Lab):
+    """Over both protocols; where the model is not READY nothing is replaced."""
+    variants = (Variant("stable", 1, "1"),)
+    asked = pb.RepositoryModelLoadRequest(model_name="m")
+    ready = Triton(RepositoryModelLoad=b"", ModelReady=pb.ModelReadyResponse(ready=True))
+    idle = Triton(RepositoryModelLoad=b"", ModelReady=b"")
+    async with tritons(lab, ready, idle):
+        lab.put(variants=variants)
+        async with channel(lab, admin=True) as to:
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await call(to, "RepositoryModelLoad", asked, pb.RepositoryModelLoadResponse)
+            assert error.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+            assert "r1: variant stable of pool p has model_version 1)" in error.value.details()
+            assert "RepositoryModelLoad" not in ready.asked + idle.asked
+            one = {"tidegate_endpoint": "r2"}
+            await call(to, "RepositoryModelLoad", asked, pb.RepositoryModelLoadResponse, **one)
+            assert idle.asked[-1] == "RepositoryModelLoad"
+
+
+async def test_a_load_over_http_that_could_replace_a_version_is_refused(lab: Lab):
+    """With the reason as a header; an unload replaces nothing."""
+    await lab.replicas(saying(), variants=(Variant("stable", 1, "1"),))
+    given: dict[str, Any] = {"admin": True, "option": "admin"}
+    load, unload = (f"/v2/repository/models/m/{verb}" for verb in ("load", "unload"))
+    async with (
+        serve_http(lab.calls, "127.0.0.1:0", None, lambda *_: None, **given) as address,
+        aiohttp.ClientSession(f"http://{address}") as session,
+    ):
+        async with session.post(load) as answer:
+            assert (answer.status, answer.headers["x-tidegate-reason"]) == (409, "pinned-version")
+            assert "model_version 1" in (await answer.json())["error"]
+        async with session.post(unload) as answer:
+            assert answer.status == 200
+    asked = [line.removesuffix(" HTTP/1.1") for _, line in lab.asked]
+    assert asked == ["GET /v2/models/m/ready", f"POST {unload}"]
 
 
 async def test_http_has_the_note_and_the_reason_as_headers(lab: Lab):

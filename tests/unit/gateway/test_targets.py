@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool
-from gateway.targets import MAX_REPLICAS, UnknownReplicaError, about, in_sight, replicas_of
+from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
+from gateway.targets import (
+    MAX_REPLICAS,
+    UnknownReplicaError,
+    about,
+    in_sight,
+    pinned,
+    replicas_of,
+)
+from tidegate_api.kserve.v1 import kserve_pb2
 
 
 def endpoint(name: str, *, http: bool = True) -> Endpoint:
@@ -62,3 +70,21 @@ def test_the_number_of_replicas_is_bounded():
     many = pool("a", of=tuple(f"r{n}" for n in range(MAX_REPLICAS + 7)))
     targets = replicas_of([many], "http")
     assert (len(targets.asked), targets.unasked) == (MAX_REPLICAS, 7)
+
+
+def test_a_question_without_a_version_is_for_that_of_the_variant():
+    """In the path, and as a field of each message of such questions; not for a replica by name."""
+    variants = (Variant("stable", 1, "7"), Variant("free", 1))
+    far = Endpoint(EndpointKey("r3", 1), "free", "r3:1", "r3:2")
+    of = Pool("a", frozenset({"m"}), variants=variants, endpoints=(endpoint("r1"), far))
+    one, other = replicas_of([of], "http", unversioned="m").asked
+    assert one.path("/v2/models/m%20n/config?x=1") == "/v2/models/m%20n/versions/7/config?x=1"
+    assert one.path("/v2/models/m") == "/v2/models/m/versions/7"
+    asked = kserve_pb2.ModelRequest(name="m").SerializeToString()
+    assert kserve_pb2.ModelRequest.FromString(one.message(asked)).version == "7"
+    assert (other.path("/v2/models/m"), other.message(asked)) == ("/v2/models/m", asked)
+    for more in ({}, {"unversioned": "n"}, {"unversioned": "m", "endpoint": "r1"}):
+        assert replicas_of([of], "http", **more).asked[0].version == ""
+    words = "variant stable of pool a has model_version 7"
+    assert pinned([of], "m") == pinned([of], "m", "r1") == {"r1": words}
+    assert pinned([of], "n") == pinned([of], "m", "r3") == {}

@@ -7,8 +7,9 @@ Rules:
 2. It succeeded if it succeeded everywhere. Otherwise the answer says for each replica what
    happened, and nothing is undone.
 3. Every change is logged with its outcome.
-4. A load names no version, so it is refused where the model is READY on a replica whose variant has
-   one (``model_version``): it could replace this version by another one.
+4. A load names no version, so it could replace that of a variant which has one
+   (``model_version``). Replicas of such variants that have the model READY are left out; if no
+   others are left, the load is refused.
 
 Source: Triton's model repository, trace and logging extensions.
 """
@@ -30,7 +31,7 @@ from gateway.targets import UnknownReplicaError, pinned
 from tidegate_api.kserve.v1 import kserve_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
     from gateway.merge.answers import Said
     from gateway.questions import Heard, Questions, Scope
@@ -77,15 +78,22 @@ class ReplicaChanges:
         pools = self._questions.pools_about(scope, model)
         headers = {"content-type": JSON} if asked.body else {}
         try:
+            kept: set[str] = set()
             pins = pinned(pools, model, scope.endpoint)
             if pins and found and found["verb"] == "load":
                 asks = _ready_path(asked.path)
                 ready = await self._questions.http(pools, scope, "GET", asks)
-                why = _against(pins, model, {each.replica for each in ready.good})
-                if why:
-                    return refusal(409, _PINNED, why)
+                kept = pins.keys() & {each.replica for each in ready.good}
+                if kept and len(kept) == len(ready.said):
+                    return refusal(409, _PINNED, _against(pins, model))
             heard = await self._questions.http(
-                pools, scope, asked.method, asked.path, body=asked.body, headers=headers
+                pools,
+                scope,
+                asked.method,
+                asked.path,
+                body=asked.body,
+                headers=headers,
+                without=kept,
             )
         except UnknownReplicaError as error:
             return refusal(404, "unknown-endpoint", f"no replica {error} speaks HTTP")
@@ -113,16 +121,16 @@ class ReplicaChanges:
             model = ""
         pools = self._questions.pools_about(scope, model)
         try:
+            kept: set[str] = set()
             pins = pinned(pools, model, scope.endpoint)
             if pins and method == "RepositoryModelLoad":
                 asks = pb.ModelRequest(name=model).SerializeToString()
                 ready = await self._questions.grpc(pools, scope, "ModelReady", asks)
                 yes = pb.ReadyResponse(ready=True).SerializeToString()
-                have = {each.replica for each in ready.good if each.body == yes}
-                why = _against(pins, model, have)
-                if why:
-                    return GrpcReply(_FAILED_PRECONDITION, details=why)
-            heard = await self._questions.grpc(pools, scope, method, message)
+                kept = pins.keys() & {each.replica for each in ready.good if each.body == yes}
+                if kept and len(kept) == len(ready.said):
+                    return GrpcReply(_FAILED_PRECONDITION, details=_against(pins, model))
+            heard = await self._questions.grpc(pools, scope, method, message, without=kept)
         except UnknownReplicaError as error:
             return GrpcReply(NOT_FOUND, details=f"no replica {error} speaks gRPC")
         _tell(method, heard)
@@ -146,21 +154,17 @@ def _ready_path(path: str) -> str:
     return re.sub("^.*/models/([^/]+)/load$", r"/v2/models/\1/ready", path)
 
 
-def _against(pins: Mapping[str, str], model: str, ready: Collection[str]) -> str:
-    """Return why a load must not be made (rule 4); empty = it may.
+def _against(pins: Mapping[str, str], model: str) -> str:
+    """Return why a load must not be made (rule 4).
 
     Args:
         pins: Replicas whose variant has a version, and which.
         model: The model.
-        ready: The replicas that have it READY.
     """
-    against = [f"{name}: {words}" for name, words in pins.items() if name in ready]
-    if not against:
-        return ""
+    where = "; ".join(f"{name}: {words}" for name, words in list(pins.items())[:32])
     return (
-        f"{model} is READY where a load could replace its version ({'; '.join(against[:32])}); load"
-        " another version under a name of its own or onto replicas of another variant, or unload"
-        " the model there first"
+        f"{model} is READY, and a load could replace its version ({where}); load another version"
+        " under a name of its own or onto replicas of another variant, or unload the model first"
     )
 
 

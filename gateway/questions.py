@@ -30,7 +30,7 @@ from tidegate_api.kserve.v1 import kserve_pb2
 from tidegate_api.pools import ENGINE_READY_PATHS, TRITON_PATHS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from ext_proc.routing.values.pool import EndpointKey, Pool
     from gateway.asking import Asker
@@ -142,6 +142,7 @@ class Questions:
         body: bytes = b"",
         headers: Mapping[str, str] | None = None,
         unversioned: str = "",
+        without: Collection[str] = (),
     ) -> Heard:
         """Send an HTTP request to the replicas of these pools.
 
@@ -153,11 +154,12 @@ class Questions:
             body: Body.
             headers: Headers.
             unversioned: The model that it is about and names no version of; empty = none.
+            without: Ids of replicas that are left out.
 
         Raises:
             UnknownReplicaError: The one replica that is asked for is not there.
         """
-        targets = replicas_of(pools, "http", scope.endpoint, unversioned)
+        targets = replicas_of(pools, "http", scope.endpoint, unversioned).without(without)
         said = await self._asker.over_http(
             targets.asked, method, path, body=body, headers=headers, timeout_s=scope.timeout_s
         )
@@ -170,9 +172,10 @@ class Questions:
         method: str,
         message: bytes,
         unversioned: str = "",
+        without: Collection[str] = (),
     ) -> Heard:
         """Make a call to the replicas of these pools; errors as of ``http``."""
-        targets = replicas_of(pools, "grpc", scope.endpoint, unversioned)
+        targets = replicas_of(pools, "grpc", scope.endpoint, unversioned).without(without)
         said = await self._asker.over_grpc(
             targets.asked, SERVICE + method, message, timeout_s=scope.timeout_s
         )

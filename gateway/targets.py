@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from tidegate_api.kserve.v1 import kserve_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from ext_proc.routing.values.pool import EndpointKey, Pool
     from tidegate_api.names import Protocol
@@ -62,7 +62,12 @@ class AskedReplicas(NamedTuple):
 
     asked: tuple[AskedReplica, ...]
     unasked: int
-    """Replicas above the bound."""
+    """Replicas above the bound, and those that were left out."""
+
+    def without(self, names: Collection[str]) -> AskedReplicas:
+        """Return this without the replicas of these ids."""
+        asked = tuple(each for each in self.asked if each.key.id not in names)
+        return AskedReplicas(asked, self.unasked + len(self.asked) - len(asked))
 
 
 class UnknownReplicaError(LookupError):

@@ -213,23 +213,23 @@ async def test_changes_over_grpc_are_for_operators_only(lab: Lab):
             )
 
 
-async def test_a_load_that_could_replace_a_variants_version_is_refused(lab: Lab):
-    """Over both protocols; where the model is not READY nothing is replaced."""
-    variants = (Variant("stable", 1, "1"),)
+async def test_a_load_leaves_out_replicas_whose_version_it_could_replace(lab: Lab):
+    """Where the model is not READY nothing is replaced; if none is left, the load is refused."""
     asked = pb.RepositoryModelLoadRequest(model_name="m")
     ready = Triton(RepositoryModelLoad=b"", ModelReady=pb.ModelReadyResponse(ready=True))
     idle = Triton(RepositoryModelLoad=b"", ModelReady=b"")
     async with tritons(lab, ready, idle):
-        lab.put(variants=variants)
+        lab.put(variants=(Variant("stable", 1, "1"),))
         async with channel(lab, admin=True) as to:
+            answer = pb.RepositoryModelLoadResponse
+            _, note = await call(to, "RepositoryModelLoad", asked, answer)
+            assert note == "1/2; unasked=1"
+            assert (ready.asked[-1], idle.asked[-1]) == ("ModelReady", "RepositoryModelLoad")
             with pytest.raises(grpc.aio.AioRpcError) as error:
-                await call(to, "RepositoryModelLoad", asked, pb.RepositoryModelLoadResponse)
+                await call(to, "RepositoryModelLoad", asked, answer, tidegate_endpoint="r1")
             assert error.value.code() == grpc.StatusCode.FAILED_PRECONDITION
-            assert "r1: variant stable of pool p has model_version 1)" in error.value.details()
-            assert "RepositoryModelLoad" not in ready.asked + idle.asked
-            one = {"tidegate_endpoint": "r2"}
-            await call(to, "RepositoryModelLoad", asked, pb.RepositoryModelLoadResponse, **one)
-            assert idle.asked[-1] == "RepositoryModelLoad"
+            assert "(r1: variant stable of pool p has model_version 1)" in error.value.details()
+            assert "RepositoryModelLoad" not in ready.asked
 
 
 async def test_a_load_over_http_that_could_replace_a_version_is_refused(lab: Lab):

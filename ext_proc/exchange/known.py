@@ -63,6 +63,7 @@ class KnownRequest:
         "head",
         "held",
         "hint",
+        "once",
         "pool",
         "ref",
         "repeatable",
@@ -86,6 +87,8 @@ class KnownRequest:
         """Trailers end the body; Envoy may send such a body twice where it repeats requests."""
         self.said_once = head.hides_end
         """The proxy was told, or is to be told, whether it may send the request again."""
+        self.once = False
+        """Its reading is beyond a bound, so that one replica may get it, once."""
         self.generic = False
         """The control server did not configure the proxy."""
         self.guessed = False

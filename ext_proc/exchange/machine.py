@@ -19,9 +19,12 @@ Rules:
 4. The reply clears the route cache if, and only if, the decided pool or variant differs from that
    of the route's cluster: clearing in other cases would draw the canary again. Routes of a generic
    proxy are its operator's, and stay.
-5. An unreadable body only degrades the decision: if the pool is known, the request is routed by
-   what is known, and the replica's own error reaches the caller. If only the body names the pool,
-   the request is refused as a bad request. What a pool refuses otherwise is in `soundness`.
+5. A reading of a body is *known*, *unreadable* or *beyond the bound*. A body that was read but has
+   mistakes is known: if the pool is known too, the request is routed, and the replica's own error
+   reaches the caller. An unreadable one is refused where only the body names the pool, and where
+   Triton would have to read it; elsewhere it is routed by what is known. What a pool refuses
+   otherwise is in `soundness`. A request whose reading is beyond the bound is sent to one replica
+   once, and never repeated: what it may do there is not known.
 6. Missing configuration is no reason to refuse: without any pool, or for a cluster that belongs to
    no known pool, the proxy continues by itself (a pass), unless ``require_pick`` is set.
 7. If the proxy reports which replica served, the ticket moves to that replica.
@@ -84,7 +87,13 @@ from ext_proc.exchange.replies import (
 )
 from ext_proc.exchange.soundness import judge, judge_headers
 from ext_proc.exchange.state import DECIDED, NEW, OVER, WAITING, illegal
-from ext_proc.requests import BadRequest, read_body, read_head, served_by, split_adapter
+from ext_proc.requests import (
+    BadRequest,
+    read_body,
+    read_head,
+    served_by,
+    split_adapter,
+)
 from ext_proc.routing.values.refusal import NO_PICK, Refusal
 from ext_proc.routing.values.request import GRPC_STREAM, OTHER
 from ext_proc.routing.values.ticket import ABORTED, DONE, SHUTDOWN, UNSEEN, Ticket
@@ -326,6 +335,8 @@ class Exchange:
         except BadRequest as error:
             mistake, self.unreadable = error, str(error)
             known.features = error.features or known.features
+        if known.features.cut:
+            known.repeatable, known.once = False, True
         # Only the body could name the pool of what could not be read at all.
         if known.pool is None and (
             mistake is None or mistake.features is not None or known.guessed
@@ -375,9 +386,14 @@ class Exchange:
         self.state = DECIDED
         self._ticket = decision.ticket
         said = known.generic or known.said_once
-        ended = known.repeatable if said else None
         pick = write_pick(
-            decision, ref, request.features, blocks, generic=known.generic, ended=ended
+            decision,
+            ref,
+            request.features,
+            blocks,
+            generic=known.generic,
+            ended=known.repeatable if said else None,
+            once=known.once,
         )
         if known.generic and (head.one_destination or self._options.one_destination):
             pick.only_first()

@@ -64,6 +64,7 @@ def write_pick(
     *,
     generic: bool = False,
     ended: bool | None = None,
+    once: bool = False,
 ) -> Pick:
     """Convert a decision for a request whose route leads to ``ref``.
 
@@ -74,16 +75,18 @@ def write_pick(
         blocks: Blocks of its prompt.
         generic: The control server did not configure the proxy.
         ended: Whether the request's end is known; ``None`` = the proxy knows it.
+        once: The request must not be repeated, even if it did not reach the replica.
     """
-    destination = ",".join(decision.addresses if decision.retriable else decision.addresses[:1])
+    retriable = decision.retriable and not once
+    destination = ",".join(decision.addresses if retriable else decision.addresses[:1])
     headers = [(DESTINATION_HEADER, destination)]
-    if not decision.retriable:
+    if not retriable:
         headers.append((MAX_RETRIES_HEADER, "0"))
     elif not decision.repeatable:
         headers.append((READS_HEADER, "0"))
     if decision.first_answer_s is not None:
         headers.append((TRY_TIMEOUT_HEADER, f"{decision.first_answer_s * 1e3:.0f}"))
-    if decision.repeat_missing and decision.retriable and not generic:
+    if decision.repeat_missing and retriable and not generic:
         headers.append((RETRY_ON_HEADER, REPEAT_MISSING))
     if ended is not None:
         headers.append((REPEATABLE_HEADER, REPEATABLE if ended else NOT_REPEATABLE))

@@ -4,7 +4,9 @@ Rules:
 
 1. With ``routing.unsound_requests: refuse`` (the default), a request is refused whose declared
    shapes contradict its data or exceed ``routing.max_tensor_bytes``, or whose JSON nests too
-   deeply: each could end a replica. Otherwise it is routed as a request that cannot be read.
+   deeply: each could end a replica. So is a request of Triton's forms whose body cannot be read by
+   Triton's rules: what it may do there is not known. Otherwise it is routed as a request that
+   cannot be read.
 2. A request that asks for more than ``routing.max_tokens`` tokens is refused.
 3. A KServe request over HTTP is refused whose headers are longer than
    ``routing.max_header_bytes``: Triton closes the connection instead of answering, which looks like
@@ -21,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from ext_proc.requests import Malformed, UnsoundRequest
 from ext_proc.routing.values.refusal import Refusal, RefusalKind
+from ext_proc.routing.values.request import Form
 
 if TYPE_CHECKING:
     from ext_proc.exchange.events import Head
@@ -29,13 +32,21 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.request import Features
 
 REFUSE: Final = "refuse"
+TRITONS: Final = frozenset(
+    {
+        Form.GRPC_INFER,
+        Form.GRPC_STREAM,
+        Form.HTTP_INFER,
+        Form.GENERATE,
+        Form.GENERATE_STREAM,
+    }
+)
+"""Forms of inference that Triton serves, which dies of some bodies."""
 _TRITON: Final = "/v2"
 """How the paths of KServe's HTTP protocol begin."""
 
 
-def judge(  # noqa: PLR0911 - one return for each rule
-    features: Features, pool: Pool | None, error: BadRequest | None
-) -> Refusal | None:
+def judge(features: Features, pool: Pool | None, error: BadRequest | None) -> Refusal | None:
     """Return the refusal of an unsound request, ``None`` if it may be routed.
 
     Args:
@@ -43,28 +54,23 @@ def judge(  # noqa: PLR0911 - one return for each rule
         pool: Its pool; ``None`` if only the body could have named it.
         error: Why the body could not be read; ``None`` if it was.
     """
-    if pool is None or pool.unsound_requests == REFUSE:
-        if isinstance(error, UnsoundRequest):
-            return Refusal(error.kind, error.message)
-        size = features.tensor_bytes
-        if size is not None and pool is not None and size > pool.max_tensor_bytes:
-            return Refusal(
-                RefusalKind.BAD_SHAPE,
-                f"an input declares {size} bytes; pool {pool.name!r} takes at most"
-                f" {pool.max_tensor_bytes} (routing.max_tensor_bytes)",
-            )
-    if pool is None:
-        if error is None:
-            return None
-        malformed = isinstance(error, Malformed)
-        return Refusal(RefusalKind.BAD_REQUEST, error.message, malformed)
-    if (size := features.inflated_bytes) is not None and 0 < pool.max_inflated_bytes < size:
+    size = features.inflated_bytes
+    if size is not None and pool is not None and 0 < pool.max_inflated_bytes < size:
         return Refusal(
             RefusalKind.TOO_LARGE,
             "the body is compressed and may inflate to more than the"
             f" {pool.max_inflated_bytes} bytes that pool {pool.name!r} takes"
             " (routing.max_inflated_bytes); send it uncompressed, or less at a time",
         )
+    if pool is None or pool.unsound_requests == REFUSE:
+        harmful = _judge_harm(features, pool, error)
+        if harmful is not None:
+            return harmful
+    if pool is None:
+        if error is None:
+            return None
+        malformed = isinstance(error, Malformed)
+        return Refusal(RefusalKind.BAD_REQUEST, error.message, malformed)
     tokens = features.max_tokens
     if pool.max_tokens and tokens is not None and tokens > pool.max_tokens:
         return Refusal(
@@ -73,6 +79,21 @@ def judge(  # noqa: PLR0911 - one return for each rule
             f" {pool.max_tokens} (routing.max_tokens)",
         )
     return None
+
+
+def _judge_harm(features: Features, pool: Pool | None, error: BadRequest | None) -> Refusal | None:
+    if isinstance(error, UnsoundRequest):
+        return Refusal(error.kind, error.message)
+    if isinstance(error, Malformed) and features.form in TRITONS:
+        return Refusal(RefusalKind.BAD_REQUEST, error.message, malformed=True)
+    size = features.tensor_bytes
+    if size is None or pool is None or size <= pool.max_tensor_bytes:
+        return None
+    return Refusal(
+        RefusalKind.BAD_SHAPE,
+        f"an input declares {size} bytes; pool {pool.name!r} takes at most"
+        f" {pool.max_tensor_bytes} (routing.max_tensor_bytes)",
+    )
 
 
 def judge_headers(head: Head, pool: Pool) -> Refusal | None:

@@ -16,7 +16,7 @@ from ext_proc.requests.forms.sglang import read_sglang
 from ext_proc.requests.parsing import values
 from ext_proc.requests.parsing.budget import QUIET_BYTES
 from ext_proc.requests.parsing.errors import BadRequest
-from ext_proc.requests.parsing.inflate import inflate, is_supported
+from ext_proc.requests.parsing.inflate import inflate, inflate_as_triton, is_supported
 from ext_proc.routing.values.request import HTTP_INFER, OTHER, Features, Form
 
 if TYPE_CHECKING:
@@ -70,6 +70,10 @@ def read_body(  # noqa: C901 - a function for a part costs each request a call
         grpc_reader = _GRPC_READERS.get(features.form)
         if grpc_reader is not None:
             return grpc_reader(features, headers, body, complete=complete)
+        if features.form is HTTP_INFER:
+            if "content-encoding" in headers:
+                return _read_coded_infer(features, headers, body, complete=complete)
+            return read_infer(features, headers, body, complete=complete)
         coding = headers.get("content-encoding", "").strip().lower()
         if coding not in ("", "identity"):
             if not is_supported(coding):
@@ -79,20 +83,13 @@ def read_body(  # noqa: C901 - a function for a part costs each request a call
                     f"the content coding {coding[:32]!r} is unknown; use gzip or deflate"
                 )
             body, whole, most = inflate(
-                body,
-                complete=complete,
-                place="the request body",
-                announced=announced(headers),
+                body, complete=complete, place="the request body", announced=announced(headers)
             )
             complete = complete and whole
             if features.form not in _ENGINE_READERS:  # engines inflate nothing
                 features.inflated_bytes = most
-        if features.form is HTTP_INFER:
-            return read_infer(features, headers, body, complete=complete)
-        engine_reader = _ENGINE_READERS.get(features.form)
-        if engine_reader is not None:
-            return engine_reader(features, body, complete=complete)
-        return read_generate(features, body, complete=complete)
+        reader = _ENGINE_READERS.get(features.form, read_generate)
+        return reader(features, body, complete=complete)
     finally:
         if quiet:
             gc.enable()
@@ -102,6 +99,30 @@ def announced(headers: Mapping[str, str]) -> int | None:
     """Return the length of the body as announced; ``None`` if it is unknown."""
     text = headers.get("content-length", "")
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else None
+
+
+def _unknown(coding: str) -> BadRequest:
+    return BadRequest(f"the content coding {coding[:32]!r} is unknown; use gzip or deflate")
+
+
+def _read_coded_infer(
+    features: Features,
+    headers: Mapping[str, str],
+    body: bytes | memoryview,
+    *,
+    complete: bool,
+) -> Features:
+    """Read an ``infer`` body with a content coding, whose names Triton compares exactly."""
+    coding = headers["content-encoding"]
+    if coding != "identity":
+        if not is_supported(coding):
+            raise _unknown(coding)
+        if complete and not len(body):
+            raise BadRequest("the request body is empty; there is nothing to decompress")
+        body, complete, features.inflated_bytes = inflate_as_triton(
+            body, complete=complete, announced=announced(headers)
+        )
+    return read_infer(features, headers, body, complete=complete)
 
 
 def session_of(features: Features, headers: Mapping[str, str], session_header: str) -> str | None:

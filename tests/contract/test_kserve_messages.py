@@ -37,7 +37,7 @@ def differences(ours: Descriptor, theirs: Descriptor, at: str) -> list[str]:
         elif field.type == FieldDescriptor.TYPE_MESSAGE and other.type == field.type:
             below = f"{at}.{field.name}"
             found += differences(field.message_type, other.message_type, below)
-        elif field.type == FieldDescriptor.TYPE_BYTES:
+        elif field.type == FieldDescriptor.TYPE_BYTES != other.type:
             # Not read: what a replica wrote is kept.
             if other.type != FieldDescriptor.TYPE_MESSAGE:
                 found.append(f"{at}.{field.name} is no message")

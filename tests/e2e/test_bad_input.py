@@ -1,4 +1,4 @@
-"""Invalid bodies: Triton's error if the pool is known, otherwise a refusal of the picker."""
+"""Invalid bodies: a refusal of the picker, or Triton's error to what can be read."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ from tidegate_api.names import REASON_HEADER, SERVED_BY_HEADER
 
 
 @pytest.mark.parametrize("body", ["peek", "full"])
-async def test_malformed_json_reaches_triton(http, new_stack, body):
-    """The path names the pool, so Triton returns the error of the body."""
+async def test_malformed_json_does_not_reach_triton(http, new_stack, body):
+    """What no rule of Triton's parser reads is refused; a body with mistakes has Triton's error."""
     stack = await new_stack(body=body)
     async with http.post(stack.http_url + VISION, data=b'{"inputs": [') as answer:
-        assert answer.status in {400, 500}
+        assert (answer.status, answer.headers[REASON_HEADER]) == (400, "bad-request")
+        assert SERVED_BY_HEADER not in answer.headers
+        assert "not valid JSON" in (await answer.json())["error"]
+    async with http.post(stack.http_url + VISION, data=b'{"inputs": {}}') as answer:
+        assert answer.status == 500
         assert answer.headers[SERVED_BY_HEADER]
         assert REASON_HEADER not in answer.headers
         assert "error" in await answer.json(content_type=None)
@@ -32,7 +36,7 @@ async def unary(stack, message: bytes, method: str = "ModelInfer") -> bytes:
 
 
 @pytest.mark.parametrize(
-    "message", [b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01x", b"\xff\xff\xff", b"\x0b\x0c"]
+    "message", [b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01x", b"\xff\xff\xff", b"\x0b\x14"]
 )
 async def test_a_grpc_message_that_is_none_is_refused(stack, message):
     """If only an unreadable body names the pool, the picker returns Triton's own INTERNAL."""

@@ -14,6 +14,7 @@ import orjson
 
 from bench.cost.guard import Bytecodes
 from ext_proc.requests import BadRequest, read_body, read_head, token_blocks
+from ext_proc.requests.parsing import replica_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -23,6 +24,8 @@ BOUND: Final = 2_000_000 // UNIT_NS
 """Units of a reading: 2 ms."""
 _CONTAINER_NS: Final = 60
 _COMMA_NS: Final = 15
+_AGAIN_NS: Final = 80
+"""Of the units of ``budget.MAX_SECOND_UNITS``."""
 _BYTE_NS: Final = 1
 _INFLATED_NS: Final = 4
 _COMPRESSED_NS: Final = 95
@@ -34,6 +37,8 @@ class Work:
     def __init__(self) -> None:
         self.bytecodes = 0
         self.parsed: list[bytes] = []
+        self.parsed_again: list[bytes] = []
+        """By the replica's own parser."""
         self.compressed = 0
         self.inflated = 0
 
@@ -46,9 +51,23 @@ class Work:
             + len(text) * _BYTE_NS
             for text in self.parsed
         )
+        of_c += sum(
+            (text.count(b"[") + 4 * (text.count(b"{") + text.count(b":"))) * _AGAIN_NS
+            + text.count(b",") * _AGAIN_NS // 2
+            + len(text) * _BYTE_NS
+            for text in self.parsed_again
+        )
         # The longest tables come with the least content, so the costlier of the two counts.
         of_c += max(self.inflated * _INFLATED_NS, self.compressed * _COMPRESSED_NS)
         return self.bytecodes + of_c // UNIT_NS
+
+
+def _counting(parse: Any, work: Work) -> Any:
+    def counted_parse(text: str) -> Any:
+        work.parsed_again.append(text.encode())
+        return parse(text)
+
+    return counted_parse
 
 
 class _Inflater:
@@ -78,6 +97,8 @@ def counted(patch: Any) -> Iterator[Work]:
 
     with patch.context() as patched, Bytecodes() as executed:
         patched.setattr(orjson, "loads", counting)
+        for name in ("_decode", "_loads"):
+            patched.setattr(replica_json, name, _counting(getattr(replica_json, name), work))
         patched.setattr(
             "ext_proc.requests.parsing.inflate.decompressobj",
             lambda *options: _Inflater(work, *options),

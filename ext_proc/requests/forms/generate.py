@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ext_proc.requests.parsing import values
 from ext_proc.requests.parsing.budget import MAX_TEXTS
 from ext_proc.requests.parsing.errors import BadRequest
-from ext_proc.requests.parsing.json_prefix import Document, read_object
+from ext_proc.requests.parsing.json_prefix import Document, Rules, read_object
 from ext_proc.requests.parsing.shapes import count_json
 from ext_proc.requests.parsing.tensors import (
     ADAPTER_INPUT,
@@ -44,7 +44,8 @@ def read_generate(features: Features, body: bytes | memoryview, *, complete: boo
     """
     if not len(body) and not complete:
         return features
-    document = read_object(body, complete=complete, place=_PLACE)
+    document = read_object(body, complete=complete, place=_PLACE, rules=Rules.TRITON)
+    features.cut = not document.whole
     members = document.members
     nested = members.get(_PARAMETERS)
     parameters: dict[str, Any] = nested if isinstance(nested, dict) else {}

@@ -3,6 +3,9 @@
 Field numbers follow triton-inference-server/common: ``protobuf/grpc_service.proto``. Fields may be
 in any order; serializers write them by number, so the first part of a message usually contains the
 model, its parameters and its inputs, and the bulk of the tensors follows.
+
+What is unusual (groups, fields of a wrong type, messages that are there twice), protobuf's own
+parser reads: it writes the message anew without them, and that is read.
 """
 
 from __future__ import annotations
@@ -11,15 +14,24 @@ import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from google.protobuf.message import DecodeError
+
 from ext_proc.requests.forms.grpc_shapes import INPUTS, PLACE, SHAPE, ShapeReader, check_harm
 from ext_proc.requests.forms.infer import describe
 from ext_proc.requests.parsing import values
-from ext_proc.requests.parsing.budget import MAX_INPUTS, MAX_PACKED, MAX_PACKED_BYTES, too_complex
+from ext_proc.requests.parsing.budget import (
+    MAX_INPUTS,
+    MAX_PACKED,
+    MAX_PACKED_BYTES,
+    MAX_REWRITTEN,
+    too_complex,
+)
 from ext_proc.requests.parsing.errors import BadRequest, Malformed, UnsoundRequest
 from ext_proc.requests.parsing.inflate import inflate, is_supported
-from ext_proc.requests.parsing.protobuf import BYTES, VARINT, Field, Scanner, signed
+from ext_proc.requests.parsing.protobuf import BYTES, FIXED64, VARINT, Field, Scanner, signed
 from ext_proc.requests.parsing.shapes import WIDTHS, check_bytes, check_room
 from ext_proc.requests.parsing.tensors import INTEGERS, NOTHING, READ_INPUTS, Tensor, read_tensors
+from tidegate_api.kserve.v1 import kserve_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -86,6 +98,29 @@ def read_grpc(
     if opened is None:
         return features
     scanner, end = opened
+    head = (features.request_id, features.sequence_id, features.timeout_s)
+    models = features.model, features.version
+    try:
+        made = _describe(features, scanner, _read_message(scanner, end))
+    except (UnsoundRequest, Malformed):
+        raise
+    except BadRequest:
+        if not scanner.unsure:
+            check_harm(scanner, end)
+            raise
+    if not scanner.unsure:
+        return made
+    canonical = _rewritten(kserve_pb2.ModelInferRequest(), scanner.data, end)
+    if canonical is None:
+        features.cut = True
+        return features
+    features.request_id, features.sequence_id, features.timeout_s = head
+    features.model, features.version = models
+    return _read_rewritten(features, Scanner(canonical, scanner.left))
+
+
+def _read_rewritten(features: Features, scanner: Scanner) -> Features:
+    end = len(scanner.data)
     try:
         return _describe(features, scanner, _read_message(scanner, end))
     except UnsoundRequest:
@@ -93,6 +128,26 @@ def read_grpc(
     except BadRequest:
         check_harm(scanner, end)
         raise
+
+
+def _rewritten(
+    message: kserve_pb2.ModelInferRequest | kserve_pb2.ModelRequest,
+    data: memoryview,
+    end: int,
+) -> bytes | None:
+    """Return a message as protobuf writes it; ``None`` if it is cut off or too long.
+
+    Raises:
+        Malformed: It is none.
+    """
+    if end > min(len(data), MAX_REWRITTEN):
+        return None
+    try:
+        message.ParseFromString(bytes(data[:end]))
+    except DecodeError as error:
+        raise Malformed(f"the gRPC message is no {type(message).__name__}: {error}") from None
+    message.DiscardUnknownFields()
+    return message.SerializeToString()
 
 
 def read_model_call(
@@ -113,15 +168,24 @@ def read_model_call(
     if opened is None:
         return features
     scanner, end = opened
+    model, version = _read_call(scanner, end)
+    if scanner.unsure:
+        canonical = _rewritten(kserve_pb2.ModelRequest(), scanner.data, end)
+        if canonical is not None:
+            model, version = _read_call(Scanner(canonical), len(canonical))
+    features.model = model or features.model
+    features.version = version or features.version
+    return features
+
+
+def _read_call(scanner: Scanner, end: int) -> tuple[str | None, str | None]:
     model = version = None
     for item in scanner.fields(0, end):
         if item.number == _CALL_NAME:
             model = _identifier(scanner, item, "name")
         elif item.number == _CALL_VERSION:
             version = _identifier(scanner, item, "version")
-    features.model = model or features.model
-    features.version = version or features.version
-    return features
+    return model, version
 
 
 def _open(
@@ -166,23 +230,25 @@ def _read_message(scanner: Scanner, end: int) -> _Message:
                 raise too_complex(f"the request has more than {MAX_INPUTS} inputs; send fewer")
             message.inputs.append(_read_input(scanner, item, shapes))
         elif item.number == _RAW and len(message.raw) < MAX_INPUTS:
-            if item.kind != BYTES:
-                raise BadRequest("raw_input_contents of the request must be bytes")
-            message.raw.append(item)
+            if item.kind == BYTES:
+                message.raw.append(item)
+            else:
+                scanner.unsure = True
     message.whole = end <= len(scanner.data)
     return message
 
 
 def _identifier(scanner: Scanner, item: Field, place: str) -> str | None:
     text = scanner.text(item, _NAME_BYTES)
-    if text is None and item.whole:
+    if text is None and item.whole and item.kind == BYTES:
         raise BadRequest(f"{place} is too long; use at most {values.MAX_NAME_CHARS} characters")
     return values.name(text, place)
 
 
 def _fields(scanner: Scanner, item: Field) -> list[Field]:
     if item.kind != BYTES:
-        raise BadRequest(f"field {item.number} of the request must be a message")
+        scanner.unsure = True
+        return []
     return scanner.fields(item.start, item.end)
 
 
@@ -196,11 +262,13 @@ def _read_parameter(scanner: Scanner, item: Field, into: dict[str, Parameter]) -
         if part.number == _KEY:
             key = scanner.text(part, _NAME_BYTES)
         elif part.number == _VALUE:
+            if value is not None:
+                scanner.unsure = True  # protobuf merges the two
             value = _parameter_value(scanner, part)
     if key is None or value is None:
         return
     if len(into) >= MAX_PARAMETERS:
-        raise BadRequest(f"the request has more than {MAX_PARAMETERS} parameters; send fewer")
+        raise too_complex(f"the request has more than {MAX_PARAMETERS} parameters; send fewer")
     into[key] = value
 
 
@@ -214,6 +282,8 @@ def _parameter_value(scanner: Scanner, item: Field) -> Parameter | None:
             value = signed(part.value)
         elif part.number == 3:  # noqa: PLR2004 - string_param
             value = scanner.text(part, _TEXT_BYTES)
+        elif part.number == 4 and part.kind == FIXED64:  # noqa: PLR2004 - double_param
+            value = float(struct.unpack_from("<d", scanner.data, part.start)[0])
         elif part.number == 5 and part.kind == VARINT:  # noqa: PLR2004 - uint64_param
             value = part.value
     return value
@@ -233,6 +303,9 @@ def _read_input(scanner: Scanner, item: Field, shapes: ShapeReader) -> _Input:
         elif part.number == SHAPE:
             found.elements = shapes.elements(part, found.elements)
         elif part.number == _CONTENTS:
+            if found.contents is not None or part.kind != BYTES:
+                scanner.unsure = True
+                continue
             found.contents = part
             found.content_bytes += part.end - part.start
     if not item.whole:
@@ -243,6 +316,7 @@ def _read_input(scanner: Scanner, item: Field, shapes: ShapeReader) -> _Input:
 def _describe(features: Features, scanner: Scanner, message: _Message) -> Features:
     found = read_tensors(_tensors(scanner, message)) if message.inputs else NOTHING
     made = describe(features, message.id, message.parameters, found, "parameter sequence_id")
+    made.cut = not message.whole
     made.model = message.model or features.model
     made.version = message.version or features.version
     if message.inputs:
@@ -320,6 +394,9 @@ def _typed_contents(scanner: Scanner, item: _Input, contents: Field) -> Tensor |
         if part.number != number:
             continue
         if item.datatype == "BYTES":
+            if part.kind != BYTES:
+                scanner.unsure = True
+                continue
             piece, all_read = _text(scanner, part)
         else:
             width = INTEGERS[item.datatype].size
@@ -333,8 +410,6 @@ def _typed_contents(scanner: Scanner, item: _Input, contents: Field) -> Tensor |
 
 def _text(scanner: Scanner, part: Field) -> tuple[bytes, bool]:
     """Write a text after its length, as raw tensors do; if it is cut, the length exceeds it."""
-    if part.kind != BYTES:
-        raise BadRequest("bytes_contents of the request must be bytes")
     kept = scanner.data[part.start : min(part.end, part.start + values.MAX_PROMPT_BYTES)]
     cut = not part.whole or len(kept) < part.end - part.start
     return struct.pack("<I", len(kept) + cut) + kept, not cut

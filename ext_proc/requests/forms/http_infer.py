@@ -3,7 +3,9 @@
 Source: Triton's binary tensor data extension; server: ``src/http_server.cc``. With
 ``inference-header-content-length: N`` the JSON is the first N bytes. The tensors follow in the
 order of the inputs, each ``parameters.binary_data_size`` long; inputs with inline ``data`` or in
-shared memory are skipped. N = 0 means one raw tensor and no JSON.
+shared memory are skipped. N = 0 means one raw tensor and no JSON, as an empty body does. N is read
+by C's ``atoi``: digits after white space and a sign, without what follows, kept in 32 bits. Of two
+such headers the first counts; where values are joined by commas, ``atoi`` reads just that.
 
 What Triton 2.51 answers with a 5xx is a ``BadRequest`` here, so that such an answer is known to
 be the caller's fault; shapes that contradict the data are an ``UnsoundRequest``. See the recorded
@@ -16,6 +18,7 @@ not seen; with binary tensors the JSON comes first and is seen.
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +27,7 @@ from ext_proc.requests.forms.infer import describe
 from ext_proc.requests.parsing import values
 from ext_proc.requests.parsing.budget import MAX_INPUTS, too_complex
 from ext_proc.requests.parsing.errors import BadRequest, UnsoundRequest
-from ext_proc.requests.parsing.json_prefix import check_repeats, read_object
+from ext_proc.requests.parsing.json_prefix import Rules, read_object
 from ext_proc.requests.parsing.tensors import NOTHING, InputValues, read_tensors
 
 if TYPE_CHECKING:
@@ -33,7 +36,9 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.request import Features
 
 LENGTH_HEADER: Final = "inference-header-content-length"
-_MAX_LENGTH_DIGITS: Final = 10
+_MAX_LENGTH_DIGITS: Final = 19
+"""More are beyond 64 bits."""
+_INTEGER: Final = re.compile(r"[ \t\n\v\f\r]*([-+]?)([0-9]+)")
 _PLACE: Final = "the infer request"
 
 
@@ -51,24 +56,23 @@ def read_infer(
     """
     view = memoryview(body)
     json_end = _json_length(headers)
-    if json_end == 0:
+    if json_end == 0 or (complete and not view):
         return features
+    blobs = None
     if json_end is None:
-        document = read_object(view, complete=complete, place=_PLACE)
-        blobs = None
+        document = read_object(body, complete=complete, place=_PLACE, rules=Rules.TRITON)
     else:
-        if json_end > len(view) and complete:
+        if json_end < 0 or (json_end > len(view) and complete):
             raise BadRequest(
                 f"{LENGTH_HEADER} is {json_end}, but the body has only {len(view)} bytes"
             )
         whole = json_end <= len(view)
-        document = read_object(view[:json_end], complete=whole, place=_PLACE)
+        text = bytes(view[:json_end])
+        document = read_object(text, complete=whole, place=_PLACE, rules=Rules.TRITON)
         blobs = view[json_end:]
+    features.cut = not document.whole
     members = document.members
     inputs = members.get("inputs")
-    if document.whole:
-        text = bytes(view[:json_end]) if json_end or not isinstance(body, bytes) else body
-        check_repeats(text, b"shape", len(inputs) if isinstance(inputs, list) else 0, _PLACE)
     reader = Inputs(document, headers, view, blobs, complete=complete)
     try:
         tensors = reader.read(inputs) if "inputs" in members or document.whole else {}
@@ -88,11 +92,21 @@ def read_infer(
 
 def _json_length(headers: Mapping[str, str]) -> int | None:
     text = headers.get(LENGTH_HEADER)
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdigit()) or len(text) > _MAX_LENGTH_DIGITS:
-        raise BadRequest(f"{LENGTH_HEADER} must be the number of JSON bytes, not {text[:32]!r}")
-    return int(text)
+    return None if text is None else atoi(text)
+
+
+def atoi(text: str) -> int:
+    """Return the integer at the beginning of a text as glibc's ``atoi`` does, 0 if there is none.
+
+    The value is kept within 64 bits, and of it the lower 32 are returned, as a signed integer.
+    """
+    found = _INTEGER.match(text)
+    if found is None:
+        return 0
+    digits = found[2].lstrip("0")
+    value = int(digits or "0") if len(digits) <= _MAX_LENGTH_DIGITS else 2**64
+    value = max(-(2**63), -value) if found[1] == "-" else min(2**63 - 1, value)
+    return (value + 2**31) % 2**32 - 2**31
 
 
 def _describe(features: Features, members: dict[str, Any], found: InputValues) -> Features:

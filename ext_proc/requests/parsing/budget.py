@@ -33,6 +33,17 @@ MAX_COMMAS: Final = 100_000
 """Maximum commas of a whole JSON document, one for each number; 20 ns each. With more it is read as
 if cut off."""
 
+MAX_SECOND_BYTES: Final = MAX_CUT_BYTES + 2**10
+"""Maximum bytes of JSON that is given to a second parser (``replica_json``): a first part that was
+closed has a few more than ``MAX_CUT_BYTES``."""
+
+MAX_SECOND_UNITS: Final = 10_240
+"""Maximum units of it, 80 ns each: 1 for an array, 4 for an object and for a key, 1/2 for any other
+value. Brackets, colons and commas in texts count too."""
+
+MAX_REWRITTEN: Final = 256 * 2**10
+"""Maximum bytes of a gRPC message that is given to protobuf's own parser; 3 ns each."""
+
 MAX_UNEVEN: Final = 2048
 """Maximum elements and arrays of a level that has both; 0.1 us each."""
 

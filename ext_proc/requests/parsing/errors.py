@@ -34,4 +34,7 @@ class UnsoundRequest(BadRequest):
 
 
 class Malformed(BadRequest):
-    """The bytes are no protobuf message at all; gRPC servers answer INTERNAL."""
+    """The bytes are no document or message at all, also by the rules of the replica's own parser.
+
+    gRPC servers answer INTERNAL to a message that is none.
+    """

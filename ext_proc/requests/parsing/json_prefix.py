@@ -1,7 +1,9 @@
 """Parses JSON objects, whole or cut off at any byte.
 
-orjson parses a whole body. Of a body that was read in part (or is too costly, see
-``budget``), at most ``MAX_CUT_BYTES`` are read: this module finds the longest prefix that
+orjson parses a whole body. What it rejects, the replica's own parser decides (``replica_json``). So
+it does where an object may repeat a key, of which orjson keeps the last value and Triton the first.
+Of a body that was read in part (or is too costly, see ``budget``), at most
+``MAX_CUT_BYTES`` are read: this module finds the longest prefix that
 can be closed into a valid document, closes it and passes it to orjson. Complete members are kept. A
 text that is cut off is kept as ``CutText``. A key without its value, and a number that may be
 incomplete (``12`` may be the start of ``123``), are dropped. Everything after the cut is unknown;
@@ -17,8 +19,8 @@ brackets, and matching pairs are removed. The remaining brackets are those open 
 
 from __future__ import annotations
 
-import json
 import re
+from enum import Enum
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -30,8 +32,15 @@ from ext_proc.requests.parsing.budget import (
     too_complex,
 )
 from ext_proc.requests.parsing.cut_text import CutText
-from ext_proc.requests.parsing.errors import BadRequest, UnsoundRequest
-from ext_proc.routing.values.refusal import RefusalKind
+from ext_proc.requests.parsing.errors import BadRequest, Malformed
+from ext_proc.requests.parsing.replica_json import (
+    as_triton_sees,
+    fits,
+    is_hopeless,
+    parse_as_python,
+    parse_as_triton,
+    too_deep,
+)
 
 MAX_DEPTH: Final = 100
 """Maximum depth of a document that is cut off. Newer versions of Triton reject deeper nesting too;
@@ -39,6 +48,10 @@ MAX_DEPTH: Final = 100
 
 MAX_WHOLE_DEPTH: Final = 1024
 """Maximum depth of a whole document: orjson's."""
+
+MAX_BLANK_BYTES: Final = 4096
+"""A document of which only a first part is read must begin within these bytes: no client writes as
+much white space, but one that hides what comes then."""
 
 _TOO_DEEP: Final = "depth limit exceeded"
 """How orjson's error begins."""
@@ -52,6 +65,9 @@ _WALKED: Final = 4096
 _ROUNDS: Final = 6
 """Levels of closed brackets removed by ``replace``, before the rest is walked."""
 
+_BOM_START: Final = b"\xef"
+_LEAST_HEAD_BYTES: Final = 2048
+"""A shorter part of a document is not tried, if the second parser cannot read a longer one."""
 _BACKSLASH: Final = ord("\\")
 _ESCAPED_QUOTES: Final = 64
 """Maximum escaped quotes at the end that a guess skips."""
@@ -72,6 +88,7 @@ _TAILS: Final = {
 _ESCAPE_TAIL: Final = re.compile(rb"\\(?:u[0-9a-fA-F]{0,3})?\Z")
 _HIGH_SURROGATE_TAIL: Final = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\Z")
 _LONGEST_ESCAPE: Final = 6
+_ONLY_OBJECTS: Final = {dict}
 _NODES: Final = (dict, list)  # a union in `isinstance` would be built anew at each call
 _UTF8_LEAD: Final = 0xC0
 _UTF8_CONTINUATION: Final = 0x80
@@ -89,77 +106,180 @@ class Document(NamedTuple):
         return not self.whole and next(reversed(self.members), None) == key
 
 
-def read_object(body: bytes | memoryview, *, complete: bool, place: str) -> Document:
+_new = tuple.__new__
+"""Creates a ``Document`` without the overhead of a named tuple's own constructor."""
+
+
+class Rules(Enum):
+    """Whose rules decide what JSON is."""
+
+    PYTHON = "python"
+    """Engines with OpenAI's API: Python's ``json``."""
+    TRITON = "triton"
+
+
+_TRITON: Final = Rules.TRITON
+
+
+def read_object(
+    body: bytes | memoryview, *, complete: bool, place: str, rules: Rules = Rules.PYTHON
+) -> Document:
     """Read a JSON object.
 
     Args:
         body: The bytes, or the first part of them.
         complete: Whether ``body`` is the whole document.
         place: Name of the body in error messages.
+        rules: The rules of the replica that will read it.
 
     Returns:
-        Its members. Strings that are cut off are ``CutText``.
+        Its members. Strings that are cut off are ``CutText``. Of a whole document that is beyond
+        the bounds of a reader only a first part is read, or nothing.
 
     Raises:
-        BadRequest: It is not valid JSON or not an object.
+        BadRequest: It is not an object.
+        Malformed: It is not valid JSON, also by the rules of the replica.
         UnsoundRequest: It nests too deeply, or has too many arrays and objects.
     """
-    if complete and is_affordable(body):
-        return Document(_parse(body, place), whole=True)
-    head = bytes(body[:MAX_CUT_BYTES])
-    start = head.lstrip()[:1]
-    if start != b"{":
-        if complete or start:
-            raise BadRequest(f"{place} must be a JSON object")
+    affordable = complete and is_affordable(body)
+    if affordable:
+        try:
+            value = orjson.loads(body)
+        except orjson.JSONDecodeError as error:
+            _check_depth(error, place)
+            text = bytes(body)
+            if fits(text):
+                return Document(_by(rules, text, place), whole=True)
+        else:
+            if rules is not _TRITON or _repeats_no_key(value, body):
+                if isinstance(value, dict):
+                    return _new(Document, (value, True))
+                raise BadRequest(f"{place} must be a JSON object")
+            text = bytes(body)
+            if fits(text):
+                return Document(_by(rules, text, place), whole=True)
+    counted = complete and not affordable and len(body) <= MAX_CUT_BYTES  # and found to be too much
+    return _read_head(bytes(body[:MAX_CUT_BYTES]), place, rules, guess=not counted)
+
+
+def _read_head(head: bytes, place: str, rules: Rules, *, guess: bool) -> Document:
+    """Read the first part of a document that is cut off, or is beyond the bounds of a reader."""
+    if rules is _TRITON:
+        head, ended = as_triton_sees(head)
+        if ended and fits(head):
+            return Document(_by(rules, head, place), whole=True)
+    if not _begins(head, place, rules):
         return Document({}, whole=False)
-    counted = complete and len(body) <= MAX_CUT_BYTES  # and found to be too much
-    members = _guess(head) if not counted and is_affordable(head) else None
-    if members is not None:
+    members = _guess(head) if guess and is_affordable(head) else None
+    if members is not None and (rules is not _TRITON or _repeats_no_key(members, head)):
         _mark_last_text(members)
         return Document(members, whole=False)
+    try:
+        return _read_closed(head, place, rules)
+    except Malformed:
+        counted = fits(head)
+        if rules is not _TRITON or (counted and is_hopeless(head)):
+            raise
+    shorter = len(head) // 4
+    if counted or shorter < _LEAST_HEAD_BYTES:
+        return Document({}, whole=False)
+    members = _read_head(head[:shorter], place, rules, guess=False).members
+    return Document(members, whole=False)
+
+
+def _begins(head: bytes, place: str, rules: Rules) -> bool:
+    """Return whether an object begins in the first part of a document.
+
+    Raises:
+        BadRequest: It is something else.
+        Malformed: It has too much white space.
+        UnsoundRequest: It nests too deeply.
+    """
+    start = head.lstrip()[:1]
+    if start == b"{":
+        return True
+    if start == b"[":
+        _open_brackets(_outside_texts(head), place)
+    if start and (start != _BOM_START or rules is _TRITON):
+        raise BadRequest(f"{place} must be a JSON object")
+    if not start and len(head) > MAX_BLANK_BYTES:
+        raise Malformed(f"{place} begins with more than {MAX_BLANK_BYTES} bytes of white space")
+    return False
+
+
+def _read_closed(head: bytes, place: str, rules: Rules) -> Document:
+    """Close a first part and parse it.
+
+    Raises:
+        Malformed: It is not valid JSON, or cannot be read within the bounds.
+        UnsoundRequest: It nests too deeply, or has too many arrays and objects.
+    """
     closed, whole, in_text = _close(head, place)
-    members = _parse(closed, place)
+    try:
+        value = orjson.loads(closed)
+    except orjson.JSONDecodeError as error:
+        _check_depth(error, place)
+        value = None
+    if value is not None and (rules is not _TRITON or _repeats_no_key(value, closed)):
+        members = _object(value, place)
+    elif fits(closed):
+        members = _by(rules, closed, place)
+    else:
+        raise Malformed(f"{place} cannot be read within its bounds")
     if in_text:
         _mark_last_text(members)
     return Document(members, whole)
 
 
-def check_repeats(body: bytes, key: bytes, most: int, place: str) -> None:
-    """Check a whole document, in which ``key`` is expected ``most`` times, for repeated keys.
-
-    Of a key that an object has twice Triton takes the first value, and orjson the last.
-
-    Raises:
-        UnsoundRequest: ``key`` occurs more often, and an object repeats a key.
-    """
-    quoted, end = b'"' + key + b'"', len(body)
-    for _ in range(most + 1):  # from the end: four times as fast as counting
-        end = body.rfind(quoted, 0, end)
-        if end < 0:
-            return
-
-    def check(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        members = dict(pairs)
-        if len(members) != len(pairs):
-            raise UnsoundRequest(RefusalKind.BAD_SHAPE, f"{place} has an object that repeats a key")
-        return members
-
-    try:
-        json.loads(body, object_pairs_hook=check)
-    except RecursionError:
-        raise _too_deep(place, MAX_DEPTH) from None
+def _by(rules: Rules, text: bytes, place: str) -> dict[str, Any]:
+    """Parse a document that ``fits`` by the rules of the replica."""
+    if rules is _TRITON:
+        value = parse_as_triton(as_triton_sees(text)[0], place)
+    else:
+        value = parse_as_python(text, place)
+    return _object(value, place)
 
 
-def _parse(text: bytes | memoryview, place: str) -> dict[str, Any]:
-    try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        if error.msg.startswith(_TOO_DEEP):
-            raise _too_deep(place, MAX_WHOLE_DEPTH) from None
-        raise BadRequest(f"{place} is not valid JSON: {error}") from None
+def _object(value: Any, place: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BadRequest(f"{place} must be a JSON object")
     return value
+
+
+def _check_depth(error: orjson.JSONDecodeError, place: str) -> None:
+    if error.msg.startswith(_TOO_DEEP):
+        raise too_deep(place, MAX_WHOLE_DEPTH) from None
+
+
+def _repeats_no_key(value: object, body: bytes | memoryview) -> bool:
+    """Return whether it is sure that no object of a document repeats a key.
+
+    There are as many members as colons outside of texts. Objects in objects of objects are not
+    counted, nor those in arrays of arrays: a document that has them is not sure.
+    """
+    if not isinstance(value, dict):
+        return True
+    data = body if isinstance(body, bytes) else bytes(body)
+    members, colons = len(value), data.count(b":")
+    if members == colons:
+        return True
+    if data.count(b"{") == 1:
+        return members == _outside_texts(data).count(b":")
+    for each in value.values():
+        if type(each) is dict:
+            members += len(each)
+        elif type(each) is list and each and set(map(type, each)) == _ONLY_OBJECTS:
+            members += sum(map(len, each))
+            inner = [item["parameters"] for item in each if "parameters" in item]
+            members += sum([len(item) for item in inner if type(item) is dict])
+    return members == colons or members == _outside_texts(data).count(b":")
+
+
+def _outside_texts(data: bytes) -> bytes:
+    """Return what is outside of the texts of a document."""
+    if b"\\" in data:
+        data = data.replace(b"\\\\", b"\0\0").replace(b'\\"', b"\0\0")
+    return b"".join(data.split(b'"')[::2])
 
 
 def _guess(data: bytes) -> dict[str, Any] | None:
@@ -218,7 +338,7 @@ def _open_brackets(plain: bytes, place: str) -> bytes:
     brackets = plain.translate(None, _NO_BRACKETS)
     if len(brackets) > 2 * MAX_CONTAINERS:
         if _nests_deeper(brackets[:_WALKED], MAX_DEPTH):
-            raise _too_deep(place, MAX_DEPTH)
+            raise too_deep(place, MAX_DEPTH)
         raise too_complex(
             f"{place} has more than {MAX_CONTAINERS} arrays and objects; send it flatter"
         )
@@ -228,10 +348,10 @@ def _open_brackets(plain: bytes, place: str) -> bytes:
     for bracket in brackets:
         if bracket in b"{[":
             if len(left) >= MAX_DEPTH:
-                raise _too_deep(place, MAX_DEPTH)
+                raise too_deep(place, MAX_DEPTH)
             left.append(bracket)
         elif not left or _PAIR[left.pop()] != bracket:
-            raise BadRequest(f"{place} is not valid JSON: unexpected {chr(bracket)}")
+            raise Malformed(f"{place} is not valid JSON: unexpected {chr(bracket)}")
     return bytes(left)
 
 
@@ -242,10 +362,6 @@ def _nests_deeper(brackets: bytes, most: int) -> bool:
         if depth > most:
             return True
     return False
-
-
-def _too_deep(place: str, most: int) -> UnsoundRequest:
-    return UnsoundRequest(RefusalKind.TOO_DEEP, f"{place} nests deeper than {most} levels")
 
 
 def _precedes_value(plain: bytes, *, in_array: bool) -> bool:

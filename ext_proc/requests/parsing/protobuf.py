@@ -6,8 +6,10 @@ Rules:
 2. At most ``MAX_FIELDS`` fields are read per ``Scanner``, nested ones included.
 3. Data that ends before the declared end of its message is not an error: the last field is then
    marked as not ``whole``. Any other bytes that are not a message raise ``Malformed``.
+4. Protobuf skips groups and known fields of a wrong wire type, and merges messages that are there
+   twice. What is read of such data here may not be what it reads: ``unsure`` then says so.
 
-Source: protobuf.dev, "Encoding". Groups (wire types 3 and 4) are rejected; KServe has none.
+Source: protobuf.dev, "Encoding".
 """
 
 from __future__ import annotations
@@ -15,11 +17,12 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from ext_proc.requests.parsing.budget import MAX_FIELDS, too_complex
-from ext_proc.requests.parsing.errors import BadRequest, Malformed
+from ext_proc.requests.parsing.errors import Malformed
 
 VARINT: Final = 0
 FIXED64: Final = 1
 BYTES: Final = 2
+_GROUP: Final = 3
 FIXED32: Final = 5
 
 _MAX_VARINT_BYTES: Final = 10
@@ -51,12 +54,15 @@ _new = tuple.__new__
 class Scanner:
     """Reads messages from one buffer within one budget of fields."""
 
-    def __init__(self, data: bytes | memoryview) -> None:
-        """Read from ``data``, which is not copied."""
+    def __init__(self, data: bytes | memoryview, left: int = MAX_FIELDS) -> None:
+        """Read from ``data``, which is not copied, at most ``left`` fields."""
         self.data = memoryview(data)
-        self._budget = MAX_FIELDS
+        self.unsure = False
+        """Protobuf itself must say what the data means (rule 4)."""
+        self.left = left
+        """Fields that may still be read."""
 
-    def fields(  # noqa: C901 - one loop; a function per kind of field costs a third of the speed
+    def fields(  # noqa: C901, PLR0912 - one loop; a function per kind of field costs a third of the speed
         self, start: int, end: int, most: int = MAX_FIELDS + 1
     ) -> list[Field]:
         """Read the fields of the message between ``start`` and ``end``.
@@ -67,7 +73,7 @@ class Scanner:
             most: Stop silently after this many fields.
 
         Raises:
-            BadRequest: The bytes are not a protobuf message.
+            Malformed: The bytes are not a protobuf message.
             UnsoundRequest: The scanner has read too many fields.
         """
         data = self.data
@@ -75,7 +81,7 @@ class Scanner:
         cut = end > have
         position = start
         found: list[Field] = []
-        budget = self._budget
+        budget = self.left
         try:
             while position < have and len(found) < most:
                 budget -= 1
@@ -107,6 +113,9 @@ class Scanner:
                             _new(Field, (tag >> 3, kind, number, position, position, True))
                         )
                         continue
+                elif kind == _GROUP:
+                    self.unsure = True
+                    break
                 else:
                     number = self._width(kind, position)
                 stop = position + number
@@ -115,24 +124,25 @@ class Scanner:
                 found.append(_new(Field, (tag >> 3, kind, 0, position, stop, stop <= have)))
                 position = stop
         finally:
-            self._budget = budget
+            self.left = budget
         return found
 
     @staticmethod
     def _width(kind: int, position: int) -> int:
         width = _FIXED_WIDTH.get(kind)
         if width is None:
-            raise Malformed(f"byte {position} of the message has the unknown wire type {kind}")
+            raise Malformed(f"byte {position} of the message has the wrong wire type {kind}")
         return width
 
     def text(self, field: Field, most: int) -> str | None:
         """Return a string field; ``None`` if it is cut off or longer than ``most`` bytes.
 
         Raises:
-            BadRequest: It is not UTF-8 text.
+            Malformed: It is not UTF-8 text.
         """
         if field.kind != BYTES:
-            raise BadRequest(f"field {field.number} of the message must be a string")
+            self.unsure = True
+            return None
         if not field.whole or field.end - field.start > most:
             return None
         try:

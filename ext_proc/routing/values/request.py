@@ -75,6 +75,7 @@ class Features(Plain):
     __slots__ = (
         "adapter",
         "chat",
+        "cut",
         "form",
         "inflated_bytes",
         "max_tokens",
@@ -123,6 +124,7 @@ class Features(Plain):
         plain_text: bool = False,
         truncation: Truncation | None = None,
         chat: Mapping[str, Any] | None = None,
+        cut: bool = False,
     ) -> None:
         self.form = form
         self.pool = pool
@@ -157,6 +159,8 @@ class Features(Plain):
         self.truncation = truncation
         self.chat = chat
         """Members of the body of a chat that was read whole, until its tokens are known."""
+        self.cut = cut
+        """The replica may see what was not read: the JSON or the message goes on beyond a bound."""
 
     @property
     def is_inference(self) -> bool:
@@ -196,6 +200,7 @@ class Features(Plain):
             self.plain_text,
             self.truncation,
             self.chat,
+            self.cut,
         )
 
 

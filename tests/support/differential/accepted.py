@@ -306,6 +306,21 @@ ACCEPTED: Final[tuple[Difference, ...]] = (
     ),
     Difference(
         "unreadable bodies",
+        "A body that is no JSON for Triton's parser either is 400 with other words (Triton: 500).",
+        "What a replica does with a body that the picker cannot read is not known.",
+        _refusal("bad-request", 400, "INVALID_ARGUMENT"),
+        (
+            "http: generate malformed",
+            "http: generate_stream malformed",
+            "h2c: malformed",
+            "mistake: malformed JSON",
+            "mistake: text behind the JSON",
+            "mistake: length below the JSON",
+        ),
+        {"status": 500},
+    ),
+    Difference(
+        "unreadable calls",
         "Where only the body names the pool, one that cannot be read is refused with other words,"
         " in OpenAI's form on OpenAI's paths; the status is Triton's.",
         "The picker must read the model.",

@@ -23,14 +23,29 @@ from ext_proc.exchange import (
 )
 from support.exchanges import PROMPT, generic, grpc, head, in_flight, run, unnamed
 from support.streams import CHAT_PATH, GRPC_INFER, INFER_PATH, llm, replicas, router, vision
+from tidegate_api.names import MAX_RETRIES_HEADER
+
+TENSORS = "/v2/models/toy-llm/infer"
+HUGE = b'{"inputs": [{"name": "x", "datatype": "INT8", "shape": [1099511627776], "data": [1]}]}'
 
 # --- what goes wrong ------------------------------------------------------------------------------
 
 
-def test_an_unreadable_body_goes_on_where_the_pool_is_known():
+@pytest.mark.parametrize("path", [TENSORS, INFER_PATH])
+def test_an_unreadable_body_does_not_reach_triton(path):
+    """What Triton's own parser would make of it is not known; nothing is charged."""
+    body = Body(b"no healthy upstream", end_of_stream=True)
+    request_router = router(llm())
+    exchange, reply = run(request_router, head(path), body)
+    assert (reply.status, reply.reason) == (400, "bad-request")
+    assert exchange.unreadable is not None
+    assert in_flight(request_router) == 0
+
+
+def test_an_unreadable_body_goes_on_where_the_pool_passes_it():
     """Triton's own error is better than ours; the pick has no prompt."""
     body = Body(b"no healthy upstream", end_of_stream=True)
-    exchange, reply = run(router(llm()), head(), body)
+    exchange, reply = run(router(llm(unsound_requests="pass")), head(), body)
     assert reply.pick.prompt_tokens is None
     assert exchange.unreadable is not None
     assert reply.pick.unreadable, "an error of the replica is no proof against it"
@@ -43,9 +58,25 @@ def test_an_unreadable_body_on_an_unnamed_route_is_a_bad_request():
     assert (reply.status, reply.reason) == (400, "bad-request")
 
 
-TENSORS = "/v2/models/toy-llm/infer"
+def test_a_body_with_mistakes_goes_on():
+    """It is known, and Triton's own error reaches the caller."""
+    _, reply = run(router(llm()), head(TENSORS), Body(b"[NaN]", end_of_stream=True))
+    assert reply.pick.unreadable
 
-HUGE = b'{"inputs": [{"name": "x", "datatype": "INT8", "shape": [1099511627776], "data": [1]}]}'
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        Body(b'{"x": "' + b"x" * 70_000, end_of_stream=False),
+        Body(b'{"inputs": [{"name": "x", "shape": [1', end_of_stream=False),
+        Body(b'{"a": [NaN' + b",1" * 40_000 + b"]}", end_of_stream=True),
+    ],
+)
+def test_a_body_beyond_the_bound_is_sent_once(body):
+    """One replica may get it, and no list of others."""
+    _, reply = run(router(llm(endpoints=replicas(3))), head(TENSORS), body)
+    assert dict(reply.pick.headers)[MAX_RETRIES_HEADER] == "0"
+    assert "," not in reply.pick.destination
 
 
 def test_an_unsound_body_is_refused():

@@ -68,13 +68,12 @@ def test_the_dimensions_of_a_request_are_bounded(inputs):
 @pytest.mark.parametrize("more", [b"\x18\x07", b"\x3d1234", b"\x18\x07" * 300])
 def test_an_unsound_shape_counts_whatever_else_is_wrong(more):
     """Here the id is a number: protobuf skips that, so Triton reads the shapes."""
-    tensors = request(inputs=[tensor("x", "INT32", shape=[2**62])]).SerializeToString()
+    large, small = tensor("x", "INT32", shape=[2**62]), tensor("x", "INT32", shape=[2])
+    tensors = request(inputs=[large], raw_input_contents=[b""]).SerializeToString()
     with pytest.raises(UnsoundRequest, match="declares"):
         read(frame(tensors + more))
-    tensors = request(inputs=[tensor("x", "INT32", shape=[2])]).SerializeToString()
-    with pytest.raises(BadRequest) as refused:
-        read(frame(tensors + b"\x18\x07"))
-    assert not isinstance(refused.value, UnsoundRequest)
+    tensors = request(inputs=[small], raw_input_contents=[bytes(8)]).SerializeToString()
+    assert read(frame(tensors + more)).tensor_bytes == 8
 
 
 def test_empty_contents_beside_raw_ones_are_no_contradiction_before_the_cut():

@@ -44,7 +44,7 @@ def test_cut_inside_a_tag(data):
     ("data", "words"),
     [
         (b"\x00\x01", "not a protobuf field"),
-        (b"\x0b", "wire type 3"),
+        (b"\x0c", "wire type 4"),
         (b"\x0f", "wire type 7"),
         (b"\x12\x05hi", "longer than the message"),
         (b"\x08" + b"\xff" * 10, "not a protobuf varint"),
@@ -71,8 +71,16 @@ def test_text():
     assert scanner.text(text, 1) is None
     with pytest.raises(BadRequest, match="UTF-8"):
         scanner.text(broken, 10)
-    with pytest.raises(BadRequest, match="must be a string"):
-        scanner.text(number, 10)
+    assert not scanner.unsure
+    assert scanner.text(number, 10) is None
+    assert scanner.unsure
+
+
+def test_a_group_makes_unsure():
+    """Nothing behind it is read here: protobuf skips it, with what is nested in it."""
+    scanner = Scanner(b"\x08\x01\x13\x08\x02\x14\x08\x03")
+    assert [field.value for field in scanner.fields(0, 8)] == [1]
+    assert scanner.unsure
 
 
 def test_varints():

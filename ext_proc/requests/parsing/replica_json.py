@@ -1,0 +1,195 @@
+"""Parses JSON by the rules of the replicas' own parsers, where orjson's are others.
+
+orjson takes RFC 8259 only. Replicas take more, and what they take they act on:
+
+* Triton 2.51 has RapidJSON 1.1.0 with ``kParseNanAndInfFlag`` (``triton_json.h``). It reads numbers
+  ``NaN``, ``Inf`` and ``Infinity``, skips a byte-order mark or a part of one, ends at a zero byte,
+  does not look at the encoding of texts, and takes an escaped low surrogate alone. Of a key that
+  an object repeats, escaped or not, the first value counts (``FindMember``).
+* Engines with OpenAI's API have Python's ``json``: NaN too, also an escaped surrogate alone, and
+  the last value of a key.
+
+Rules:
+
+1. A document is parsed only within bounds of its length and its tokens, ``fits``: at most 2 ms.
+2. What these parsers of today do otherwise than the replica's is undone in the text: RapidJSON's
+   successors reject an escaped low surrogate, a number that is too large for a double but has a
+   small exponent, and ``NaN.5``, which 1.1.0 takes.
+3. In texts, bytes that are no UTF-8 become U+FFFD: no name or key that is read has any.
+
+Source: RapidJSON's ``reader.h`` and ``encodedstream.h`` of 1.1.0, tried on a real Triton
+(``tests/contract/fixtures/triton-2.51.0/readings.json``).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final
+
+import rapidjson
+
+from ext_proc.requests.parsing.budget import MAX_SECOND_BYTES, MAX_SECOND_UNITS
+from ext_proc.requests.parsing.errors import Malformed, UnsoundRequest
+from ext_proc.routing.values.refusal import RefusalKind
+
+MAX_DEPTH: Final = 1000
+"""The depth that RapidJSON's binding reads (Python's limit of recursion); ``json``'s is near it."""
+
+_TAIL: Final = 16
+"""An error so near to the end of a cut text may be due to the cut: no token is longer that is
+reported where it begins."""
+
+_BOM: Final = re.compile(rb"\xef?\xbb?\xbf?")
+_OFFSET: Final = re.compile(r"Parse error at offset (\d+)")
+_CANDIDATE: Final = re.compile(r"\\u[dD][c-fC-F]|(?:NaN|Inf|Infinity)[.eE]|[0-9][eE]\+?0*[0-9]{3}")
+"""What may need rule 2."""
+_TOKEN: Final = re.compile(
+    r'(?P<text>"[^"\\]*(?:\\.[^"\\]*)*")'
+    r"|(?P<word>NaN|Inf(?:inity)?)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?"
+    r"|-?[0-9]+(?:\.(?P<fraction>[0-9]+))?[eE]\+?(?P<exponent>[0-9]{3,})",
+    re.DOTALL,
+)
+_LOW_SURROGATE: Final = re.compile(
+    r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    r"|(?P<low>u[dD][c-fC-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
+)
+_SURROGATE: Final = re.compile(
+    r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    r"|(?P<low>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
+)
+_MAX_EXPONENT: Final = 308
+
+
+def _pairs() -> list[tuple[str, Any]]:
+    return []
+
+
+def _first_of_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object's members in order, each with its first value."""
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        made.update(reversed(pairs))
+    return made
+
+
+_Decoder: Any = type(
+    "_Decoder",
+    (rapidjson.Decoder,),
+    {"start_object": staticmethod(_pairs), "end_object": staticmethod(_first_of_each)},
+)
+_loads: Final = json.loads
+_decode: Final = _Decoder(number_mode=rapidjson.NM_NATIVE | rapidjson.NM_NAN)
+
+
+def fits(text: bytes) -> bool:
+    """Return whether a document is within the bounds of this module."""
+    if len(text) > MAX_SECOND_BYTES:
+        return False
+    count = text.count
+    units = count(b"[") + 4 * (count(b"{") + count(b":")) + count(b",") // 2
+    return units <= MAX_SECOND_UNITS
+
+
+def as_triton_sees(text: bytes) -> tuple[bytes, bool]:
+    """Return the part of a document that Triton's parser looks at, and whether a zero byte ends it.
+
+    It skips a byte-order mark before the document, and takes a zero byte for its end.
+    """
+    found = _BOM.match(text)
+    start = 0 if found is None else found.end()
+    end = text.find(b"\0", start)
+    if end < 0:
+        return text[start:] if start else text, False
+    return text[start:end], True
+
+
+def parse_as_triton(text: bytes, place: str) -> Any:
+    """Parse a document that `as_triton_sees` and that `fits`.
+
+    Args:
+        text: The document.
+        place: Its name in error messages.
+
+    Raises:
+        Malformed: Triton cannot parse it either.
+        UnsoundRequest: It nests too deeply.
+    """
+    readable = text.decode("utf-8", "replace")
+    try:
+        return _parse(readable, place)
+    except Malformed:
+        if _CANDIDATE.search(readable) is None:
+            raise
+    return _parse(_TOKEN.sub(_as_now, readable), place)
+
+
+def _parse(text: str, place: str) -> Any:
+    try:
+        return _decode(text)
+    except rapidjson.JSONDecodeError as error:
+        raise Malformed(f"{place} is not valid JSON: {error}") from None
+    except RecursionError:
+        raise too_deep(place, MAX_DEPTH) from None
+
+
+def is_hopeless(text: bytes) -> bool:
+    """Return whether Triton rejects a text of which only a first part is known, whatever follows.
+
+    Args:
+        text: The part, as `as_triton_sees`, which `fits`.
+    """
+    readable = text.decode("utf-8", "replace")
+    if _CANDIDATE.search(readable) is not None:
+        return False
+    try:
+        _decode(readable)
+    except rapidjson.JSONDecodeError as error:
+        found = _OFFSET.match(str(error))
+        return found is not None and int(found[1]) < len(readable.encode()) - _TAIL
+    except RecursionError:
+        return False
+    return False  # a document may be followed by white space
+
+
+def parse_as_python(text: bytes, place: str) -> Any:
+    """Parse a document that `fits` as engines written in Python do.
+
+    Raises:
+        Malformed: They cannot parse it either.
+        UnsoundRequest: It nests too deeply.
+    """
+    try:
+        readable = text.decode("utf-8-sig")
+        if "\\u" in readable:
+            readable = _SURROGATE.sub(_replaced, readable)
+        return _loads(readable)
+    except RecursionError:
+        raise too_deep(place, MAX_DEPTH) from None
+    except ValueError as error:
+        raise Malformed(f"{place} is not valid JSON: {error}") from None
+
+
+def too_deep(place: str, most: int) -> UnsoundRequest:
+    """Return the error for a document of more than ``most`` levels."""
+    return UnsoundRequest(RefusalKind.TOO_DEEP, f"{place} nests deeper than {most} levels")
+
+
+def _as_now(found: re.Match[str]) -> str:
+    """Return a token of RapidJSON 1.1.0 as later versions take it (rule 2)."""
+    whole = found[0]
+    if found["text"] is not None:
+        return _LOW_SURROGATE.sub(_replaced, whole) if "\\u" in whole else whole
+    if found["word"] is not None:
+        return found["word"]
+    exponent, fraction = found["exponent"].lstrip("0"), found["fraction"] or ""
+    fits_now = len(exponent) <= len(str(_MAX_EXPONENT)) and (
+        int(exponent or "0") <= _MAX_EXPONENT + len(fraction)
+    )
+    return "1e300" if fits_now else whole
+
+
+def _replaced(found: re.Match[str]) -> str:
+    return found[0] if found["low"] is None else "\\ufffd"

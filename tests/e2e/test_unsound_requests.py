@@ -37,7 +37,8 @@ async def test_no_recorded_killer_reaches_a_replica(http, stack, tritons):
         body = unpacked(mistake["body"])
         async with http.post(stack.http_url + mistake["path"], data=body) as answer:
             reason = answer.headers.get(REASON_HEADER)
-            assert (answer.status, reason) in {(400, "bad-shape"), (400, "too-deep")}
+            assert answer.status == 400
+            assert reason in {"bad-shape", "too-deep", "too-complex"}
             assert "error" in await answer.json(content_type=None)
     assert pids(tritons) == before
     assert all(tritons.supervisor.running(replica.name) for replica in tritons.replicas)

@@ -45,6 +45,9 @@ INTEGERS: Final = {
 }
 """Datatypes of token ids and limits."""
 
+_WIDER: Final = {"INT32": "q", "UINT32": "Q"}
+"""Formats of the integers that Triton takes for these datatypes in JSON."""
+
 _WIDE: Final = 8
 """Bytes of an id whose upper half is always zero."""
 
@@ -133,10 +136,25 @@ def from_json(
     except struct.error:
         if list in map(type, numbers):
             return None
-        raise BadRequest(
-            f"the elements of the {datatype} input {name!r} must be integers of that size"
-        ) from None
+        narrowed = _narrowed(numbers, datatype)
+        if narrowed is None:
+            raise BadRequest(
+                f"the elements of the {datatype} input {name!r} must be integers of that size"
+            ) from None
+        raw = narrowed
     return Tensor(name, datatype, raw, whole)
+
+
+def _narrowed(numbers: list[Any], datatype: str) -> bytes | None:
+    """Return the lower halves of integers of 64 bits, as Triton keeps them in 32."""
+    wide = _WIDER.get(datatype)
+    if wide is None:
+        return None
+    try:
+        packed = struct.pack(f"<{len(numbers)}{wide}", *numbers)
+    except struct.error:
+        return None
+    return memoryview(packed).cast("I")[::2].tobytes()
 
 
 def _texts_from_json(name: str, flat: list[Any], *, whole: bool) -> Tensor | None:

@@ -282,3 +282,41 @@ def test_of_a_repeated_key_the_first_value_counts(key):
 def test_an_input_that_is_named_shape_is_no_repetition():
     """The word alone proves nothing."""
     assert read({"inputs": [inline("shape", "BYTES", [1], ["shape"])]}).tensor_bytes == 4
+
+
+@pytest.mark.parametrize(
+    ("datatype", "numbers", "read_as"),
+    [("INT32", [2**63 - 1, -1], [2**32 - 1] * 2), ("UINT32", [2**64 - 1, 7], [2**32 - 1, 7])],
+)
+def test_integers_are_cut_to_their_datatype(datatype, numbers, read_as):
+    """Triton keeps their lower half; an integer beyond 64 bits it rejects."""
+    features = read({"inputs": [inline("input_ids", datatype, [2], numbers)]})
+    assert struct.unpack("<2I", features.prompt) == tuple(read_as)
+    with pytest.raises(BadRequest, match="integers of that size"):
+        read({"inputs": [inline("input_ids", datatype, [2], [2**64, 1])]})
+
+
+@pytest.mark.parametrize(
+    "spelling", ["%d", "+%d", " \t%dabc", "%d.5", "%d,7", "000000000000000000000000%d"]
+)
+@pytest.mark.parametrize("above", [0, 2**32])
+def test_a_length_is_read_by_atoi(spelling, above):
+    """As Triton reads it, whatever follows; of two headers, joined by a comma, the first counts."""
+    body = json.dumps({"id": "a", "inputs": []}).encode()
+    headers = {LENGTH_HEADER: spelling % (len(body) + above)}
+    assert read(body + b"\xff" * 9, headers).request_id == "a"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", ",5", "0x10", "-0", "4294967296", "-9223372036854775809"]
+)
+def test_a_length_of_zero_means_a_raw_body(text):
+    """Nothing of it is JSON, so nothing is read."""
+    assert read(b'{"id": "a"}', {LENGTH_HEADER: text}).request_id is None
+
+
+@pytest.mark.parametrize("text", ["-1", "99", "2147483648", "9223372036854775808"])
+def test_a_length_beyond_the_body_is_a_mistake(text):
+    """Triton's own words reach the caller."""
+    with pytest.raises(BadRequest, match="but the body has only"):
+        read(b'{"id": "a"}', {LENGTH_HEADER: text})

@@ -17,6 +17,7 @@ from ext_proc.requests.parsing.inflate import (
     MAX_RATIO,
     UNKNOWN,
     inflate,
+    inflate_as_triton,
     is_supported,
 )
 
@@ -84,3 +85,48 @@ def test_supported():
         False,
         False,
     ]
+
+
+DOCUMENT = b'{"inputs": []}' * 200
+
+
+def flushed() -> bytes:
+    """Return compressed data that goes on."""
+    packer = zlib.compressobj(wbits=31)
+    return packer.compress(DOCUMENT) + packer.flush(zlib.Z_FULL_FLUSH)
+
+
+PACKED = gzip.compress(DOCUMENT, mtime=0)
+OVERLOOKED = {
+    "gzip": PACKED,
+    "zlib": zlib.compress(DOCUMENT),
+    "early end": PACKED[:-1],
+    "wrong checksum": PACKED[:-8] + b"12345678",
+    "other data": PACKED + b"other data",
+    "another member": PACKED + gzip.compress(b"other data", mtime=0),
+    "no end": flushed(),
+    "damage": flushed() + b"\xff" * 9,
+}
+
+
+@pytest.mark.parametrize("name", OVERLOOKED)
+def test_what_triton_overlooks(name):
+    """Its content is all that was decompressed before, as tried on Triton 2.51."""
+    made = inflate_as_triton(OVERLOOKED[name], complete=True)
+    assert (made.content, made.whole) == (DOCUMENT, True)
+
+
+def test_what_has_no_content():
+    """Triton takes it for an empty body: other data, a dictionary of zlib, bare DEFLATE."""
+    for body in (b"neither", b"\x78\xbb\0\0\0\0", zlib.compress(DOCUMENT)[2:]):
+        made = inflate_as_triton(body, complete=True)
+        assert (made.content, made.whole) == (b"", True)
+
+
+def test_damage_beyond_the_bound_is_not_found():
+    """What Triton has read of it is not known."""
+    body = zlib.compress(bytes(range(256)) * 100, level=0)
+    for broken in (body[:-4] + b"1234", body[:20_000] + b"\xff" * 20_000):
+        made = inflate_as_triton(broken, complete=True)
+        assert not made.whole
+    assert not inflate_as_triton(gzip.compress(DOCUMENT)[:20], complete=False).whole

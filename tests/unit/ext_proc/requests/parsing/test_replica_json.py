@@ -23,23 +23,23 @@ def triton(body: bytes, *, complete: bool = True):
     return read_object(body, complete=complete, place="the body", rules=Rules.TRITON)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"\xef\xbb\xbf" + DOCUMENT,
-        b"\xef" + DOCUMENT,
-        b"\xbb" + DOCUMENT,
-        b"\xef\xbf" + DOCUMENT,
-        DOCUMENT + b"\0",
-        DOCUMENT + b"\0{",
-        DOCUMENT + b" \n\0" + b"x" * 200_000,
-        b" " * 100_000 + DOCUMENT,
-    ],
-)
+AROUND = {
+    "byte-order mark": b"\xef\xbb\xbf" + DOCUMENT,
+    "first byte of it": b"\xef" + DOCUMENT,
+    "second byte of it": b"\xbb" + DOCUMENT,
+    "two bytes of it": b"\xef\xbf" + DOCUMENT,
+    "zero byte": DOCUMENT + b"\0",
+    "zero byte and more": DOCUMENT + b"\0{",
+    "zero byte and much": DOCUMENT + b" \n\0" + b"x" * 200_000,
+    "white space": b" " * 100_000 + DOCUMENT,
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
 @pytest.mark.parametrize("complete", [True, False])
-def test_what_stands_around_a_document(body, complete):
+def test_what_stands_around_a_document(name, complete):
     """A byte-order mark or a part of it, white space, and all behind a zero byte."""
-    document = triton(body, complete=complete)
+    document = triton(AROUND[name], complete=complete)
     assert (document.members, document.whole) == (MEMBERS, True)
 
 

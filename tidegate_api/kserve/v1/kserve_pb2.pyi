@@ -48,56 +48,14 @@ Global___ModelRequest: _TypeAlias = ModelRequest  # noqa: Y015
 @_typing.final
 class ModelInferRequest(_message.Message):
     """ModelInferRequest is what ModelInfer and ModelStreamInfer are asked with, as far as the picker has
-    protobuf read it. All texts are declared, as a message with one that is no UTF-8 is none.
+    protobuf read it; maps are lists of their entries. All texts are declared, as a message with one that is no UTF-8 is none.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
-    class ParametersEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        @_builtins.property
-        def value(self) -> Global___InferParameter: ...
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: Global___InferParameter | None = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-    @_typing.final
     class InferInputTensor(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
-
-        @_typing.final
-        class ParametersEntry(_message.Message):
-            DESCRIPTOR: _descriptor.Descriptor
-
-            KEY_FIELD_NUMBER: _builtins.int
-            VALUE_FIELD_NUMBER: _builtins.int
-            key: _builtins.str
-            @_builtins.property
-            def value(self) -> Global___InferParameter: ...
-            def __init__(
-                self,
-                *,
-                key: _builtins.str = ...,
-                value: Global___InferParameter | None = ...,
-            ) -> None: ...
-            _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
-            def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-            _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-            def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-            def WhichOneof(self, oneof_group: _Never) -> None: ...
 
         NAME_FIELD_NUMBER: _builtins.int
         DATATYPE_FIELD_NUMBER: _builtins.int
@@ -109,7 +67,7 @@ class ModelInferRequest(_message.Message):
         @_builtins.property
         def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
         @_builtins.property
-        def parameters(self) -> _containers.MessageMap[_builtins.str, Global___InferParameter]: ...
+        def parameters(self) -> _containers.RepeatedCompositeFieldContainer[Global___InferParameter.Entry]: ...
         @_builtins.property
         def contents(self) -> Global___InferTensorContents: ...
         def __init__(
@@ -118,7 +76,7 @@ class ModelInferRequest(_message.Message):
             name: _builtins.str = ...,
             datatype: _builtins.str = ...,
             shape: _abc.Iterable[_builtins.int] | None = ...,
-            parameters: _abc.Mapping[_builtins.str, Global___InferParameter] | None = ...,
+            parameters: _abc.Iterable[Global___InferParameter.Entry] | None = ...,
             contents: Global___InferTensorContents | None = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _typing.Literal["contents", b"contents"]  # noqa: Y015
@@ -131,37 +89,16 @@ class ModelInferRequest(_message.Message):
     class InferRequestedOutputTensor(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
-        @_typing.final
-        class ParametersEntry(_message.Message):
-            DESCRIPTOR: _descriptor.Descriptor
-
-            KEY_FIELD_NUMBER: _builtins.int
-            VALUE_FIELD_NUMBER: _builtins.int
-            key: _builtins.str
-            @_builtins.property
-            def value(self) -> Global___InferParameter: ...
-            def __init__(
-                self,
-                *,
-                key: _builtins.str = ...,
-                value: Global___InferParameter | None = ...,
-            ) -> None: ...
-            _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
-            def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-            _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-            def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-            def WhichOneof(self, oneof_group: _Never) -> None: ...
-
         NAME_FIELD_NUMBER: _builtins.int
         PARAMETERS_FIELD_NUMBER: _builtins.int
         name: _builtins.str
         @_builtins.property
-        def parameters(self) -> _containers.MessageMap[_builtins.str, Global___InferParameter]: ...
+        def parameters(self) -> _containers.RepeatedCompositeFieldContainer[Global___InferParameter.Entry]: ...
         def __init__(
             self,
             *,
             name: _builtins.str = ...,
-            parameters: _abc.Mapping[_builtins.str, Global___InferParameter] | None = ...,
+            parameters: _abc.Iterable[Global___InferParameter.Entry] | None = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -180,7 +117,7 @@ class ModelInferRequest(_message.Message):
     model_version: _builtins.str
     id: _builtins.str
     @_builtins.property
-    def parameters(self) -> _containers.MessageMap[_builtins.str, Global___InferParameter]: ...
+    def parameters(self) -> _containers.RepeatedCompositeFieldContainer[Global___InferParameter.Entry]: ...
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelInferRequest.InferInputTensor]: ...
     @_builtins.property
@@ -193,7 +130,7 @@ class ModelInferRequest(_message.Message):
         model_name: _builtins.str = ...,
         model_version: _builtins.str = ...,
         id: _builtins.str = ...,
-        parameters: _abc.Mapping[_builtins.str, Global___InferParameter] | None = ...,
+        parameters: _abc.Iterable[Global___InferParameter.Entry] | None = ...,
         inputs: _abc.Iterable[Global___ModelInferRequest.InferInputTensor] | None = ...,
         outputs: _abc.Iterable[Global___ModelInferRequest.InferRequestedOutputTensor] | None = ...,
         raw_input_contents: _abc.Iterable[_builtins.bytes] | None = ...,
@@ -209,6 +146,29 @@ Global___ModelInferRequest: _TypeAlias = ModelInferRequest  # noqa: Y015
 @_typing.final
 class InferParameter(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Entry(_message.Message):
+        """Of a map, which Python's protobuf leaves out as unknown where an entry has an unknown field."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___InferParameter: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___InferParameter | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     BOOL_PARAM_FIELD_NUMBER: _builtins.int
     INT64_PARAM_FIELD_NUMBER: _builtins.int

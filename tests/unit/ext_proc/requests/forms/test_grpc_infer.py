@@ -16,6 +16,7 @@ from ext_proc.requests.forms.grpc_infer import (
     read_grpc,
     read_model_call,
 )
+from ext_proc.requests.parsing.budget import MAX_REWRITTEN
 from ext_proc.requests.parsing.errors import BadRequest, Malformed
 from ext_proc.routing.values.request import Features, Form
 from support.infer_requests import HEAD, frame, read, request, tensor
@@ -292,3 +293,45 @@ def test_unreadable_model_call():
     with pytest.raises(BadRequest, match="UTF-8"):
         read_model_call(CALL.copy(), {}, frame(b"\x0a\x01\xff"), complete=True)
     assert read_model_call(CALL.copy(), {}, frame(b"x", flag=1), complete=True) == CALL
+
+
+GROUP = b"\xfb\x01\x08\x01\xfc\x01"
+ENTRY = b"\x0a\x0bsequence_id"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        GROUP,
+        b"\x08\x01",
+        b"\x22\x04\x0a\x02\x10\x09" + GROUP,
+        b"\x22" + bytes([21]) + ENTRY + b"\x12\x02\x10\x07\x12\x02\x7a\x00",
+        b"\x22" + bytes([20]) + ENTRY + b"\x12\x02\x10\x07\x7a\x01x" + GROUP,
+        b"\x22" + bytes([17]) + ENTRY + b"\x12\x02\x10\x09"
+        b"\x22" + bytes([19]) + ENTRY + b"\x12\x02\x10\x07\x12\x00",
+    ],
+)
+def test_what_is_unusual_protobuf_reads(more):
+    """Groups and fields of another type are skipped, messages that are there twice merge."""
+    message = request(inputs=[tensor("prompt", "BYTES")], raw_input_contents=[elements(b"one")])
+    message.parameters["sequence_id"].int64_param = 7
+    for body in (message.SerializeToString() + more, GROUP + message.SerializeToString() + more):
+        features = read(frame(body), head=Features(Form.GRPC_INFER, timeout_s=9.0))
+        assert (features.model, features.sequence_id, features.prompt) == ("m", 7, b"one")
+        assert (features.timeout_s, features.cut) == (9.0, False)
+
+
+def test_what_is_unusual_and_cut_is_beyond_the_bound():
+    """Protobuf reads whole messages only."""
+    body = frame(GROUP + request(raw_input_contents=[bytes(500)]).SerializeToString())
+    assert read(body[:-1], complete=False).cut
+    long = frame(GROUP + request(raw_input_contents=[bytes(MAX_REWRITTEN)]).SerializeToString())
+    assert read(long).cut
+
+
+@pytest.mark.parametrize("more", [b"\xfb\x01\x08\x01", b"\x1a\x01\xff", b"\x32\x03\x0a\x01\xff"])
+def test_what_protobuf_rejects_is_no_message(more):
+    """An open group, and texts that are no UTF-8, also in fields that are not read here."""
+    body = frame(request().SerializeToString() + more + b"\x08\x01")
+    with pytest.raises(Malformed):
+        read(body)

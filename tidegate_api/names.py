@@ -62,6 +62,9 @@ CONTROL_MODEL_HEADER: Final = "x-tidegate-model"
 UNPICKED_HEADER: Final = "x-tidegate-unpicked"
 """Set by Envoy on requests without a pick whose model it is about to read from the body."""
 
+WAITED_HEADER: Final = "x-tidegate-waited"
+"""Set by Envoy on requests without a pick, for its own use: milliseconds since they began."""
+
 DESTINATION_HEADER: Final = "x-gateway-destination-endpoint"
 """The pick and its fallbacks, ``ip:port`` separated by commas; also the metadata key by which
 Envoy sends the request."""
@@ -133,6 +136,7 @@ STRIPPED_HEADERS: Final = (
     CONTROL_CLUSTER_HEADER,
     CONTROL_MODEL_HEADER,
     UNPICKED_HEADER,
+    WAITED_HEADER,
     DESTINATION_HEADER,
     DESTINATION_SERVED_KEY,
     SUBSET_KEY,

@@ -73,7 +73,13 @@ _POOL: Final = FieldReader(
 _ROUTING: Final = FieldReader(
     pool_pb2.Routing,
     Pool,
-    zero={"fallbacks", "max_header_bytes", "max_inflated_bytes", "refuse_deadly"},
+    zero={
+        "fallbacks",
+        "max_header_bytes",
+        "max_inflated_bytes",
+        "refuse_deadly",
+        "uploads_per_client",
+    },
     bounds={
         "load_factor": _FACTOR,
         "spill_factor": _FACTOR,

@@ -32,7 +32,9 @@ Rules:
    handed over, however the stream ended after that; aborted if it was not; shutdown if the picker
    stops first.
 9. An illegal event raises `IllegalEventError` and changes nothing.
-10. A generic proxy is asked for no body that it did not announce. If it sends the body first, with
+10. A client may have ``uploads_per_client`` uploads under way whose end was not seen; a further one
+   is refused as soon as its body would be asked for.
+11. A generic proxy is asked for no body that it did not announce. If it sends the body first, with
     attributes in place of headers, that is decided on. If the stream ends after a pick on the
     headers and nothing more, the end of the request is unknown: the ticket settles as unseen.
 
@@ -87,14 +89,8 @@ from ext_proc.exchange.replies import (
 )
 from ext_proc.exchange.soundness import judge, judge_headers
 from ext_proc.exchange.state import DECIDED, NEW, OVER, WAITING, illegal
-from ext_proc.requests import (
-    BadRequest,
-    read_body,
-    read_head,
-    served_by,
-    split_adapter,
-)
-from ext_proc.routing.values.refusal import NO_PICK, Refusal
+from ext_proc.requests import BadRequest, read_body, read_head, served_by, split_adapter
+from ext_proc.routing.values.refusal import NO_PICK, TOO_MANY_UPLOADS, Refusal
 from ext_proc.routing.values.request import GRPC_STREAM, OTHER
 from ext_proc.routing.values.ticket import ABORTED, DONE, SHUTDOWN, UNSEEN, Ticket
 
@@ -135,6 +131,7 @@ class Exchange:
         "_ticket",
         "_tokenizers",
         "_unseen",
+        "_uploading",
         "_waiting",
         "moved",
         "passed",
@@ -159,6 +156,8 @@ class Exchange:
         self._ticket: Ticket | None = None
         self._waiting: KnownRequest | None = None
         """Set only in state WAITING."""
+        self._uploading: str | None = None
+        """The client whose upload counts as under way."""
         self._unseen = False
         """The end of the stream need not be that of the request (rule 10)."""
         self.state = NEW
@@ -243,13 +242,7 @@ class Exchange:
                 return (self._not_found(known, found),)
             readable = needs_body(head, known.features.form, found, asks=asks)
         if readable:
-            self.state = WAITING
-            self._waiting = known
-            if sent is DUPLEX:
-                known.held = bytearray()
-                return ()
-            known.said_once |= sent is NONE
-            return (request_body(known.head, loads=self._wants_loads(known)),)
+            return self._ask(known)
         decided = self._decide(known, head.subset, now, unix_now)
         if isinstance(decided, Refuse):
             return (decided,)
@@ -257,6 +250,38 @@ class Exchange:
         # An override would switch off what a generic proxy sends of responses.
         keep = known.generic and known.features.form is not GRPC_STREAM
         return (reply_to_head(head, decided, loads=self._wants_loads(known), keep=keep),)
+
+    def _ask(self, known: KnownRequest) -> tuple[Action, ...]:
+        """Ask for the body, or wait for it where it comes by itself."""
+        head = known.head
+        if head.client is not None and not self._uploads(head.client, known.pool):
+            return (self._refuse(known, TOO_MANY_UPLOADS),)
+        self.state = WAITING
+        self._waiting = known
+        if head.request_body is DUPLEX:
+            known.held = bytearray()
+            return ()
+        known.said_once |= head.request_body is NONE
+        return (request_body(head, loads=self._wants_loads(known)),)
+
+    def _uploads(self, client: str, pool: Pool | None) -> bool:
+        """Count an upload that begins; return whether it may."""
+        if pool is not None:
+            bound = pool.uploads_per_client
+        else:
+            bounds = [each.uploads_per_client for each in self._router.pools.values()]
+            bound = 0 if 0 in bounds else max(bounds)
+        if bound:
+            if not self._router.uploads.begin(client, bound):
+                return False
+            self._uploading = client
+        return True
+
+    def _uploaded(self) -> None:
+        """Count the upload no longer, if it still counts."""
+        client, self._uploading = self._uploading, None
+        if client is not None:
+            self._router.uploads.end(client)
 
     def _not_found(self, known: KnownRequest, refusal: Refusal) -> ReplyHead | Refuse:
         # A generic proxy may have other upstreams for what is no inference.
@@ -326,6 +351,7 @@ class Exchange:
             return self._refuse(known, refusal)
         known.repeatable = body.end_of_stream and not known.trailed
         if body.end_of_stream:
+            self._uploaded()
             known.body = body.chunk
         mistake: BadRequest | None = None
         try:
@@ -428,6 +454,7 @@ class Exchange:
     def _settle(self, event: Lost | Stopped, now: float) -> None:
         self.state = OVER
         self._waiting = None
+        self._uploaded()
         ticket, self._ticket = self._ticket, None
         if ticket is None:
             return

@@ -43,6 +43,7 @@ _STATUS: Final[Mapping[RefusalKind, _Status]] = {
     RefusalKind.HEADERS_TOO_LARGE: _Status(431, 8, "invalid_request_error"),
     RefusalKind.TOO_LARGE: _Status(413, 8, "invalid_request_error"),
     RefusalKind.SATURATED: _Status(429, 8, "rate_limit_error"),
+    RefusalKind.TOO_MANY_UPLOADS: _Status(429, 8, "rate_limit_error"),
     RefusalKind.NO_ENDPOINTS: _Status(503, 14, "server_error"),
     RefusalKind.WRONG_VERSION: _Status(503, 14, "server_error"),
     RefusalKind.DEADLY_REQUEST: _Status(422, 3, "invalid_request_error"),
@@ -52,6 +53,7 @@ _STATUS: Final[Mapping[RefusalKind, _Status]] = {
 _RETRY_AFTER: Final = frozenset(
     {
         RefusalKind.SATURATED,
+        RefusalKind.TOO_MANY_UPLOADS,
         RefusalKind.NO_ENDPOINTS,
         RefusalKind.WRONG_VERSION,
         RefusalKind.SUSPECT_WAITS,

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ext_proc.routing.pipeline.decision import Decision
+    from ext_proc.routing.uploads import Uploads
     from ext_proc.routing.values.pool import Pool
     from ext_proc.routing.values.pool import Protocol as Spoken
     from ext_proc.routing.values.refusal import Refusal
@@ -21,6 +22,10 @@ class RequestRouter(Protocol):
     @property
     def pools(self) -> Mapping[str, Pool]:
         """The pools by name."""
+
+    @property
+    def uploads(self) -> Uploads:
+        """The uploads under way."""
 
     def pool_for(self, features: Features, path: str, protocol: Spoken) -> str | Refusal:
         """Return the pool of a request whose route does not name one."""

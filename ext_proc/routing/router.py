@@ -40,6 +40,7 @@ from ext_proc.routing.state.leases import Lease, Leased, LeaseEvent, Leases, Rel
 from ext_proc.routing.state.ledger import MAX_TICKETS, Charged, Ledger, LedgerEvent, Settled
 from ext_proc.routing.state.starts import SequenceStarts
 from ext_proc.routing.suspicion import Suspicion
+from ext_proc.routing.uploads import Uploads
 from ext_proc.routing.values.refusal import Refusal, RefusalKind
 from ext_proc.routing.values.request import GRPC_STREAM
 from ext_proc.routing.values.ticket import DONE, Outcome, Ticket
@@ -84,6 +85,8 @@ class Router:
     ) -> None:
         self._rng = rng
         self._on_event = on_event
+        self.uploads = Uploads()
+        """Uploads under way, by client."""
         self.ledger = Ledger(max_tickets)
         self.index = ExactIndex()
         self.leases = Leases()

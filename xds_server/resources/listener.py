@@ -76,6 +76,7 @@ from xds_server.resources.edge.operators import patched_listener
 from xds_server.resources.edge.request_log import request_logs, tracing
 from xds_server.resources.filters.body_model import before_picker, without_pick
 from xds_server.resources.filters.discovered import picker_filter, strip_filter
+from xds_server.resources.filters.held_uploads import hold_filters
 from xds_server.resources.filters.picked_pool import match_again
 from xds_server.resources.filters.placed import placed_filter
 from xds_server.resources.filters.usage import usage_filter
@@ -257,7 +258,10 @@ def _manager(
             *filters_before(spec),
             *map(HttpFilter.parse, before_picker()),
             picker_filter(),
-            *map(HttpFilter.parse, (match_again(), *without_pick(), placed_filter())),
+            *map(
+                HttpFilter.parse,
+                (match_again(), *without_pick(), *hold_filters(), placed_filter()),
+            ),
             *filters_after(spec, pool_limits=pool_limits),
             usage_filter(),
             _router(slots),

@@ -133,6 +133,8 @@ class Pool:
     """Maximum length of the headers of a KServe request over HTTP; 0 = no limit."""
     max_inflated_bytes: int = 2**26
     """Maximum bytes to which a replica would inflate a compressed body; 0 = no limit."""
+    uploads_per_client: int = 512
+    """Maximum uploads that one client may have under way; 0 = no limit."""
     max_tokens: int = 0
     """Maximum tokens that a request may ask for; 0 = no limit."""
     slow_start: SlowStart = USUAL_SLOW_START

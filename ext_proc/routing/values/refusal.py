@@ -16,6 +16,8 @@ class RefusalKind(StrEnum):
     """503: each replica of the variant would answer by another version than the variant's."""
     SATURATED = "saturated"
     """429: all eligible endpoints are at their in-flight limit."""
+    TOO_MANY_UPLOADS = "too-many-uploads"
+    """429: the client has as many uploads under way as it may have."""
     UNKNOWN_POOL = "unknown-pool"
     """404: no pool of that name."""
     UNKNOWN_MODEL = "unknown-model"
@@ -62,4 +64,9 @@ MUST_WAIT: Final = Refusal(
     RefusalKind.SUSPECT_WAITS,
     "several replicas died while they had this request or one sent with it; it must run alone,"
     " and cannot now",
+)
+TOO_MANY_UPLOADS: Final = Refusal(
+    RefusalKind.TOO_MANY_UPLOADS,
+    "this client has as many uploads under way as it may have (routing.uploads_per_client);"
+    " finish some of them first",
 )

@@ -150,6 +150,10 @@ class Routing(Strict):
     """KServe requests whose compressed body Triton would inflate to more are refused with 413: it
     inflates without a bound. Of what the picker has not read each byte counts as 1032. 0 = no
     limit."""
+    uploads_per_client: Annotated[int, Field(ge=0, le=2**31)] = 512
+    """Uploads that one client (address, /64 or certificate) may have under way at one picker
+    process, further ones are refused with 429: those whose end the picker has not seen. With
+    `body: none` none count; 0 = no limit."""
     max_tokens: Annotated[int, Field(ge=0, le=2**31)] = 0
     """Requests for more tokens are refused with 400; 0 = no limit."""
 

@@ -14,6 +14,7 @@ from tidegate_api.names import (
     REASON_HEADER,
     UNPICKED_HEADER,
     UNSERVED_ROUTE_PREFIX,
+    WAITED_HEADER,
 )
 from tidegate_api.paths import OPENAI_ENDINGS, RESPONSES_ENDING, SCORE_ENDINGS
 
@@ -146,6 +147,32 @@ end
 """
 
 
+LATE_MS: Final = 250
+"""Milliseconds after which a request without a pick has waited for a picker that was late."""
+
+LATE: Final = (
+    "no picker answered in time, and the gateway alone forwards no upload that has begun; try again"
+)
+
+_HOLD: Final = """
+function envoy_on_request(handle)
+  local headers = handle:headers()
+  local waited = tonumber(headers:get("@WAITED@") or "") or 0
+  headers:remove("@WAITED@")
+  local limit = handle:metadata():get("hold") or 0
+  local length = tonumber(headers:get("content-length") or "")
+  if length == nil then
+    if waited >= @LATE_MS@ then handle:body() end
+  elseif length <= limit then
+    handle:body()
+  elseif waited >= @LATE_MS@ then
+    refuse(handle, "503", "14", "late-upload", "@LATE@")
+  end
+end
+"""
+"""``body`` returns once the body is complete; Envoy answers 413 where it is above its limit."""
+
+
 def _filled(text: str) -> str:
     words = {
         "UNPICKED": UNPICKED_HEADER,
@@ -158,6 +185,9 @@ def _filled(text: str) -> str:
         "MAX_NAME_BYTES": str(MAX_NAME_BYTES),
         "OPENAI_ENDINGS": ", ".join(f'"{each}"' for each in _OPENAI_ENDINGS),
         "NO_PICKER": NO_PICKER,
+        "WAITED": WAITED_HEADER,
+        "LATE_MS": str(LATE_MS),
+        "LATE": LATE,
         "UNREADABLE": UNREADABLE,
     }
     for word, value in words.items():
@@ -167,6 +197,9 @@ def _filled(text: str) -> str:
 
 MARK: Final = _filled(_MARK)
 """Moves a request without a pick to the route on which Envoy holds more of its body."""
+
+HOLD: Final = _filled(_REFUSE + _HOLD)
+"""Holds uploads without a pick until they are complete, or refuses them."""
 
 ROUTE_BEFORE: Final = _filled(_REFUSE + _BEFORE + _READ)
 """Routes by the model before the picker is asked."""

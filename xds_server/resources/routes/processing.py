@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from envoy.extensions.filters.http.ext_proc.v3 import ext_proc_pb2, processing_mode_pb2
 
 from tidegate_api.names import PICKER_FILTER
+from xds_server.resources.filters.held_uploads import hold_nothing, hold_uploads
 
 if TYPE_CHECKING:
     from tidegate_api.pools import BodyMode
@@ -52,6 +53,8 @@ def process(route: Any, routing: Routing, body: BodyMode | Literal["duplex"]) ->
         "peek": routing.peek_bytes,
         "full": routing.max_body,
     }[body]
+    if body in ("peek", "full"):
+        hold_uploads(route, route.request_body_buffer_limit.value)
 
 
 def at_least_peek(body: BodyMode) -> BodyMode:
@@ -61,5 +64,6 @@ def at_least_peek(body: BodyMode) -> BodyMode:
 
 def without_picker(route: Any) -> None:
     """Keep the picker out of a route."""
+    hold_nothing(route)
     off = ext_proc_pb2.ExtProcPerRoute(disabled=True)
     route.typed_per_filter_config[PICKER_FILTER].Pack(off, deterministic=True)

@@ -81,6 +81,7 @@ def test_every_field():
                 max_body_bytes=1000,
                 max_header_bytes=7680,
                 max_inflated_bytes=2**26,
+                uploads_per_client=512,
             ),
             slow_start=pool_pb2.SlowStart(window_seconds=30, aggression=2, min_weight=0.2),
             deep_health=pool_pb2.DeepHealth(repository=True),

@@ -41,7 +41,9 @@ def test_the_picker_stands_between_the_filters() -> None:
     assert names[0] == "tidegate.strip"
     assert all(name.startswith("(tidegate.before.") for name in names[1:at])
     assert names[at + 1] == "(tidegate.picked)"
-    assert all(name.startswith("(tidegate.without.") for name in names[at + 2 : -2])
+    assert all(
+        name.startswith(("(tidegate.without.", "(tidegate.late.")) for name in names[at + 2 : -2]
+    )
     assert names[-2] == "(tidegate.usage)"
 
 

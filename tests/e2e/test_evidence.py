@@ -13,6 +13,7 @@ import json
 import os
 import time
 
+import aiohttp
 import pytest
 
 from support.replicas import Replica, stack_over
@@ -146,7 +147,7 @@ async def test_an_honest_long_request_ejects_no_replica(http, stack, record_prop
     async def long() -> float:
         begun = time.monotonic()
         body = {"text_input": fresh_prompt(64), "max_tokens": TOKENS}
-        async with http.post(url, json=body) as answer:
+        async with http.post(url, json=body, timeout=aiohttp.ClientTimeout(300)) as answer:
             await answer.read()
             assert answer.status == 200
         return time.monotonic() - begun

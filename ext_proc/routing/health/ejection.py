@@ -44,6 +44,7 @@ from ext_proc.routing.health.experiment import (
     MAX_CLIENTS,
     MAX_SUSPECTS,
     MORE_ODDS,
+    OUTVOTED,
     ROW_ODDS,
     SHARE_ODDS,
     SUSPICIOUS,
@@ -136,6 +137,7 @@ class Ejection(Breakers):
             if record.phase is Phase.HALF_OPEN:
                 self._good_half_open(key, record, times, now)
             return
+        record.answers(client, now)
         if record.row:
             doubted, failing = record.in_doubt, record.failing_to()
             if record.answered(client):
@@ -184,7 +186,7 @@ class Ejection(Breakers):
             record.failed_s.put(after_s)
         recurrence, origin = self._recurrence(key, origin, client, now, rules.interval_s)
         if recurrence is Recurrence.FIRST:
-            record.fail(now, origin, client, self._pool)
+            record.fail(now, rules.interval_s, origin, client, self._pool)
             record.refused += not answered
             counts = origin is None or self._pool.counts(client, now, rules.interval_s)
             if counts:
@@ -214,7 +216,9 @@ class Ejection(Breakers):
             return self._failing.failed(origin, key, now, window_s), origin
         subject, share, gets_it = part
         if gets_it is (subject == key):
-            self._records[subject].experiment_of(client).failed(share, here=gets_it)
+            alone = self._pool.alone(client, now, window_s)
+            known = self._records[subject].experiment_of(client)
+            known.failed(share, here=gets_it, alone=alone)
         closed = self._records[key].phase is CLOSED
         return Recurrence.FIRST if closed else Recurrence.AGAIN, ANONYMOUS
 
@@ -282,13 +286,16 @@ class Ejection(Breakers):
             least: Odds that eject, those of a row or those of a share.
             now: Monotonic seconds.
         """
-        odds, best, client = [], 0.0, UNKNOWN
+        odds, best, client, in_row = [], 0.0, UNKNOWN, least == ROW_ODDS
         for each, known in record.experiments.items():
-            found = known.row if least == ROW_ODDS else known.failures
-            if found > 0.0 and (known.bad or least != ROW_ODDS):
+            found = known.row if in_row else known.failures
+            if found > 0.0 and (known.bad or not in_row):
                 odds.append(found - MORE_ODDS * self._pool.alarms(each, now))
                 if odds[-1] > best:
                     best, client = odds[-1], each
+        window_s = 0.0 if self._rules is None else self._rules.interval_s
+        if in_row and record.good_since(now - window_s) >= len(odds):
+            least += OUTVOTED
         return shown(odds, least, alone=self._is_alone(client, now))
 
     def _is_alone(self, client: int, now: float) -> bool:

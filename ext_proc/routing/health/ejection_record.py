@@ -121,8 +121,9 @@ class EjectionRecord:
         """Further bad results from the same origins, which are not counted."""
         self.counted = 0
         """Bad results in a row that the pool counts."""
-        self.good_to: set[int] = set()
-        """Clients that were answered well since the row began, at most ``MAX_CLIENTS``."""
+        self.good_to: dict[int, float] = {}
+        """Clients whose last result was good, and when that was; at most ``MAX_CLIENTS``, the one
+        that came first is dropped first."""
         self.accused_by: tuple[int, ...] = ()
         """Clients whose failures ejected it last."""
         self.row_at = NEVER
@@ -161,11 +162,14 @@ class EjectionRecord:
         self.mute = False
         """It did not answer our last probe."""
 
-    def fail(self, now: float, origin: int | None, client: int, pool: PoolResults) -> None:
+    def fail(
+        self, now: float, window_s: float, origin: int | None, client: int, pool: PoolResults
+    ) -> None:
         """Add a bad result to the row.
 
         Args:
             now: Monotonic seconds.
+            window_s: The pool's ``outlier.interval``, seconds.
             origin: The origin whose request may have caused it; ``None`` = no request can have.
             client: The client that sent the request.
             pool: The pool's counts, without this result.
@@ -174,14 +178,17 @@ class EjectionRecord:
             self.row_at, self.good_at = now, self.at
             self.row_answers, self.row_failures = pool.answers, pool.failures
             self.row_share = min(self.share() or 0.0, MAX_OWN_SHARE)
-            self.good_to.clear()
-            for each in self.experiments.values():
-                each.row = 0.0
+            after_s = now - self.failed_at
+            for one, known in list(self.experiments.items()):
+                known.begin(after_s, alone=pool.alone(one, now, window_s))
+                if not known.row and not known.failures:
+                    del self.experiments[one]
         self.row += 1
         self.failed_at = now
         if origin is not None:
             self.in_doubt += 1
             self.experiment_of(client).bad += 1
+            self.good_to.pop(client, None)
             if len(self.origins) < ORIGINS:
                 self.origins.add(origin)
 
@@ -198,20 +205,29 @@ class EjectionRecord:
         """Return the clients to which the replica fails in the row."""
         return tuple([client for client, each in self.experiments.items() if each.bad])
 
+    def answers(self, client: int, now: float) -> None:
+        """Note whom the replica answers well."""
+        known = self.good_to
+        if client not in known and len(known) >= MAX_CLIENTS:
+            del known[next(iter(known))]
+        known[client] = now
+
+    def good_since(self, at: float) -> int:
+        """Return how many clients were answered well since then, and not failed after that."""
+        return sum(1 for when in self.good_to.values() if when >= at)
+
     def answered(self, client: int) -> bool:
         """Note a good answer in a row; return whether it ends the row.
 
         It takes back what its own client's failures say. The rest stands while the replica fails to
         more clients than it has answered well since.
         """
-        if len(self.good_to) < MAX_CLIENTS:
-            self.good_to.add(client)
         known = self.experiments.get(client)
         if known is not None:
             self.row -= known.bad
             self.in_doubt -= known.bad
             known.bad, known.row = 0, 0.0
-        return not self.in_doubt or len(self.good_to) >= len(self.failing_to())
+        return not self.in_doubt or self.good_since(self.row_at) >= len(self.failing_to())
 
     def end_row(self) -> None:
         """Forget the bad results in a row, after a good one."""

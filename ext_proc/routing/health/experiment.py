@@ -22,13 +22,16 @@ Rules:
    everywhere hide nothing that others show. No client's odds count for more than ``MOST`` of what
    ejects, so that two must be unlucky on the subject, unless all good answers are one client's. One
    client beside others needs ``LONE_ODDS``.
+   Where as many clients were lately answered well by the subject, the rest needs ``OUTVOTED``.
 7. A false alarm counts against the clients that caused it, and against no others.
-8. At most ``MAX_CLIENTS`` clients have odds of their own on one replica; further ones are one.
+8. The odds of a client among others keep from one row to the next what it failed elsewhere, or one
+   that fails everywhere could try its luck with each row.
+9. At most ``MAX_CLIENTS`` clients have odds of their own on one replica; further ones are one.
 """
 
 from __future__ import annotations
 
-from math import log, log1p
+from math import exp, log, log1p
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -52,6 +55,10 @@ elsewhere, as a sick replica does not keep all requests elsewhere from failing."
 LEAST: Final = log(1.0 - STAKE)
 """Least odds of a row, those after one failure elsewhere: bad requests in any number must not hide
 that the subject becomes sick."""
+DEBT: Final = -12.0
+"""Least odds of a row of a client among others; bad requests of one hide nothing of the others'."""
+DEBT_S: Final = 60.0
+"""Seconds in which what it failed elsewhere weighs a third, from one row to the next."""
 ROW_ODDS: Final = 2.5
 """Logarithm of the odds that eject for failures in a row, where there were no false alarms."""
 SHARE_ODDS: Final = 7.0
@@ -62,6 +69,9 @@ MORE_ODDS: Final = 2.0
 """What each false alarm takes from the odds of a client that caused it."""
 LONE_ODDS: Final = 6.0
 """Odds beyond those that eject which a single client must show, where others are answered well."""
+OUTVOTED: Final = 4.0
+"""Odds beyond those of a row, where as many clients had a good answer of the subject last, within
+the window, as have failures in the row."""
 MOST: Final = 0.75
 """Share of the odds that eject which one client may give."""
 MAX_CLIENTS: Final = 16
@@ -125,16 +135,27 @@ class Experiment:
         self.failures = 0.0
         """Odds by failures, since the replica's record began."""
 
-    def failed(self, share: float, *, here: bool) -> None:
+    def failed(self, share: float, *, here: bool, alone: bool = True) -> None:
         """Note a failed request.
 
         Args:
             share: Probability with which chance sent it to the subject, above 0 and below 1.
             here: Whether it failed there.
+            alone: All good answers of late are the client's.
         """
         change = log(1.0 - STAKE + STAKE / share) if here else log(1.0 - STAKE)
-        self.row = max(self.row + change, LEAST)
+        self.row = max(self.row + change, LEAST if alone else DEBT)
         self.failures = max(self.failures + change, 0.0)
+
+    def begin(self, after_s: float, *, alone: bool) -> None:
+        """Begin a row; what a client among others has failed elsewhere stays against it.
+
+        Args:
+            after_s: Seconds since the last failure.
+            alone: All good answers of late are the client's.
+        """
+        self.bad = 0
+        self.row = 0.0 if alone else min(self.row, 0.0) * exp(-max(after_s, 0.0) / DEBT_S)
 
     def answered_elsewhere(self, share: float) -> None:
         """Note a good answer of another replica; ``share`` as in ``failed``."""

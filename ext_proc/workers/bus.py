@@ -4,8 +4,9 @@ Rules:
 
 1. In-flight load is sent as sums (``account``): after a charge at once if nothing was sent for
    ``SOON_S``, else with the first event after that; everything is sent within ``LATER_S``. A lease,
-   new or renewed, or a suspect that runs is sent before the decision returns. Until then events are
-   only collected: processing them together costs much less than one by one between other work.
+   new or renewed, or a suspect that runs is sent before the decision returns, and a death at once:
+   the next variant of what killed may come to another worker. Until then events are only
+   collected: processing them together costs much less than one by one between other work.
 2. Before a request of a sequence is decided, everything that peer workers have sent is read. The
    next request of a sequence comes after the answer to the one before, and so after its lease.
    Before any other decision the sockets are read if the last read is ``READ_AGAIN_S`` old, and
@@ -35,7 +36,7 @@ from ext_proc.routing.cache.trials import INDEX_EVENTS
 from ext_proc.routing.peers import LatencySample, Share
 from ext_proc.routing.state.leases import Leased, Released
 from ext_proc.routing.state.ledger import Charged
-from ext_proc.routing.suspicion import SUSPICION_EVENTS, SuspectRun
+from ext_proc.routing.suspicion import SUSPICION_EVENTS, Died, SuspectRun
 from ext_proc.telemetry.hub import PUSH
 from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
 from ext_proc.workers.account import FOLDED, Account
@@ -71,7 +72,7 @@ PART_BYTES: Final = 2**16
 _ROUTING_EVENTS: Final = (Share, *INDEX_EVENTS, LatencySample, Leased, Released)
 _REPLICATION_EVENTS: Final = (*_ROUTING_EVENTS, *SUSPICION_EVENTS)
 """Messages that routers follow."""
-_AT_ONCE: Final = frozenset({Leased, Released, SuspectRun})
+_AT_ONCE: Final = frozenset({Leased, Released, Died, SuspectRun})
 
 
 @dataclass(frozen=True, slots=True)

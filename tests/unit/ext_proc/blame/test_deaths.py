@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from ext_proc.blame import deaths as module
 from ext_proc.blame.deaths import (
+    BACK_S,
     CONFIRM_S,
     DEATH_S,
     LEFT_S,
     MAX_CONDEMNED,
     MAX_DEATHS,
     MAX_OF_REPLICA,
+    MAX_SHARE,
+    MAX_SHARE_OF_SEVERAL,
     MAX_SUSPECTS,
     MAX_TRIALS,
     REFUSED_S,
@@ -319,3 +323,169 @@ def test_the_page_shows_what_is_held():
     }
     assert list(page["refused"].values()) == [{"for_s": REFUSED_S}]  # type: ignore[attr-defined]  # JSON
     assert KILLER.hex() not in str(page)
+
+
+# --- Kinds and callers --------------------------------------------------------------------------
+
+KIND = b"the first".ljust(16)
+CALLER, STRANGER, THIRD = b"caller".ljust(16), b"stranger".ljust(16), b"third".ljust(16)
+
+
+def of(caller: bytes | None, fingerprint: bytes | None = KILLER, *kinds: bytes) -> Who:
+    return Who(fingerprint, kinds, caller)
+
+
+def besieged(*both: Who, apart: float = LATER) -> Deaths:
+    """Return two deaths, of replicas that are back, with these suspects in both."""
+    deaths = Deaths()
+    for replica, at in (("a", 0.0), ("b", apart)):
+        for each in both:
+            deaths.died(replica, each, at)
+        deaths.gone(replica, at)
+    for replica in "ab":
+        deaths.alive(replica, apart + DEATH_S)
+    return deaths
+
+
+def test_variants_of_one_kind_are_confined_to_where_it_killed():
+    """One killed the first replica, another one the second."""
+    deaths = Deaths()
+    kill_with(deaths, "a", 0.0, of(None, KILLER, KIND))
+    assert deaths.confined(of(None, FIRST, KIND), LATER) is None
+    kill_with(deaths, "b", LATER, of(None, FIRST, KIND))
+    assert deaths.confined(of(None, SECOND, KIND), LATER) == frozenset()
+    deaths.alive("a", LATER)
+    assert deaths.confined(of(None, SECOND, KIND), LATER) == {"a"}
+    assert deaths.confined(of(None, SECOND), LATER) is None
+    assert deaths.confined(of(None, SECOND, KIND), LATER, is_common={KIND}.__contains__) is None
+
+
+def kill_with(deaths: Deaths, replica: str, at: float, who: Who) -> None:
+    deaths.died(replica, who, at)
+    deaths.gone(replica, at)
+
+
+def test_what_is_like_a_suspect_is_read_once():
+    """With the first death's proxy retry it would take two replicas more."""
+    deaths = Deaths()
+    kill_with(deaths, "a", 0.0, of(CALLER, KILLER, KIND))
+    assert not deaths.repeatable(of(None, FIRST, KIND), DEATH_S)
+    assert deaths.repeatable(of(None, FIRST), DEATH_S)
+    assert not deaths.repeatable(of(CALLER, FIRST), DEATH_S)
+    assert deaths.repeatable(of(CALLER, FIRST), DEATH_S, {CALLER: 0.6})
+    deaths.died("a", of(STRANGER, SECOND), 0.1)
+    assert deaths.repeatable(of(CALLER, FIRST), DEATH_S)
+    deaths.answered(SECOND)
+    assert not deaths.repeatable(of(CALLER, FIRST), DEATH_S)
+    assert deaths.repeatable(of(CALLER, FIRST), WINDOW_S + 0.1)
+
+
+def test_an_answer_clears_a_body_and_not_its_kind():
+    """A harmless near copy would make way for the next killer."""
+    deaths = besieged(of(None, KILLER, KIND), of(None, FIRST, KIND))
+    deaths.answered(FIRST)
+    assert deaths.confined(of(None, SECOND, KIND), DONE) == {"a", "b"}
+    deaths.answered(KILLER)
+    assert deaths.confined(of(None, SECOND, KIND), DONE) is None
+
+
+def test_a_kind_that_killed_a_replica_again_waits():
+    """It would kill its replicas as often as they are back."""
+    deaths = besieged(of(None, KILLER, KIND))
+    kill_with(deaths, "a", DONE, of(None, FIRST, KIND))
+    deaths.alive("a", DONE + DEATH_S)
+    assert deaths.confined(of(None, SECOND, KIND), DONE + DEATH_S) == frozenset()
+    assert deaths.confined(of(None, SECOND, KIND), LATER + WINDOW_S + 0.1) is None
+
+
+def test_a_page_that_is_readable_again_for_a_while_tells_that_a_replica_is_back():
+    """The proxy's own checks have found it healthy by then."""
+    deaths = Deaths()
+    for replica, at in (("a", 0.0), ("b", 0.1)):
+        deaths.died(replica, of(None), at)
+        deaths.gone(replica, at + 0.5)
+    deaths.gone("a", 3.0, page=True)
+    assert deaths.confined(of(None), 3.0 + BACK_S - 0.1) == frozenset()
+    assert deaths.confined(of(None), 3.0 + BACK_S) == {"a"}
+
+
+def test_a_caller_is_confined_whatever_it_sends():
+    """It may change more than a few bytes."""
+    deaths = besieged(of(CALLER))
+    assert deaths.confined(of(CALLER, FIRST), DONE) == {"a", "b"}
+    assert deaths.confined(of(CALLER, None), DONE) == {"a", "b"}
+    assert deaths.confined(of(STRANGER, FIRST), DONE) is None
+    assert deaths.confined(of(None, FIRST), DONE) is None
+
+
+def test_a_caller_of_most_requests_is_not_confined():
+    """Behind a gateway that is not trusted all are one; its near copies are held nevertheless."""
+    deaths = besieged(of(CALLER, KILLER, KIND))
+    assert deaths.confined(of(CALLER, FIRST), DONE, {CALLER: MAX_SHARE + 0.01}) is None
+    assert deaths.confined(of(CALLER, FIRST, KIND), DONE, {CALLER: 1.0}) == {"a", "b"}
+    assert deaths.confined(of(CALLER, FIRST), DONE, {CALLER: MAX_SHARE}) == {"a", "b"}
+
+
+def test_of_several_callers_those_are_confined_that_send_little():
+    """Innocents whose requests moved from the first replica to the second are among them."""
+    deaths = besieged(of(CALLER), of(STRANGER, FIRST), of(THIRD, SECOND))
+    shares = {CALLER: 0.0, STRANGER: MAX_SHARE_OF_SEVERAL, THIRD: 0.3}
+    confined = {
+        who: deaths.confined(of(who, b"another".ljust(16)), DONE, shares) is not None
+        for who in shares
+    }
+    assert confined == {CALLER: True, STRANGER: True, THIRD: False}
+    kill_with(deaths, "a", DONE, of(THIRD, b"another".ljust(16)))
+    shares[THIRD] = MAX_SHARE_OF_SEVERAL
+    assert deaths.confined(of(THIRD, None), DONE + DEATH_S, shares) is not None
+    assert deaths.confined(of(STRANGER, None), DONE + DEATH_S, shares) is None
+
+
+def test_an_unread_request_is_held_against_its_caller():
+    """Nothing else is known of it, and no answer clears it."""
+    deaths = besieged(of(CALLER, None))
+    assert deaths.confined(of(CALLER, FIRST), DONE) == {"a", "b"}
+    name = of(CALLER, None).name
+    assert name is not None
+    assert not deaths.answered(name)
+    assert deaths.confined(of(CALLER, None), DONE) == {"a", "b"}
+    deaths.started(name, "a")
+    assert not deaths.may_run(name, DONE)
+
+
+def test_two_broken_connections_put_no_caller_in_question():
+    """Idle connections that healthy replicas close; several at once are a death."""
+    deaths = Deaths()
+    for replica, at in (("a", 0.0), ("b", LATER)):
+        deaths.died(replica, of(CALLER, replica.encode() * 16), at)
+    assert deaths.confined(of(CALLER, FIRST), DONE) is None
+    for replica, at in (("a", 0.0), ("b", LATER)):
+        deaths.died(replica, of(STRANGER, replica.encode() * 15 + b"2"), at + 0.1)
+    assert deaths.confined(of(CALLER, FIRST), DONE) is not None
+
+
+def test_callers_of_unread_requests_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    """Of a death with more streams some are forgotten."""
+    monkeypatch.setattr(module, "MAX_MARKS", 3)
+    deaths = Deaths()
+    for number in range(9):
+        deaths.died("a", of(bytes([number]) * 16, None), 0.0)
+    assert len(deaths._marked) == 3
+    deaths.sweep(WINDOW_S + 1.0)
+    assert not deaths._marked
+
+
+def test_what_is_kept_makes_another_worker_hold_the_same():
+    """Kinds, callers, and those whose requests were not read."""
+    deaths = besieged(of(CALLER, KILLER, KIND), of(STRANGER, None))
+    other = Deaths()
+    for replica, at, unknown, _, suspects in deaths.kept():
+        assert unknown
+        for who, held in suspects:
+            other.died(replica, who, at, answered=not held)
+        other.gone(replica, at)
+        other.alive(replica, DONE)
+    for who in (of(None, FIRST, KIND), of(CALLER, FIRST), of(STRANGER, FIRST)):
+        assert deaths.confined(who, DONE) == other.confined(who, DONE) == {"a", "b"}
+    assert other.describe(DONE)["callers_in_question"] == 2
+    assert other.describe(DONE)["kinds_confined"] == 1

@@ -22,7 +22,7 @@ Bodies are references to what the proxy sent; nothing is copied.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from ext_proc.blame.alike import MAX_BYTES as MOST_ALIKE
@@ -138,7 +138,8 @@ class _Usual(NamedTuple):
     at: float
     """When this was found, monotonic seconds."""
     shares: Mapping[bytes, float]
-    """Shares of callers."""
+    """Shares of callers: the smaller one of that in the sample, which a flood does not raise, and
+    that in the bodies answered last before the first death, which are many."""
     common: dict[bytes, bool]
     """Whether kinds are common, as far as it was asked."""
 
@@ -194,7 +195,10 @@ class Suspicion:
         """What is usual in each pool."""
         self._judging: frozenset[str] = frozenset()
         """Pools that refuse deadly requests."""
-        self._answered: deque[tuple[str, str, bytes]] = deque()
+        self._answered: deque[tuple[str, str, bytes, str | None]] = deque()
+        self._answerers: Counter[tuple[str, str | None]] = Counter()
+        """How many of the bodies answered last before the first death were each client's, by pool
+        and client."""
         self._answered_left = KEPT_BYTES
         self._told_left = MAX_TOLD
         self._alibis: dict[bytes, None] = {}
@@ -218,6 +222,7 @@ class Suspicion:
             self._left, self._answered_left = MAX_BYTES, KEPT_BYTES
             for kept in (self._bodies, self._hashed, self._answered, self._alibis, self._running):
                 kept.clear()
+            self._answerers.clear()
 
     # --- Decisions ------------------------------------------------------------------------------
 
@@ -287,9 +292,11 @@ class Suspicion:
         known = self._usual.get(pool)
         if known is not None and now - known.at < USUAL_S:
             return known
-        caller, shares = self._fingerprints.caller, {}
-        if self._recent is not None:
-            shares = {caller(pool, who): part for who, part in self._recent.shares(pool).items()}
+        caller, shares = self._fingerprints.caller, dict[bytes, float]()
+        before = sum(count for (where, _), count in self._answerers.items() if where == pool)
+        for client, part in {} if self._recent is None else self._recent.shares(pool).items():
+            share = self._answerers[pool, client] / before if before else part
+            shares[caller(pool, client)] = min(share, part)
         made = self._usual[pool] = _Usual(now, shares, {})
         return made
 
@@ -416,7 +423,7 @@ class Suspicion:
                 self._clear(fingerprint)
         elif body is not None and len(body) <= MAX_ANSWERED_BYTES and not isinstance(known, _Named):
             answered = self._answered
-            answered.append((known[0], known[1], body))
+            answered.append((known[0], known[1], body, known[3]))
             left = self._answered_left - len(body)
             while left < 0 or len(answered) > ANSWERED:
                 left += len(answered.popleft()[2])
@@ -433,9 +440,7 @@ class Suspicion:
 
     def died(self, ticket_id: int, replica: str, now: float) -> None:
         """Note that a replica broke its connection with a request that it had read, unanswered."""
-        while self._answered:
-            self._alibis[self._fingerprints.of(*self._answered.popleft())] = None
-        self._answered_left = KEPT_BYTES
+        self._recall()
         known = self.open.get(ticket_id)
         named = _UNKNOWN if known is None else self._named(known)
         who, body = named.who, named.body
@@ -446,6 +451,14 @@ class Suspicion:
                 who = self._remember(who, who.fingerprint, named.pool, body)
         self.deaths.died(replica, who, now, answered=answered)
         self._tell(Died(replica, who, now, answered))
+
+    def _recall(self) -> None:
+        """Take the fingerprints and the clients of the bodies that were answered lately."""
+        while self._answered:
+            pool, model, answered, client = self._answered.popleft()
+            self._alibis[self._fingerprints.of(pool, model, answered)] = None
+            self._answerers[pool, client] += 1
+        self._answered_left = KEPT_BYTES
 
     def _remember(self, who: Who, fingerprint: bytes, pool: str, body: bytes) -> Who:
         """Keep the body of a suspect for comparisons; return it with its kinds."""
@@ -481,6 +494,7 @@ class Suspicion:
             self._alibis.clear()
             self.alike.clear()
             self._usual.clear()
+            self._answerers.clear()
             self._told_left = MAX_TOLD
         return found
 
@@ -490,6 +504,7 @@ class Suspicion:
         """Apply an event of a peer worker."""
         deaths = self.deaths
         if isinstance(event, Died):
+            self._recall()
             replica, who, at, answered = event
             deaths.died(replica, who, at, answered=answered)
         elif isinstance(event, SuspectBody):

@@ -271,10 +271,10 @@ def test_answered_bodies_are_bounded_by_number_and_bytes(build, monkeypatch):
 
     for number in range(6):
         answer(b"%d" % number)
-    assert [body for *_, body in kept] == [b"2", b"3", b"4", b"5"]
+    assert [body for _, _, body, _ in kept] == [b"2", b"3", b"4", b"5"]
     for letter in (b"a", b"b", b"c"):
         answer(letter * module.MAX_ANSWERED_BYTES)
-    assert [body[:1] for *_, body in kept] == [b"b", b"c"]
+    assert [body[:1] for _, _, body, _ in kept] == [b"b", b"c"]
     answer(b"d" * (module.MAX_ANSWERED_BYTES + 1))
     assert len(kept) == 2
     die(router, send(router, build), "r0", 0.0)

@@ -47,7 +47,8 @@ class InProcessStack:
 
     Args:
         protocol: xDS variant of Envoy.
-        spare: Number of upstream addresses; the first three are in the first fleet.
+        spare: Number of upstream addresses; the first three are in the first fleet. 0 = a subclass
+            has its own.
         state: Folder of the control server's revisions; in memory if ``None``.
     """
 
@@ -59,7 +60,9 @@ class InProcessStack:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as exit_:
-            self.upstreams = await exit_.enter_async_context(instant_upstreams(self._spare))
+            self.upstreams: list[str] = []
+            if self._spare:
+                self.upstreams = await exit_.enter_async_context(instant_upstreams(self._spare))
             self.run = exit_.enter_context(RunFolder.create())
             ports = exit_.enter_context(HeldPorts())
             self.listener, self.picker, self.envoy_admin = (ports.address() for _ in range(3))

@@ -3,8 +3,10 @@
 Envoy's retry policy has one count for all causes. This filter tells them apart, before each attempt
 after the first:
 
-1. An attempt was a *read* if the replica was sent bytes of the request and sent none back: it
-   died, froze or refused the stream. A refused connection is no read, nor is an answer such as 503.
+1. An attempt was a *read* if the replica was sent bytes of the request and sent no headers of an
+   answer back: it died, froze, or reset or refused the stream. A refused connection is no read, nor
+   is an answer such as 503. Other bytes are no answer: HTTP/2 resets a stream and widens its window
+   by frames of that stream.
 2. Once as many further replicas have read the request as it may have (``retry_read`` of its pool,
    none for a sequence), the filter answers 503 itself, and no further replica is sent anything.
 3. Envoy does not retry that answer: it carries ``OVERLOADED_HEADER``.
@@ -123,7 +125,7 @@ def upstream_filters() -> list[HttpFilter]:
                     append=HeaderValueOption(
                         header=HeaderValue(
                             key=SENT_HEADER,
-                            value="%UPSTREAM_WIRE_BYTES_SENT% %UPSTREAM_WIRE_BYTES_RECEIVED%",
+                            value="%UPSTREAM_WIRE_BYTES_SENT% %UPSTREAM_HEADER_BYTES_RECEIVED%",
                         ),
                         append_action=(
                             HeaderValueOptionHeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD

@@ -1,0 +1,115 @@
+"""One in, one out: what a client sends reaches one replica once, byte for byte, however framed.
+
+``support/framing/law.py`` states the law. ``TIDEGATE_FRAMING_CASES`` makes more cases,
+``TIDEGATE_FRAMING_SEED`` others; ``-rP`` shows the figures.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from support.framing import planted_picker
+from support.framing.cases import BUFFER_BYTES, Case
+from support.framing.replicas import Http1, Http2
+from support.framing.run import Run
+from support.framing.stack import FramingStack
+
+CASES = int(os.environ.get("TIDEGATE_FRAMING_CASES", "400"))
+SEED = int(os.environ.get("TIDEGATE_FRAMING_SEED", "1"))
+FRONTS = ("http/1.0", *("http/1.1",) * 3, *("h2",) * 4)
+PLANTED = 2000
+"""Cases in which a planted fault must be found, at most."""
+
+pytestmark = [pytest.mark.timeout(240 + CASES // 20), pytest.mark.usefixtures("demo_extra")]
+
+
+@pytest.fixture(scope="module")
+async def stack() -> AsyncIterator[FramingStack]:
+    """Run one stack for the module; nothing may come on a connection until it ends."""
+    async with FramingStack() as started:
+        yield started
+    assert started.book.violations == []
+
+
+@contextmanager
+def running(stack: FramingStack, *fronts: str, seed: int = SEED) -> Iterator[Run]:
+    """Yield a run whose violations are the test's own."""
+    run = Run(stack.listener, stack.book, seed, fronts or FRONTS)
+    try:
+        yield run
+    finally:
+        run.stop()
+        stack.book.forget()
+
+
+async def test_one_in_one_out(stack):
+    """Over all framings, modes, sizes and failures of replicas."""
+    with running(stack) as run:
+        await run.go(CASES)
+        print(f"seed {SEED}:", dict(sorted(stack.book.count.items())))  # noqa: T201 - for `-rP`
+        if stack.book.violations:
+            pytest.fail(await run.explain())
+
+
+async def test_a_request_whose_stream_is_reset_was_read(stack):
+    """Over gRPC too only one further replica reads a request that its replica broke off.
+
+    The frame that resets a stream is bytes from the replica, but no answer.
+    """
+    with running(stack) as run:
+        for plan in (("close-head",), ("close-end",), ("refuse",)):
+            case = Case(1, "h2", "peek", "grpc", plan=plan)
+            assert await run.fails([case]) == []
+            assert await run.fails([case.but(form="stream", mode="none")]) == []
+
+
+@pytest.mark.xfail(
+    reason="Envoy 1.40 loses an end that follows a part above its buffer", strict=True
+)
+async def test_a_long_chunked_body_ends(stack):
+    """A chunked body above Envoy's buffer that comes after the picker asked for it is answered."""
+    with running(stack) as run:
+        case = Case(1, "http/1.1", "peek", framing="chunked", size=BUFFER_BYTES + 4000, slow=(1,))
+        run.hang_s = 2.0
+        assert await run.fails([case]) == []
+
+
+# --- planted faults -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "fronts"), [(Http1, ("http/1.1",)), (Http2, ("h2",))], ids=["http/1.1", "h2"]
+)
+async def test_a_byte_between_requests_is_found(stack, monkeypatch, kind, fronts):
+    """What a replica gets beside a request breaks the law, whatever it is."""
+    left, whole = [30], kind.data_received
+
+    def one_more(self, data: bytes) -> None:
+        left[0] -= 1
+        whole(self, data + b"\0" if left[0] == 0 else data)
+
+    monkeypatch.setattr(kind, "data_received", one_more)
+    with running(stack, *fronts) as run:
+        run.hang_s = 3.0
+        await run.go(PLANTED)
+        assert stack.book.violations
+    for replica in stack.replicas:
+        replica.break_off()
+
+
+async def test_a_wrong_picker_is_found(stack):
+    """One that gives chunks back twice, and one that lets sequences be read again.
+
+    The last test: it leaves that picker.
+    """
+    await stack.replace_picker(Path(planted_picker.__file__))
+    for fronts, what in ((("h2",), "is not the client's"), (("http/1.1",), "of 0: ")):
+        with running(stack, *fronts) as run:
+            run.hang_s = 3.0
+            await run.go(PLANTED, until=what)
+            assert [each for each in stack.book.violations if what in each]

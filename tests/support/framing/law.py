@@ -1,0 +1,278 @@
+"""The law "one in, one out", and the book of what clients sent and replicas got.
+
+1. Every byte on a connection to a replica belongs to an attempt of a case, or to a health check.
+   A request must name a case that is under way; nothing follows it before it is answered.
+2. The bytes of an attempt's body are the case's body from its first byte on. They are all of it,
+   unless the client, the replica or Envoy broke off: then the connection, or the HTTP/2 stream,
+   ends there. The proxy may change how a body is framed (a length, chunks, frames), path
+   normalisation, header names' case, and headers of its own; it may drop trailers on HTTP/1.1 and
+   passes them whole or not at all elsewhere.
+3. A case has one attempt. A further one follows only what ``docs/explanation/retries.md`` repeats:
+   no more than ``READS`` after an attempt that a replica read and broke off, none of a sequence or
+   a stream, no more than ``ATTEMPTS`` in all, none after an answer that has begun, and each at
+   another replica. A shadow gets at most one copy.
+4. A client gets the answer to its own request, whole, from the last attempt, or a refusal. What is
+   well framed and within bounds is not refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from support.framing.cases import BUSY, CASE_HEADER, CLOSES, MAX_BODY, Case
+
+READS, ATTEMPTS = 1, 3
+"""Further reads and all attempts of a request: ``routing.retry_read``, ``1 + fallbacks``."""
+SETTLING = 64
+"""A case is judged once so many more have ended: what comes late is still accounted to it."""
+FAILURES = frozenset((*CLOSES, *BUSY, "refuse", "cut", "early"))
+"""Actions after which the client may get an answer that is not the replica's."""
+MOST = 20
+"""Violations that are kept."""
+
+
+@dataclass
+class Attempt:
+    """One request that a replica got."""
+
+    case: Case
+    replica: str
+    number: int
+    """Of the attempts of its case, from 0; copies to the shadow count by themselves."""
+    action: str
+    client_done: bool
+    """Whether the client had sent its end before the attempt began."""
+    got: int = 0
+    """Bytes of the body."""
+    wrong: str = ""
+    """What is wrong with the bytes."""
+    whole: bool = False
+    """Whether the request came to its end."""
+    over: bool = False
+    """Whether no more of it will come."""
+    answered: bool = False
+    """Whether the replica has begun to answer."""
+    trailers: list[tuple[str, str]] = field(default_factory=list)
+
+    def take(self, data: bytes) -> None:
+        """Compare bytes of the body with those that were sent."""
+        expected = self.case.body[self.got : self.got + len(data)]
+        if data != expected and not self.wrong:
+            at = next(
+                (i for i, (a, b) in enumerate(zip(data, expected, strict=False)) if a != b),
+                len(expected),
+            )
+            self.wrong = f"byte {self.got + at} of {len(self.case.body)} is not the client's"
+        self.got += len(data)
+
+
+@dataclass
+class Outcome:
+    """What a client got."""
+
+    status: int = 0
+    """0 = nothing that makes sense."""
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    whole: bool = False
+    """Whether the answer came to its end."""
+    left: bool = False
+    """Whether the client broke off."""
+
+
+class Running:
+    """A case under way."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.attempts: list[Attempt] = []
+        self.copies: list[Attempt] = []
+        self.client_done = False
+        """Whether the client has sent its end."""
+        self.outcome: Outcome | None = None
+
+
+class Book:
+    """All cases and violations."""
+
+    def __init__(self) -> None:
+        self.running: dict[int, Running] = {}
+        self.violations: list[str] = []
+        self.guilty: list[int] = []
+        """Numbers of the cases of the violations."""
+        self.count: Counter[str] = Counter()
+        self.beat: Callable[[], asyncio.Future[None]] | None = None
+        """Waits until a few requests that are sent now have been answered."""
+        self._ended: deque[Running] = deque()
+
+    # --- what happens ---------------------------------------------------------------------------
+
+    def begin(self, case: Case) -> Running:
+        """Enter a case."""
+        made = self.running[case.number] = Running(case)
+        return made
+
+    def attempt(self, number: str, replica: str, *, copy: bool = False) -> Attempt | None:
+        """Enter a request that a replica got; ``None`` if it belongs to no case under way."""
+        running = self.running.get(int(number)) if number.isdigit() else None
+        if running is None:
+            return None
+        entered = running.copies if copy else running.attempts
+        action = "answer" if copy else running.case.action(len(entered))
+        made = Attempt(running.case, replica, len(entered), action, running.client_done)
+        entered.append(made)
+        return made
+
+    def violated(self, what: str, case: Case | None = None) -> None:
+        """Enter a violation."""
+        self.count["violations"] += 1
+        if len(self.violations) < MOST:
+            self.violations.append(f"{what}: {case}")
+            if case is not None:
+                self.guilty.append(case.number)
+
+    def end(self, running: Running, outcome: Outcome) -> None:
+        """Enter what a client got."""
+        running.outcome = outcome
+        self._ended.append(running)
+        while len(self._ended) > SETTLING:
+            if not all(each.over for each in self._ended[0].attempts + self._ended[0].copies):
+                if len(self._ended) < 20 * SETTLING:
+                    break
+                self.violated("a request at a replica does not end", self._ended[0].case)
+            self._close(self._ended.popleft())
+
+    def settle(self) -> None:
+        """Judge all cases that have ended; nothing more may come of them."""
+        while self._ended:
+            self._close(self._ended.popleft())
+
+    def forget(self) -> None:
+        """Begin anew with violations and figures."""
+        self.violations.clear()
+        self.guilty.clear()
+        self.count.clear()
+
+    def _close(self, running: Running) -> None:
+        self.running.pop(running.case.number, None)
+        self.count["cases"] += 1
+        for what in judge(running):
+            self.violated(what, running.case)
+        self._tell(running)
+
+    def _tell(self, running: Running) -> None:
+        case, outcome = running.case, running.outcome
+        assert outcome is not None
+        kind = "left" if outcome.left else str(outcome.status) if outcome.status else "broken"
+        self.count[f"{case.front} {kind}"] += 1
+        self.count["attempts"] += len(running.attempts)
+        self.count["repeated"] += len(running.attempts) > 1
+        self.count["copies"] += len(running.copies)
+
+
+def judge(running: Running) -> list[str]:
+    """Return how an ended case breaks the law."""
+    return [*_bytes(running), *_repeats(running), *_answer(running)]
+
+
+def _bytes(running: Running) -> list[str]:
+    case, outcome = running.case, running.outcome
+    assert outcome is not None
+    found = []
+    for each in running.attempts + running.copies:
+        at = f"attempt {each.number} at {each.replica}"
+        if each.wrong:
+            found.append(f"{at}: {each.wrong}")
+        if each.whole and each.got != len(case.body) and not case.malformed:
+            found.append(f"{at} ended after {each.got} of {len(case.body)} bytes")
+        if each.trailers and each.trailers != TRAILERS:
+            found.append(f"{at} has the trailers {each.trailers}")
+        may_be_cut = (
+            outcome.left
+            or outcome.status != 200  # Envoy's own refusal ends what it had begun
+            or case.malformed
+            or each.action != "answer"
+            or each in running.copies
+        )
+        if not each.whole and not may_be_cut:
+            found.append(f"{at} was cut off after {each.got} of {len(case.body)} bytes")
+    return found
+
+
+TRAILERS = [("x-checksum", "7"), ("x-more", "abc")]
+"""The trailers of each case that has some."""
+
+
+def _repeats(running: Running) -> list[str]:
+    case, attempts = running.case, running.attempts
+    found = []
+    if len(running.copies) > 1:
+        found.append(f"{len(running.copies)} copies at the shadow")
+    if running.copies and not case.shadow:
+        found.append("a copy that its pool does not make")
+    if len(attempts) > ATTEMPTS:
+        found.append(f"{len(attempts)} attempts")
+    replicas = [each.replica for each in attempts]
+    if len(set(replicas)) < len(replicas):
+        found.append(f"repeated at the same replica: {replicas}")
+    reads = 0
+    further = 0 if case.sequence or case.form == "stream" else READS
+    for each in attempts[:-1]:
+        if each.answered and each.action not in BUSY:
+            found.append(f"repeated after {each.replica} had answered ({each.action})")
+        elif each.action in BUSY and case.form == "stream":
+            found.append("a stream was repeated")
+        elif each.action not in BUSY:
+            reads += 1
+    if reads > further:
+        found.append(f"{reads} further replicas read it, of {further}: {replicas}")
+    return found
+
+
+def _answer(running: Running) -> list[str]:
+    case, outcome, attempts = running.case, running.outcome, running.attempts
+    assert outcome is not None
+    if outcome.left:
+        return []
+    told = outcome.headers.get(CASE_HEADER)
+    if told is None:
+        return _refusal(running, outcome)
+    if told != str(case.number):
+        return [f"the client got the answer to case {told}"]
+    last = attempts[-1] if attempts else None
+    if last is None or outcome.headers.get("x-replica") != last.replica:
+        return [f"answered by {outcome.headers.get('x-replica')}, not by the last attempt"]
+    return _content(case, last, outcome)
+
+
+def _content(case: Case, last: Attempt, outcome: Outcome) -> list[str]:
+    """Judge the content of the last attempt's answer."""
+    if last.action in BUSY:
+        return (
+            [] if outcome.status in {200, 503} else [f"status {outcome.status} of a busy replica"]
+        )
+    if last.action == "cut":
+        right = case.answer.startswith(outcome.body)
+    else:
+        right = outcome.body == case.answer
+    return [] if right else [f"an answer of {len(outcome.body)} bytes, not {len(case.answer)}"]
+
+
+def _refusal(running: Running, outcome: Outcome) -> list[str]:
+    """Judge an outcome that no replica has given."""
+    case, attempts = running.case, running.attempts
+    status, why = outcome.status, outcome.headers.get("x-tidegate-reason", "")
+    if case.malformed or not case.readable:
+        return [] if status != 200 or case.form != "infer" else ["an answer of nobody"]
+    too_large = case.mode == "full" and len(case.body) > MAX_BODY
+    # All attempts are spent, or the case is not to be repeated.
+    failed = bool(attempts) and attempts[-1].action in FAILURES
+    # Envoy sends a body twice that trailers end, so they may be refused.
+    trailing = case.trailers and bool(why)
+    if too_large or failed or trailing:
+        return []
+    text = outcome.body[:80].decode("latin1")
+    return [f"refused with {status} {why} {outcome.headers.get('grpc-message', '')} {text}"]

@@ -1,0 +1,107 @@
+"""A stack whose replicas account for each byte: real Envoy, real picker, real configuration."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Self
+
+from support.framing.cases import BUFFER_BYTES, MAX_BODY, MODES, PEEK_BYTES
+from support.framing.law import Book
+from support.framing.replicas import HEALTH, Replica
+from support.in_process_stack import PICKER, InProcessStack
+from support.replicas import PATIENT
+from tidegate.stack.processes.environment import service_environment
+
+REPLICAS = 3
+
+
+class FramingStack(InProcessStack):
+    """Three replicas behind a pool per body mode, each also with a shadow."""
+
+    def __init__(self) -> None:
+        super().__init__("delta", spare=0)
+        self.book = Book()
+        self.replicas = [Replica(self.book, f"r{number}") for number in range(REPLICAS)]
+        self.shadow = Replica(self.book, "shadow", shadow=True)
+        self._serving = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as exit_:
+            for replica in (*self.replicas, self.shadow):
+                await replica.start()
+                exit_.push_async_callback(replica.stop)
+            await super().__aenter__()
+            self._serving = exit_.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop everything; what came on a connection until its end has been judged then."""
+        await super().__aexit__(*_)
+        await self._serving.aclose()
+
+    async def replace_picker(self, program: Path) -> None:
+        """Let another program be the picker."""
+        await self.supervisor.kill(PICKER)
+        command = (sys.executable, "-P", str(program), "--listen", self.picker)
+        command += ("--xds", self.client_address, "--metrics", self._page, "--id", "picker-1")
+        await self.supervisor.start(PICKER, command, service_environment())
+        await self.serving()
+
+    async def _start_picker(self, page: str) -> None:
+        self._page = page
+        await super()._start_picker(page)
+
+    def first_fleet(self) -> dict[str, Any]:
+        """Return a pool per body mode, without and with a shadow, and one for streams."""
+        pools = [self._pool(f"m-{mode}", mode) for mode in MODES]
+        pools += [self._pool(f"m-{mode}-copied", mode, copied=True) for mode in MODES]
+        pools.append(self._pool("m-duplex", "peek", first_message="duplex"))
+        pools[1]["default"] = True
+        return {
+            "listener": {"address": self.listener, "buffer_bytes": BUFFER_BYTES},
+            "pickers": {"addresses": [self.picker], "timeout": PATIENT},
+            "pools": pools,
+        }
+
+    def _pool(
+        self, name: str, mode: str, *, copied: bool = False, **routing: Any
+    ) -> dict[str, Any]:
+        replicas = [*self.replicas, *([self.shadow] if copied else [])]
+        more = {}
+        if copied:
+            variants = [{"name": "stable", "weight": 100}, {"name": "shadow", "weight": 0}]
+            more = {"variants": variants, "shadow": {"variant": "shadow"}}
+        return {
+            "name": name,
+            "match": {"models": [name]},
+            "endpoints": [
+                {
+                    "id": each.name,
+                    "http": each.http,
+                    "grpc": each.grpc,
+                    "variant": "shadow" if each.shadow else "stable",
+                }
+                for each in replicas
+            ],
+            "slow_start": {"window": 0},
+            "health": {
+                "path": HEALTH,
+                "interval": "60s",
+                "timeout": PATIENT,
+                "repository": False,
+            },
+            # Replicas fail as often as cases want, and none is to be left alone for it.
+            "outlier": {"consecutive_failures": 1000, "failure_percent": 0, "frozen_after": 0},
+            "routing": {
+                "body": mode,
+                "peek_bytes": PEEK_BYTES,
+                "max_body": MAX_BODY,
+                "fallbacks": 2,
+                "retry_read": 1,
+                "refuse_deadly": False,
+                **routing,
+            },
+            **more,
+        }

@@ -18,6 +18,7 @@ from support.framing.cases import BUFFER_BYTES, Case
 from support.framing.replicas import Http1, Http2
 from support.framing.run import Run
 from support.framing.stack import FramingStack
+from xds_server.resources.routes import forwarding
 
 CASES = int(os.environ.get("TIDEGATE_FRAMING_CASES", "400"))
 SEED = int(os.environ.get("TIDEGATE_FRAMING_SEED", "1"))
@@ -100,6 +101,24 @@ async def test_a_byte_between_requests_is_found(stack, monkeypatch, kind, fronts
         assert stack.book.violations
     for replica in stack.replicas:
         replica.break_off()
+
+
+async def test_a_doubled_body_is_found(stack, monkeypatch):
+    """Without the gate on retries: after trailers, and where the pick is in another pool."""
+    monkeypatch.setattr(forwarding, "repeat_known_ends", lambda _: None)
+    await stack.apply(stack.first_fleet(idle="301s"))
+    with running(stack, "h2") as run:
+        run.hang_s = 3.0
+        await run.go(PLANTED)
+        assert stack.book.violations
+        doubled = Case(1, "h2", "peek", framing="trailers", slow=(2,))
+        assert "bytes that are no request" in "".join(await run.fails([doubled]))
+        moved = Case(1, "h2", "full", "grpc", size=90_000, named=False)
+        assert "is not the client's" in "".join(await run.fails([moved]))
+        monkeypatch.undo()
+        await stack.apply(stack.first_fleet())
+        assert await run.fails([doubled]) == []
+        assert await run.fails([moved]) == []
 
 
 async def test_a_wrong_picker_is_found(stack):

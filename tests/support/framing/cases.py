@@ -194,14 +194,19 @@ def draw(seed: int, number: int, *, fronts: tuple[str, ...]) -> list[Case]:
     front = dice.choice(fronts)
     first = _draw_one(dice, 8 * number, front)
     if first.framing != "pipelined":
-        return [first]
+        return [_ends(first)]
     further = [
         _draw_one(dice, 8 * number + more, front).but(framing="pipelined", reset_after=None)
         for more in range(1, dice.randint(2, 5))
     ]
     # What breaks the connection ends a pipeline, so nothing may follow it.
     together = [first.but(reset_after=None), *further]
-    return [each.but(slow=(), plan=tuple(map(_keeps, each.plan))) for each in together]
+    return [_ends(each).but(slow=(), plan=tuple(map(_keeps, each.plan))) for each in together]
+
+
+def _ends(case: Case) -> Case:
+    """Return a case whose end Envoy does not lose."""
+    return case.but(size=BUFFER_BYTES // 2) if loses_its_end(case) else case
 
 
 def loses_its_end(case: Case) -> bool:
@@ -254,8 +259,6 @@ def _draw_one(dice: random.Random, number: int, front: str) -> Case:
     elif dice.random() < 0.3 and case.trailers:
         slow = (steps - 1,)
     case = case.but(slow=slow, plan=_plan(dice, case))
-    if loses_its_end(case):
-        case = case.but(size=BUFFER_BYTES // 2, cuts=())
     if dice.random() < 0.12 and not case.malformed:
         case = case.but(reset_after=dice.randrange(steps))
     return case

@@ -56,6 +56,8 @@ class Attempt:
     answered: bool = False
     """Whether the replica has begun to answer."""
     trailers: list[tuple[str, str]] = field(default_factory=list)
+    picks: str = ""
+    """The picker's list, and Envoy's number of the attempt."""
 
     def take(self, data: bytes) -> None:
         """Compare bytes of the body with those that were sent."""
@@ -217,7 +219,8 @@ def _repeats(running: Running) -> list[str]:
         found.append(f"{len(attempts)} attempts")
     replicas = [each.replica for each in attempts]
     if len(set(replicas)) < len(replicas):
-        found.append(f"repeated at the same replica: {replicas}")
+        picks = [each.picks for each in attempts]
+        found.append(f"repeated at the same replica: {replicas}, picks {picks}")
     reads = 0
     further = 0 if case.sequence or case.form == "stream" else READS
     for each in attempts[:-1]:

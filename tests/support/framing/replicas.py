@@ -17,6 +17,7 @@ import hpack
 from support.framing import frames
 from support.framing.cases import CASE_HEADER, CLOSES, Case
 from support.framing.law import Attempt, Book
+from tidegate_api.names import ATTEMPT_HEADER, DESTINATION_HEADER
 
 HEALTH = "/health"
 """Path of health checks."""
@@ -24,6 +25,10 @@ _LOOKS = (HEALTH, "/v2/health/ready")
 """Health checks, and how a stack is found ready."""
 _LINE = re.compile(rb"(GET|POST) (/\S*) HTTP/1\.1\r\n")
 _LARGEST_HEAD = 65_536
+
+
+def _picks(headers: dict[str, str]) -> str:
+    return f"{headers.get(DESTINATION_HEADER)} #{headers.get(ATTEMPT_HEADER)}"
 
 
 class Replica:
@@ -177,6 +182,7 @@ class Http1(_Connection):
             self.violated(f"a request of nobody: {method} {path} {headers}")
             return
         self._attempt, self.last = attempt, attempt.case
+        attempt.picks = _picks(headers)
         lengths = [value for name, value in pairs if name == "content-length"]
         codings = [value for name, value in pairs if name == "transfer-encoding"]
         self._chunked = codings == ["chunked"] and not lengths
@@ -435,6 +441,7 @@ class Http2(_Connection):
             self.violated(f"a request of nobody: {headers}")
             return
         self.last = attempt.case
+        attempt.picks = _picks(headers)
         if headers.get(":path") != attempt.case.path:
             attempt.wrong = f"path {headers.get(':path')}"
         stream = self._streams[number] = _Stream(attempt)

@@ -53,12 +53,18 @@ class FramingStack(InProcessStack):
         self._page = page
         await super()._start_picker(page)
 
-    def first_fleet(self) -> dict[str, Any]:
-        """Return a pool per body mode, without and with a shadow, and one for streams."""
+    def first_fleet(self, idle: str = "300s") -> dict[str, Any]:
+        """Return a pool per body mode, without and with a shadow, and one for streams.
+
+        Args:
+            idle: The pools' ``timeouts.idle``, with which all routes change.
+        """
         pools = [self._pool(f"m-{mode}", mode) for mode in MODES]
         pools += [self._pool(f"m-{mode}-copied", mode, copied=True) for mode in MODES]
         pools.append(self._pool("m-duplex", "peek", first_message="duplex"))
         pools[1]["default"] = True
+        for pool in pools:
+            pool["timeouts"] = {"idle": idle}
         return {
             "listener": {"address": self.listener, "buffer_bytes": BUFFER_BYTES},
             "pickers": {"addresses": [self.picker], "timeout": PATIENT},

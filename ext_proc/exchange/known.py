@@ -56,6 +56,7 @@ class KnownRequest:
     """Information about a request before the decision."""
 
     __slots__ = (
+        "asked",
         "body",
         "features",
         "generic",
@@ -67,7 +68,6 @@ class KnownRequest:
         "pool",
         "ref",
         "repeatable",
-        "said_once",
         "trailed",
     )
 
@@ -85,10 +85,10 @@ class KnownRequest:
         """The proxy can send the request again: its end is known, or the proxy waits for it."""
         self.trailed = False
         """Trailers end the body; Envoy may send such a body twice where it repeats requests."""
-        self.said_once = head.hides_end
-        """The proxy was told, or is to be told, whether it may send the request again."""
         self.once = False
         """Its reading is beyond a bound, so that one replica may get it, once."""
+        self.asked = False
+        """The proxy was asked for the first part of the body, and not to repeat the request."""
         self.generic = False
         """The control server did not configure the proxy."""
         self.guessed = False

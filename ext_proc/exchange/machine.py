@@ -74,7 +74,7 @@ from ext_proc.exchange.events import (
 )
 from ext_proc.exchange.first_part import has_first_part, needs_body
 from ext_proc.exchange.known import USUAL, is_generic, locate, names_nothing, request_of
-from ext_proc.exchange.refusals import refuse, too_large
+from ext_proc.exchange.refusals import refuse, too_large, trailers_end
 from ext_proc.exchange.replies import (
     EMPTY_BODY,
     EMPTY_HEAD,
@@ -261,7 +261,7 @@ class Exchange:
         if head.request_body is DUPLEX:
             known.held = bytearray()
             return ()
-        known.said_once |= head.request_body is NONE
+        known.asked = head.request_body is NONE
         return (request_body(head, loads=self._wants_loads(known)),)
 
     def _uploads(self, client: str, pool: Pool | None) -> bool:
@@ -349,6 +349,10 @@ class Exchange:
         head = known.head
         if known.pool is not None and (refusal := too_large(body, known.pool)):
             return self._refuse(known, refusal)
+        if not body.end_of_stream and known.asked:
+            own = self._router.pools.values() if known.pool is None else (known.pool,)
+            if refusal := trailers_end(body, own):
+                return self._refuse(known, refusal)
         known.repeatable = body.end_of_stream and not known.trailed
         if body.end_of_stream:
             self._uploaded()
@@ -411,14 +415,15 @@ class Exchange:
             return self._refuse(known, decision)
         self.state = DECIDED
         self._ticket = decision.ticket
-        said = known.generic or known.said_once
+        told = known.generic or known.asked or head.hides_end
+        ended = known.repeatable if told else None
         pick = write_pick(
             decision,
             ref,
             request.features,
             blocks,
             generic=known.generic,
-            ended=known.repeatable if said else None,
+            ended=ended,
             once=known.once,
         )
         if known.generic and (head.one_destination or self._options.one_destination):

@@ -19,7 +19,7 @@ from tidegate_api.names import REASON_HEADER
 from tidegate_api.paths import ANTHROPIC_PATHS, anthropic_error
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from ext_proc.exchange.events import Body
     from ext_proc.routing.values.pool import Pool
@@ -33,6 +33,7 @@ class _Status(NamedTuple):
 
 _STATUS: Final[Mapping[RefusalKind, _Status]] = {
     RefusalKind.BAD_REQUEST: _Status(400, 3, "invalid_request_error"),
+    RefusalKind.TRAILERS: _Status(400, 3, "invalid_request_error"),
     RefusalKind.BAD_SHAPE: _Status(400, 3, "invalid_request_error"),
     RefusalKind.TOO_DEEP: _Status(400, 3, "invalid_request_error"),
     RefusalKind.TOO_COMPLEX: _Status(400, 3, "invalid_request_error"),
@@ -111,4 +112,22 @@ def too_large(body: Body, pool: Pool) -> Refusal | None:
         RefusalKind.TOO_LARGE,
         f"the body has more than the {pool.max_body_bytes} bytes"
         f" that pool {pool.name!r} reads (routing.max_body)",
+    )
+
+
+def trailers_end(body: Body, pools: Iterable[Pool]) -> Refusal | None:
+    """Refuse a body that Envoy was asked for and that trailers end.
+
+    Envoy shows no trailers here, but cuts a body only above its bound: a shorter part is the whole.
+
+    Args:
+        body: What came, without the end of the stream.
+        pools: The pool, or all that the request may be for.
+    """
+    if len(body.chunk) > min((pool.peek_bytes for pool in pools), default=0):
+        return None
+    return Refusal(
+        RefusalKind.TRAILERS,
+        "trailers end the body of the request; send it without trailers (in HTTP/2: END_STREAM on"
+        " the last DATA frame)",
     )

@@ -24,6 +24,7 @@ REASONS: Final = {
     " mark one with `default: true`",
     "no-body": "the proxy sent no body although the picker waits for one;"
     " let the filter allow mode_override, or announce a body mode",
+    "ungated": "the control server is older than the picker: upgrade it",
     "too-late": "the body came first and a replica had been chosen already; send request headers,"
     " or hold them with envoy.filters.http.buffer behind ext_proc, in mode BUFFERED",
     "failed": "the picker could not handle the stream; see the errors before this",

@@ -152,6 +152,7 @@ class Replica:
 async def stack_over(
     *replicas: Replica,
     more: dict[str, Any] | None = None,
+    patience: str = PATIENT,
     kind: type[LocalStack] = LocalStack,
     **options: Any,
 ) -> AsyncIterator[LocalStack]:
@@ -160,6 +161,7 @@ async def stack_over(
     Args:
         replicas: The replicas; those that are not started serve as long as the stack runs.
         more: Further fields of the pool.
+        patience: Envoy's timeout for the picker.
         kind: Class of the stack.
         options: Options of ``LocalStack``.
     """
@@ -176,7 +178,7 @@ async def stack_over(
             pool["slow_start"] = {"window": 0}
             pool["health"] = {"interval": "300ms", "timeout": PATIENT, "unhealthy_after": 1}
             pool.update(more or {})
-            fleet["pickers"]["timeout"] = PATIENT
+            fleet["pickers"]["timeout"] = patience
 
         known = [
             TritonReplica(

@@ -26,6 +26,8 @@ class RefusalKind(StrEnum):
     """404: the pool has no replica of that version."""
     BAD_REQUEST = "bad-request"
     """400: the body cannot be read, and only the body names the pool."""
+    TRAILERS = "trailers"
+    """400: trailers end a body that is read in part."""
     BAD_SHAPE = "bad-shape"
     """400: a tensor's declared shape contradicts its data, or is above the pool's bound."""
     TOO_DEEP = "too-deep"

@@ -22,6 +22,7 @@ GRPC = {"content-type": "application/grpc+proto"}
         (RefusalKind.UNKNOWN_VERSION, 404, 5, False),
         (RefusalKind.BAD_SHAPE, 400, 3, False),
         (RefusalKind.TOO_DEEP, 400, 3, False),
+        (RefusalKind.TRAILERS, 400, 3, False),
         (RefusalKind.TOO_MANY_TOKENS, 400, 3, False),
         (RefusalKind.HEADERS_TOO_LARGE, 431, 8, False),
         (RefusalKind.TOO_LARGE, 413, 8, False),

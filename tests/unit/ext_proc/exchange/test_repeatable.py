@@ -113,3 +113,25 @@ def test_without_the_gate_envoy_finds_the_pool_itself():
     assert (reply, exchange.passed) == (ReplyHead(), "ungated")
     _, reply = run(router(llm(), vision()), unnamed(gated=False, request_body=BUFFERED))
     assert reply == ReplyHead()
+
+
+@pytest.mark.parametrize("form", ["http", "grpc", "unnamed"])
+def test_a_peeked_body_that_trailers_end_is_refused(form):
+    """Envoy cuts only above its bound, so a shorter part without an end is ended by trailers."""
+    bound = 1000
+    event = {"http": head(), "grpc": grpc(), "unnamed": unnamed()}[form]
+    pools = router(llm(peek_bytes=bound), vision(peek_bytes=2 * bound))
+    whole = frame("toy-llm", tensor=bound)[:bound] if form == "grpc" else PROMPT[:bound]
+    _, reply = run(pools, event, Body(whole, end_of_stream=False))
+    assert (reply.reason, reply.status) == ("trailers", 400)
+    assert reply.grpc_status == (3 if form == "grpc" else None)
+    assert b"without trailers" in reply.body
+    _, cut = run(pools, event, Body(whole + b" ", end_of_stream=False))
+    assert getattr(cut, "reason", None) != "trailers"
+
+
+def test_trailers_behind_an_announced_mode_are_not_judged():
+    """In BUFFERED Envoy sends such a body in one piece, and to one replica once: it is routed."""
+    pools = router(llm(peek_bytes=4096, body="full"))
+    _, reply = run(pools, head(request_body=BUFFERED), Body(PROMPT, end_of_stream=False))
+    assert reply.pick is not None

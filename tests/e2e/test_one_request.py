@@ -1,0 +1,242 @@
+"""One request of a client is one request of a replica, whatever ends its body.
+
+Each attack is a body that is itself a request, so that a second copy of it, behind the length of
+one, is a request that no client sent: the recording replica would list it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import asynccontextmanager
+
+import pytest
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import ResponseReceived, StreamEnded, StreamReset
+
+from support.recorder import Recorder
+from support.replicas import PATIENT, stack_over
+from support.sockets import Raw
+from support.traffic import GENERATE, eventually
+
+SMUGGLED = (
+    b"POST /v2/repository/models/vision/unload HTTP/1.1\r\nhost: replica\r\n"
+    b"content-length: 0\r\n\r\n"
+)
+SHORT = "400ms"
+"""Envoy's patience with a picker that the test stops."""
+REASON = "x-tidegate-reason"
+
+
+class Attack:
+    """A POST over HTTP/2 in clear text, sent step by step."""
+
+    def __init__(self, raw, body, *, length=True, headers=()):
+        self.raw, self.body = raw, body
+        settings = H2Configuration(client_side=True, header_encoding="utf-8")
+        self.h2 = H2Connection(settings)
+        self.h2.initiate_connection()
+        named = [(":method", "POST"), (":scheme", "http"), (":authority", "t"), (":path", GENERATE)]
+        if length:
+            named.append(("content-length", str(len(body))))
+        self.h2.send_headers(1, [*named, *headers])
+
+    async def flush(self):
+        await self.raw.send(self.h2.data_to_send())
+
+    def data(self, *cuts, end=False):
+        """Send the body, in parts that end at ``cuts``."""
+        for start, stop in zip((0, *cuts), (*cuts, len(self.body)), strict=True):
+            last = end and stop == len(self.body)
+            self.h2.send_data(1, self.body[start:stop], end_stream=last)
+
+    def trailers(self):
+        self.h2.send_headers(1, [("x-checksum", "7")], end_stream=True)
+
+    async def answer(self):
+        """Return status and reason; a status of None is a reset."""
+        await self.flush()
+        headers = {}
+        while data := await self.raw.reader.read(65_536):
+            for event in self.h2.receive_data(data):
+                if isinstance(event, ResponseReceived):
+                    headers = dict(event.headers)
+                elif isinstance(event, StreamEnded | StreamReset):
+                    reset = isinstance(event, StreamReset)
+                    return None if reset else int(headers[":status"]), headers.get(REASON)
+            await self.flush()
+        return None, None
+
+
+def forwarded(recorders):
+    """Return the bodies that replicas got, and take them."""
+    assert [one.faults for one in recorders] == [[] for _ in recorders]
+    got = [each for one in recorders for each in one.got]
+    for one in recorders:
+        one.got.clear()
+    # Envoy writes the version that is meant into the path.
+    assert all(each.line.endswith("/generate HTTP/1.1") for each in got), got
+    return [each.body for each in got]
+
+
+@asynccontextmanager
+async def world(body="peek", patience=PATIENT):
+    """Run a stack over two recording replicas."""
+    recorders = [Recorder("r1"), Recorder("r2")]
+    async with stack_over(*recorders, body=body, patience=patience) as stack:
+        for one in recorders:
+            one.got.clear()  # the stack's own first request
+        yield stack, recorders
+
+
+@pytest.fixture(scope="module", params=["none", "peek", "full"])
+async def usual(request):
+    """Run a stack per body mode."""
+    async with world(request.param) as (stack, recorders):
+        yield stack, recorders, request.param
+
+
+WAYS = {
+    "at once": (),
+    "after the head": ("head",),
+    "after the data": ("head", "data"),
+}
+
+
+@pytest.mark.parametrize("length", [True, False], ids=["length", "no-length"])
+@pytest.mark.parametrize("way", WAYS)
+async def test_trailers_double_no_body(usual, way, length):
+    """Early or late, with and without a length: once, or in `peek` not at all and 400."""
+    stack, recorders, mode = usual
+    async with Raw(stack.http_address) as raw:
+        attack = Attack(raw, SMUGGLED, length=length)
+        if "head" in WAYS[way]:
+            await attack.flush()
+            await asyncio.sleep(0.05)
+        attack.data(20)
+        if "data" in WAYS[way]:
+            await attack.flush()
+            await asyncio.sleep(0.05)
+        attack.trailers()
+        answered = await asyncio.wait_for(attack.answer(), 60)
+    if mode == "peek":
+        assert (answered, forwarded(recorders)) == ((400, "trailers"), [])
+    else:
+        assert (answered, forwarded(recorders)) == ((200, None), [SMUGGLED])
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 65_537, 90_000, 400_000])
+async def test_a_body_without_trailers_arrives_once(usual, size):
+    """Around the bound of what the picker reads, in one frame or in many."""
+    stack, recorders, _ = usual
+    body = b"{" + b" " * size + b"}"
+    async with Raw(stack.http_address) as raw:
+        attack = Attack(raw, body)
+        at = 0
+        while at < len(body):
+            room = min(attack.h2.local_flow_control_window(1), attack.h2.max_outbound_frame_size)
+            if not room:
+                await attack.flush()
+                attack.h2.receive_data(await raw.reader.read(65_536))
+                continue
+            attack.h2.send_data(1, body[at : at + room])
+            at += room
+        attack.h2.end_stream(1)
+        assert await asyncio.wait_for(attack.answer(), 60) == (200, None)
+    assert forwarded(recorders) == [body]
+
+
+async def test_data_after_the_length_reaches_no_replica(usual):
+    """Envoy's HTTP/2 ends such a stream; the replica sees at most an unfinished request."""
+    stack, recorders, _ = usual
+    async with Raw(stack.http_address) as raw:
+        attack = Attack(raw, SMUGGLED)
+        attack.data()
+        attack.h2.send_data(1, SMUGGLED, end_stream=True)
+        status, _ = await asyncio.wait_for(attack.answer(), 60)
+        assert status in (None, 400)
+    for one in recorders:
+        one.faults.clear()
+    assert forwarded(recorders) == []
+
+
+@pytest.mark.parametrize("ended", [True, False], ids=["ended", "trailers"])
+async def test_only_a_request_whose_end_is_known_is_repeated(usual, ended):
+    """A replica that breaks off makes Envoy ask another one; not with a body that trailers end."""
+    stack, recorders, mode = usual
+    for one in recorders:
+        one.breaks = 1
+    body = b'{"text_input": "hello"}'
+    async with Raw(stack.http_address) as raw:
+        attack = Attack(raw, body)
+        attack.data(end=ended)
+        if not ended:
+            attack.trailers()
+        await asyncio.wait_for(attack.answer(), 60)
+    got = forwarded(recorders)
+    for one in recorders:
+        one.breaks = 0
+    # In `none` the replica may have it twice, in `full` the picker says that one may read it.
+    twice = ended or mode == "none"
+    assert got == ([body, body] if twice else [body] if mode == "full" else [])
+
+
+async def asked_for_the_body(http, stack, before):
+    """Wait until the picker has asked for a body: Envoy has its reply to the headers."""
+
+    async def look():
+        return await replies(http, stack) > before
+
+    assert await eventually(look)
+
+
+async def replies(http, stack):
+    """Return the picker's messages that Envoy has received."""
+    async with http.get(f"http://{stack.envoy_admin}/stats?filter=stream_msgs_received") as answer:
+        return sum(int(line.split()[-1]) for line in (await answer.text()).splitlines())
+
+
+@pytest.fixture(scope="module")
+async def impatient():
+    """Run a stack whose Envoy waits for a picker for less than half a second."""
+    async with world(patience=SHORT) as (stack, recorders):
+        yield stack, recorders
+
+
+@pytest.mark.parametrize("breaks", [0, 1], ids=["answers", "breaks-off"])
+@pytest.mark.parametrize("end", ["hung", "killed"])
+async def test_a_picker_that_fails_between_its_replies(http, impatient, end, breaks):
+    """It has asked for the body and never decides: Envoy sends the request on, once.
+
+    A replica that breaks off is not followed by another one: that is what the mark costs.
+    """
+    stack, recorders = impatient
+    for one in recorders:
+        one.breaks = breaks
+    before = await replies(http, stack)
+    async with Raw(stack.http_address) as raw:
+        attack = Attack(raw, SMUGGLED)
+        await attack.flush()
+        await asked_for_the_body(http, stack, before)
+        stopped = stack.pid("picker")
+        if end == "hung":
+            os.kill(stopped, signal.SIGSTOP)
+        else:
+            await stack.kill_picker()
+        attack.data(20)
+        await attack.flush()
+        attack.trailers()
+        status, _ = await asyncio.wait_for(attack.answer(), 60)
+    if end == "hung":
+        os.kill(stopped, signal.SIGCONT)
+    else:
+        await stack.start_picker()
+    for one in recorders:
+        one.breaks = 0
+    assert (status, forwarded(recorders)) == (503 if breaks else 200, [SMUGGLED])
+    async with http.post(stack.http_url + GENERATE, data=b'{"text_input": "a"}') as after:
+        assert after.status == 200
+    recorders[0].got.clear()
+    recorders[1].got.clear()

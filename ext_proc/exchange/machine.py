@@ -216,6 +216,11 @@ class Exchange:
         if waiting.held is not None and isinstance(event, _REQUEST_PARTS):
             return self._on_chunk(waiting, waiting.held, event, now, unix_now)
         if isinstance(event, Body):
+            if waiting.asked and not event.end_of_stream:
+                own = waiting.pool
+                pools = self._router.pools.values() if own is None else (own,)
+                if refusal := trailers_end(event, pools):
+                    return (self._refuse(waiting, refusal),)
             decided = self._on_body(waiting, event, now, unix_now)
             return (decided if isinstance(decided, Refuse) else ReplyBody(decided),)
         # No body message will come. A reply to trailers cannot carry a pick, and a response before
@@ -349,10 +354,6 @@ class Exchange:
         head = known.head
         if known.pool is not None and (refusal := too_large(body, known.pool)):
             return self._refuse(known, refusal)
-        if not body.end_of_stream and known.asked:
-            own = self._router.pools.values() if known.pool is None else (known.pool,)
-            if refusal := trailers_end(body, own):
-                return self._refuse(known, refusal)
         known.repeatable = body.end_of_stream and not known.trailed
         if body.end_of_stream:
             self._uploaded()

@@ -157,6 +157,15 @@ BODIES: Final[dict[str, Costly]] = {
     ),
     "texts": Costly(INFER, infer(listed(b'""'), b"[40000]", b"BYTES", b"text_input")),
     "a long shape": Costly(INFER, infer(b"[]", listed(b"1"))),
+    "lists and NaN": Costly(INFER, infer(listed(b"[]", 24_000)[:-1] + b",NaN]")),
+    "objects and NaN": Costly(INFER, infer(listed(b"{}", 24_000)[:-1] + b",NaN]")),
+    "integers and NaN": Costly(INFER, infer(listed(b"1", 39_000)[:-1] + b",NaN]")),
+    "keys and NaN": Costly(
+        INFER, b'{"a":NaN,' + b",".join(b'"%x":1' % n for n in range(2400)) + b"}"
+    ),
+    "long integers and NaN": Costly(INFER, infer(b"[NaN," + b",".join([b"1" * 300] * 300) + b"]")),
+    "repeated keys": Costly(INFER, b'{"a":' + listed(b'{"a":1,"a":2}', 100_000) + b"}"),
+    "a few repeated keys": Costly(INFER, b'{"a":' + listed(b'{"a":1,"a":2}', 13_000) + b"}"),
     "cut lists": Costly(INFER, infer(listed(b"[]"))[:100_000], complete=False),
     "lists and a cut prompt": Costly(
         GENERATE, b'{"a":' + listed(b"[]")[:126_000] + b'0],"prompt":"x', complete=False

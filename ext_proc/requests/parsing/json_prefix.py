@@ -158,6 +158,8 @@ def read_object(
             text = bytes(body)
             if fits(text):
                 return Document(_by(rules, text, place), whole=True)
+            if len(text) <= MAX_CUT_BYTES:  # all of it repeats keys, as a first part would
+                return _read_shorter(text, place, rules)
     counted = complete and not affordable and len(body) <= MAX_CUT_BYTES  # and found to be too much
     return _read_head(bytes(body[:MAX_CUT_BYTES]), place, rules, guess=not counted)
 
@@ -180,8 +182,13 @@ def _read_head(head: bytes, place: str, rules: Rules, *, guess: bool) -> Documen
         counted = fits(head)
         if rules is not _TRITON or (counted and is_hopeless(head)):
             raise
+    return Document({}, whole=False) if counted else _read_shorter(head, place, rules)
+
+
+def _read_shorter(head: bytes, place: str, rules: Rules) -> Document:
+    """Read a quarter of what is beyond the bounds of the second parser."""
     shorter = len(head) // 4
-    if counted or shorter < _LEAST_HEAD_BYTES:
+    if shorter < _LEAST_HEAD_BYTES:
         return Document({}, whole=False)
     members = _read_head(head[:shorter], place, rules, guess=False).members
     return Document(members, whole=False)

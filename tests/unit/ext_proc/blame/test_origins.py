@@ -8,6 +8,7 @@ from ext_proc.blame.origins import (
     MAX_TICKETS,
     UNKNOWN,
     Origins,
+    client_number,
     identity,
     number_of,
 )
@@ -65,3 +66,18 @@ def test_the_latest_tickets_are_kept():
     assert origins.of(last - MAX_TICKETS // 2 + 1) == number_of(str(last - MAX_TICKETS // 2 + 1))
     assert origins.of(0) == UNKNOWN
     assert origins.of(None) == UNKNOWN
+
+
+def test_a_client_is_kept_beside_the_origin():
+    """Several sessions of one client are one client; unknown ones are one together."""
+    origins = Origins()
+    for ticket, client in enumerate(("a", "a", "b", None)):
+        one = Request(
+            "llm", None, "http", Features(Form.GENERATE, session=f"s{ticket}"), client=client
+        )
+        origins.note(ticket, one)
+    numbers = [origins.client(ticket) for ticket in range(5)]
+    assert numbers[0] == numbers[1] == client_number("a")
+    assert numbers[2] == client_number("b") != numbers[0]
+    assert numbers[3:] == [UNKNOWN, UNKNOWN]
+    assert len({origins.of(ticket) for ticket in range(4)}) == 4

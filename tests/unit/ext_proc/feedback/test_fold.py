@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ext_proc.blame.evidence import Attempt, Ended
+from ext_proc.blame.origins import client_number
 from ext_proc.feedback.entries import AttemptEntry
 from ext_proc.feedback.fold import EARLY, FOREIGN, UNKNOWN
 from ext_proc.routing.router import Router
@@ -294,4 +295,49 @@ def test_a_replica_with_abandoned_work_only_is_not_frozen():
     for second in range(60, 100):
         router.registry.sweep(float(second))
     assert router.ledger.load(R1).in_flight == 1
+    assert router.conditions.of("llm", R1) == []
+
+
+def test_a_running_request_stands_once_its_client_has_sent_it():
+    """Until a byte of an answer comes, or it ends; an upload never does."""
+    router, feedback = made()
+    standing = router.conditions.standing
+    request = Request("llm", None, "http", Features(Form.GENERATE, model="m"), client="a")
+    ticket = router.decide(request, 0.0, 0.0).ticket
+    running = {"ticket": f"x-{ticket.id}", "final": False, "answer_bytes": 0, "lasted_s": 3.0}
+    feedback.take(entry(**running), 3.0)
+    assert not standing
+    for change in ({"answer_bytes": 1}, {"final": True}):
+        feedback.take(entry(**running, delivered_at_s=1.0), 3.0)
+        ((key, (one,)),) = standing.by_replica(3.0).items()
+        assert (key.id, one.since, one.client) == ("r1", 1.0, client_number("a"))
+        feedback.take(entry(**{**running, **change}, delivered_at_s=1.0), 4.0)
+        assert not standing
+
+
+@pytest.mark.parametrize(
+    "shows_nothing",
+    [
+        {"status": 400},
+        {"status": 404},
+        {"status": 500, "unreadable": True},
+        {"status": 0, "answered": False, "answer_bytes": 0, "ended": Ended.LEFT},
+    ],
+)
+def test_what_shows_nothing_makes_room_for_the_next_try_of_a_half_open_replica(shows_nothing):
+    """It neither closes it nor keeps it from being tried."""
+    router, feedback = made()
+    ejection = router.conditions.ejections["llm"]
+    for _ in range(3):
+        ejection.bad(R1, 0.0, answered=False)
+    assert ejection.barred(1.0) == {R1}
+    assert not ejection.barred(20.0)
+    for now in (20.0, 21.0, 22.0):
+        ejection.picked(R1, now)
+        assert ejection.barred(now) == {R1}
+        feedback.take(entry(ticket="x-5", **shows_nothing), now)
+        assert not ejection.barred(now)
+        assert router.conditions.of("llm", R1) == ["ejected"]
+    for _ in range(2):
+        feedback.take(entry(ticket="x-5"), 23.0)
     assert router.conditions.of("llm", R1) == []

@@ -263,3 +263,16 @@ def test_entries_of_running_requests_and_ipv6_are_known():
     found = message.http_logs.log_entry[0].common_properties.upstream_remote_address
     found.socket_address.address = "::1"
     assert first(message).served == "[::1]:8000"
+
+
+def test_an_entry_of_a_running_request_tells_when_its_client_had_sent_it():
+    """Unknown is that the client is still sending; of an ended request it does not matter."""
+    message = logged(intermediate_log_entry=True)
+    assert first(message).delivered_at_s is None
+    properties = message.http_logs.log_entry[0].common_properties
+    for nanos in (0, 250_000_000):
+        properties.time_to_last_rx_byte.SetInParent()
+        properties.time_to_last_rx_byte.nanos = nanos
+        assert first(message).delivered_at_s == pytest.approx(nanos * 1e-9)
+    properties.intermediate_log_entry = False
+    assert first(message).delivered_at_s is None

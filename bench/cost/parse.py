@@ -15,12 +15,14 @@ import time
 from hashlib import blake2b
 from itertools import count
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from tritonclient.grpc import service_pb2
 from xxhash import xxh3_128_digest
 
+from ext_proc.blame.alike import MAX_BODIES, MAX_EDITS, TOTAL_BYTES, Alike
 from ext_proc.blame.fingerprint import BYTES, Fingerprints
 from ext_proc.control.tokenizer_files import FileTokenizer
 from ext_proc.requests import BadRequest, prompt_blocks, read_body, read_head, token_blocks
@@ -182,7 +184,7 @@ def suspecting() -> None:
         def keep(request: Request = request) -> None:
             ticket = next(tickets)
             suspicion.picked(ticket, "r1", request, 0.0)
-            suspicion.answered(ticket)
+            suspicion.answered(ticket, "r1", 0.0)
 
         rows: dict[str, Callable[[], object]] = {
             "kept": keep,
@@ -193,6 +195,28 @@ def suspecting() -> None:
         for name, call in rows.items():
             cost = best_us(call)
             print(f"{f'{name}, {size} bytes':<28}{cost:>12.2f}{size / cost / 1000:>12.2f}")
+    comparing()
+
+
+def comparing() -> None:
+    """Print what the comparison of a body with suspects of its length costs."""
+    print(f"\n{'near copies':<28}{'other, us':>12}{'near, us':>12}{'common, us':>12}")
+    draw = Random(1)  # noqa: S311 - test data
+    for size in (2_048, 32_768, 150_000):
+        body = draw.randbytes(size)
+        kept, beside = Alike(), Alike()
+        for number in range(min(MAX_BODIES, TOTAL_BYTES // size)):
+            name = number.to_bytes(BYTES)
+            kept.keep(name, "llm", draw.randbytes(size) if number else body)
+            beside.keep(name, "llm", body[: size // 2] + draw.randbytes(size - size // 2))
+        near, other = bytearray(body), draw.randbytes(size)
+        for at in range(0, size, size // MAX_EDITS + 1):
+            near[at] ^= 1
+        costs = [
+            best_us(lambda kept=each, body=bytes(one): kept.kinds("llm", body))  # type: ignore[misc]  # default binds
+            for each, one in ((kept, other), (kept, near), (beside, body))
+        ]
+        print(f"{size:<28}" + "".join(f"{cost:>12.1f}" for cost in costs))
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 MAX_EDITS: Final = 8
 BYTES_PER_EDIT: Final = 16
-MAX_BODIES: Final = 256
+MAX_BODIES: Final = 128
 MAX_BYTES: Final = 160 * 1024
 TOTAL_BYTES: Final = 4 * 2**20
 MAX_KINDS: Final = 8

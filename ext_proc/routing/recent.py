@@ -67,7 +67,9 @@ class Recent:
         body = request.body
         if body is not None and len(body) > MAX_BODY:
             body = None
-        sample = _Sample(now, request.client, body, request.features.model, decision, explained)
+        confined = request.care is not None and request.care.member
+        client = None if confined else request.client  # it must not become usual by that
+        sample = _Sample(now, client, body, request.features.model, decision, explained)
         self._kept.append(sample)
 
     def bodies(self, pool: str) -> list[tuple[str | None, bytes | None]]:

@@ -6,7 +6,7 @@ import pytest
 
 from ext_proc.blame.deaths import DEATH_S
 from ext_proc.routing import suspicion as module
-from ext_proc.routing.suspicion import SUSPICION_EVENTS
+from ext_proc.routing.suspicion import SUSPICION_EVENTS, SuspectBody
 from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.routing.values.refusal import RefusalKind
 from ext_proc.routing.values.ticket import Outcome
@@ -279,3 +279,127 @@ def test_answered_bodies_are_bounded_by_number_and_bytes(build, monkeypatch):
     assert len(kept) == 2
     die(router, send(router, build), "r0", 0.0)
     assert not kept
+
+
+# --- Kinds and callers --------------------------------------------------------------------------
+
+KILLER = b'{"inputs":[{"name":"image","datatype":"FP32","shape":[1099511627776],"data":[0.5]}]}'
+NEAR = KILLER.replace(b"0.5", b"0.6")
+FAR = b'{"inputs":[{"name":"another","datatype":"INT32","shape":[1048576,1048576],"data":[7,8]}]}'
+
+
+def besieged(build, client=None, before="others", **changes):
+    """Return a router of whose four replicas two died with ``KILLER``, and are back.
+
+    A client sends other requests before, one a second.
+    """
+    router = build.router(build.pool(4, **changes))
+    for second in range(8):
+        asks = asked(build, b"%d" % second * 50).changed(client=before)
+        end(router, decide(router, asks, second - 8.0))
+    decision = decide(router, asked(build, KILLER).changed(client=client))
+    die(router, decision, "r0", 0.0)
+    die(router, decision, "r1", LATER)
+    back(router)
+    return router
+
+
+def test_a_near_copy_runs_only_where_its_like_killed(build):
+    """One at a time, at one address, so that the proxy has no other to fall back to."""
+    router = besieged(build)
+    first = send(router, build, NEAR, DONE)
+    assert replica_of(first) in {"r0", "r1"}
+    assert not first.retriable
+    second = send(router, build, KILLER.replace(b"0.5", b"0.7"), DONE)
+    assert {replica_of(first), replica_of(second)} == {"r0", "r1"}
+    waits = refuse(router, asked(build, KILLER.replace(b"0.5", b"0.8")), DONE)
+    assert waits.kind is RefusalKind.SUSPECT_WAITS
+    assert {replica_of(send(router, build, FAR + b"%d" % n, DONE)) for n in range(40)} >= {
+        "r2",
+        "r3",
+    }
+    assert router.suspicion.confined == 3
+
+
+def test_a_near_copy_that_was_answered_is_free(build):
+    """The next copy of it runs anywhere; other near copies do not."""
+    router = besieged(build)
+    first = send(router, build, NEAR, DONE)
+    router.answered_well(first.ticket.id, first.ticket.endpoint, DONE)
+    end(router, first)
+    again = send(router, build, NEAR, DONE)
+    assert again.retriable
+    assert not send(router, build, KILLER.replace(b"0.5", b"0.7"), DONE).retriable
+
+
+@pytest.mark.parametrize("body", [FAR, None])
+def test_the_killers_caller_is_confined_and_no_other(build, body):
+    """Whatever it sends, read or not."""
+    router = besieged(build, client="caller")
+    theirs = asked(build, body).changed(client="caller")
+    assert replica_of(decide(router, theirs, DONE)) in {"r0", "r1"}
+    again = asked(build, body).changed(client="caller")
+    assert refuse(router, again, DONE).kind is RefusalKind.SUSPECT_WAITS
+    for client in (None, "other"):
+        others = asked(build, body).changed(client=client)
+        assert decide(router, others, DONE).retriable
+
+
+def test_a_caller_that_sends_most_of_the_requests_is_not_confined(build):
+    """Nobody else would be protected by that."""
+    router = besieged(build, client="caller", before="caller")
+    assert decide(router, asked(build, FAR).changed(client="caller"), DONE).retriable
+    waits = asked(build, NEAR).changed(client="caller")
+    assert not decide(router, waits, DONE).retriable
+
+
+def test_a_kind_that_most_requests_are_of_is_not_confined(build):
+    """All requests of a model may differ by a few digits only."""
+    router = build.router(build.pool(4))
+    for second in range(20):
+        body = KILLER.replace(b"0.5", b"%02d." % second)
+        end(router, send(router, build, body, float(second) - 20.0))
+    decision = send(router, build, KILLER)
+    die(router, decision, "r0", 0.0)
+    die(router, decision, "r1", LATER)
+    assert send(router, build, NEAR, DONE).retriable
+
+
+def test_a_pool_that_refuses_nothing_confines_nothing(build):
+    """`refuse_deadly: false` leaves the bound on reads."""
+    router = besieged(build, client="caller", refuse_deadly=False)
+    assert not router.suspicion.open
+    assert decide(router, asked(build, None).changed(client="caller"), DONE).retriable
+    assert decide(router, asked(build, FAR).changed(client="caller"), DONE).retriable
+
+
+def test_workers_know_near_copies_of_each_other(build):
+    """The variant comes to a worker that has not seen the killer; a third one starts later."""
+    one, two, started = (build.router(build.pool(4)) for _ in range(3))
+    for worker in (one, two, started):
+        for second in range(8):
+            asks = asked(build, b"%d" % second * 50).changed(client="others")
+            end(worker, decide(worker, asks, second - 8.0))
+    one.suspicion._on_event = lambda event: two.peers.follow(1, event, 0.0)
+    decision = decide(one, asked(build, KILLER).changed(client="caller"))
+    die(one, decision, "r0", 0.0)
+    die(one, decision, "r1", LATER)
+    for event in one.peers.suspicions():
+        started.peers.follow(1, event, LATER)
+    for worker in (two, started):
+        assert refuse(worker, asked(build, NEAR), DONE).kind is RefusalKind.SUSPECT_WAITS
+        theirs = asked(build, FAR).changed(client="caller")
+        assert refuse(worker, theirs, DONE).kind is RefusalKind.SUSPECT_WAITS
+        back(worker)
+        assert replica_of(send(worker, build, NEAR, DONE)) in {"r0", "r1"}
+
+
+def test_bodies_sent_to_workers_are_bounded(build, monkeypatch):
+    """A replica may die with hundreds of long bodies."""
+    told = []
+    router = build.router(build.pool(4), on_event=told.append)
+    monkeypatch.setattr(router.suspicion, "_told_left", 150)
+    for number in range(3):
+        die(router, send(router, build, b"%d" % number * 100), "r0", 0.0)
+    assert len([each for each in told if isinstance(each, SuspectBody)]) == 1
+    assert len(router.suspicion.alike) == 3

@@ -11,7 +11,7 @@ from ext_proc.routing.values.refusal import Refusal
 from tidegate_api.names import POLICY_HEADER
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence, Sized
+    from collections.abc import Container, Mapping, Sequence, Sized
 
     from ext_proc.routing.cache.provisional import ProvisionalIndex
     from ext_proc.routing.health.conditions import Conditions
@@ -107,11 +107,12 @@ def explain(
     context, prices = choice.context, choice.prices
     order = sorted(range(len(prices)), key=prices.__getitem__)
     candidates = {candidate.key for candidate in context.candidates}
+    wrong = () if choice.placed is None else choice.placed.wrong
     left: dict[str, str] | None = None
     if most is None or len(pool.endpoints) <= most:
         left = {
             each.key.id: _verdict(
-                pool_state, each, context.variant, request, ledger, conditions, now
+                pool_state, each, context.variant, request, ledger, conditions, now, wrong
             )
             for each in pool.endpoints
             if each.key not in candidates
@@ -166,6 +167,7 @@ def _verdict(
     ledger: Ledger,
     conditions: Conditions,
     now: float,
+    wrong: Container[EndpointKey] = (),
 ) -> str:
     """Return the first reason why an endpoint is no candidate."""
     pool = pool_state.pool
@@ -180,6 +182,7 @@ def _verdict(
     reasons = (
         "draining" if endpoint.draining else None,
         "subset" if subset is not None and not subset & {address, host, host.strip("[]")} else None,
+        "wrong-version" if endpoint.key in wrong else None,
         None if candidate is None else unmet(pool, request.features, candidate, now),
         "at-limit" if limit and ledger.load(endpoint.key).in_flight >= limit else None,
         *conditions.of(pool.name, endpoint.key),

@@ -405,6 +405,9 @@ def test_a_replica_that_answers_by_another_version_gets_nothing_without_one():
     assert infer(router, "http") == {"0", "1"}
     assert infer(router, version="1") == {"0", "1"}
     assert infer(router, model="b") == {"0", "1", "2"}
+    asked = Request("many", None, "grpc", Features(Form.GRPC_INFER, model="a"))
+    removed = router.explain(asked, 1.0, 1.0)["removed"]
+    assert removed == {"r1": "wrong-version", "r2": "wrong-version"}
 
 
 def test_a_version_that_is_not_known_is_not_wrong():

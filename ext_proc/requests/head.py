@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
-from ext_proc.requests.parsing.values import MAX_NAME_CHARS, label, sooner
+from ext_proc.requests.parsing.values import MAX_NAME_CHARS, label, sooner, version
 from ext_proc.routing.values.request import Features, Form
 from tidegate_api.names import (
     MODEL_HEADER,
@@ -36,7 +36,7 @@ GRPC_SERVICE: Final = "/inference.GRPCInferenceService/"
 MAX_PATH_CHARS: Final = 4096
 
 _MODEL_PATH: Final = re.compile(
-    r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]{1,18}))?(?:/(?P<verb>[a-z_]+))?",
+    r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?(?:/(?P<verb>[a-z_]+))?",
 )
 _ALL_STATS: Final = "/v2/models/stats"
 _VERBS: Final = {
@@ -82,9 +82,9 @@ def read_head(method: str, path: str, headers: Mapping[str, str]) -> Features:
         is kept if the path names one, as in ``/v2/models/M/config``). If the body names a model,
         that model replaces the header's.
     """
-    form, model, version = _NO_INFERENCE if len(path) > MAX_PATH_CHARS else _read_path(method, path)
+    form, model, asked = _NO_INFERENCE if len(path) > MAX_PATH_CHARS else _read_path(method, path)
     get = headers.get
-    features = Features(form, model=model, version=version, streaming=form in _STREAMING)
+    features = Features(form, model=model, version=asked, streaming=form in _STREAMING)
     # Few requests have any of these, and this is the hot path.
     if (pool := get(POOL_HEADER)) is not None:
         features.pool = _name(pool)
@@ -112,7 +112,8 @@ def _read_path(method: str, path: str) -> tuple[Form, str | None, str | None]:
         if bare == _ALL_STATS:
             return Form.OTHER, None, None
         model = _name(unquote(found["model"]))
-        return verb if posted else Form.OTHER, model, found["version"]
+        told = found["version"]
+        return verb if posted else Form.OTHER, model, None if told is None else version(told)
     return _form(bare) if posted else Form.OTHER, None, None
 
 

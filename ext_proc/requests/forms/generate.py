@@ -59,6 +59,8 @@ def read_generate(features: Features, body: bytes | memoryview, *, complete: boo
         places.append(sampling)
     request_id = members.get("id")
     if request_id is not None:
+        if isinstance(request_id, str):
+            request_id = values.c_text(request_id)
         features.request_id = values.label(request_id) or features.request_id
     features.prompt = prompt
     features.prompt_is_partial = partial

@@ -49,6 +49,7 @@ _CALL_NAME, _CALL_VERSION = 1, 2
 _NAME, _DATATYPE, _INPUT_PARAMETERS, _CONTENTS = 1, 2, 4, 5
 _NAME_BYTES: Final = 4 * values.MAX_NAME_CHARS
 _TEXT_BYTES: Final = 65_536
+_IDENTITY: Final = "identity"
 _UNKNOWN_END: Final = 2**63
 """End of a message whose compressed data is cut off."""
 _CONTENT_OF: Final = {"INT32": 2, "INT64": 3, "UINT32": 4, "UINT64": 5, "BYTES": 8}
@@ -61,7 +62,7 @@ class _Input:
     name: str = ""
     datatype: str = ""
     elements: int | None = 1
-    """What the shape declares; ``None`` if it is cut off."""
+    """What ``ShapeReader.elements`` returned last."""
     contents: Field | None = None
     content_bytes: int = 0
     shared: bool = False
@@ -185,7 +186,7 @@ def _read_call(scanner: Scanner, end: int) -> tuple[str | None, str | None]:
             model = _identifier(scanner, item, "name")
         elif item.number == _CALL_VERSION:
             version = _identifier(scanner, item, "version")
-    return model, version
+    return model, None if version is None else values.version(version)
 
 
 def _open(
@@ -203,8 +204,10 @@ def _open(
     if complete and length > len(content):
         raise BadRequest(f"the gRPC frame declares {length} bytes, but {len(content)} follow")
     end = length
-    if flag:
-        if not is_supported(headers.get("grpc-encoding", "")):
+    # Without an encoding gRPC's servers take the flag for none.
+    encoding = headers.get("grpc-encoding", _IDENTITY) if flag else _IDENTITY
+    if encoding != _IDENTITY:
+        if not is_supported(encoding):
             return None
         whole = length <= len(content)
         content, whole, features.inflated_bytes = inflate(
@@ -242,7 +245,7 @@ def _identifier(scanner: Scanner, item: Field, place: str) -> str | None:
     text = scanner.text(item, _NAME_BYTES)
     if text is None and item.whole and item.kind == BYTES:
         raise BadRequest(f"{place} is too long; use at most {values.MAX_NAME_CHARS} characters")
-    return values.name(text, place)
+    return None if text is None else values.name(values.c_text(text), place)
 
 
 def _fields(scanner: Scanner, item: Field) -> list[Field]:
@@ -318,7 +321,7 @@ def _describe(features: Features, scanner: Scanner, message: _Message) -> Featur
     made = describe(features, message.id, message.parameters, found, "parameter sequence_id")
     made.cut = not message.whole
     made.model = message.model or features.model
-    made.version = message.version or features.version
+    made.version = features.version if not message.version else values.version(message.version)
     if message.inputs:
         try:
             made.tensor_bytes = _check_shapes(message)
@@ -340,14 +343,16 @@ def _check_shapes(message: _Message) -> int | None:
         content = None if item.shared else next(raw, None)
         elements, width = item.elements, WIDTHS.get(item.datatype)
         if elements is None or width is None:
-            continue
+            width = WIDTHS.get(values.c_text(item.datatype))
+            if elements is None or width is None:
+                continue
         declared = elements * width
         if largest is None or declared > largest:
             largest = declared
         if content is not None:
             size = content.end - content.start
             if declared != size:
-                check_bytes(elements, item.datatype, size, PLACE)
+                check_bytes(max(0, elements), values.c_text(item.datatype), size, PLACE)
         elif (
             item.contents is not None
             and not message.raw
@@ -355,7 +360,7 @@ def _check_shapes(message: _Message) -> int | None:
             and message.whole  # otherwise raw contents may follow
         ):
             check_room(elements, item.content_bytes, PLACE)  # an element has a byte or more
-    return largest
+    return largest if largest is None else max(0, largest)
 
 
 def _tensors(scanner: Scanner, message: _Message) -> dict[str, Tensor]:
@@ -430,10 +435,10 @@ def _integers(scanner: Scanner, datatype: str, part: Field, already: int) -> tup
         numbers = scanner.varints(part, most + 1)
         all_read = part.whole and len(numbers) <= most
         del numbers[most:]
-    if datatype == "UINT64":
-        numbers = [number % 2**64 for number in numbers]
+    layout = INTEGERS[datatype]
     try:
-        packed = struct.pack(f"<{len(numbers)}{INTEGERS[datatype].format[1:]}", *numbers)
-    except struct.error:
-        raise BadRequest(f"an integer of a {datatype} input does not fit that datatype") from None
+        packed = struct.pack(f"<{len(numbers)}{layout.format[1:]}", *numbers)
+    except struct.error:  # protobuf keeps the low bits
+        kept = [number.to_bytes(8, "little", signed=True)[: layout.size] for number in numbers]
+        packed = b"".join(kept)
     return packed, all_read

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from ext_proc.requests.parsing.budget import MAX_LONG_DIMENSIONS
 from ext_proc.requests.parsing.protobuf import BYTES, VARINT, Field, Scanner, signed
-from ext_proc.requests.parsing.shapes import MAX_ELEMENTS, check_room, count
+from ext_proc.requests.parsing.shapes import MAX_ELEMENTS, check_room, multiply
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,14 +40,15 @@ class ShapeReader:
         self._left = MAX_LONG_DIMENSIONS
 
     def elements(self, part: Field, before: int | None) -> int | None:
-        """Return the product of the dimensions in one field and of those before them.
+        """Return the product of the dimensions in one field and of those before it.
 
         Args:
             part: The field.
-            before: Product of the dimensions before it; ``None`` = unknown.
+            before: What is returned for the fields before it, 1 for none.
 
         Returns:
-            The product; ``None`` if dimensions are cut off.
+            The product of those that are not 0, negative if there are any of 0; ``None`` if
+            dimensions are cut off.
 
         Raises:
             BadRequest: A dimension is negative, or the field has none.
@@ -56,25 +57,23 @@ class ShapeReader:
         if before is None or not part.whole:
             return None
         if part.kind == VARINT:
-            return count((signed(part.value),), PLACE, before)
+            return multiply((signed(part.value),), PLACE, before)
         if part.kind != BYTES:
             return before  # protobuf skips it as an unknown field
         scanner = self._scanner
         if part.end - part.start <= _SHORT:
             packed = bytes(scanner.data[part.start : part.end])
-            if packed.isascii():  # dimensions below 128 are one byte each
-                product = before * prod(packed)
-                if product <= MAX_ELEMENTS:
-                    return product
-            elif (known := _product(packed, before)) is not None:
-                return known
+            # Dimensions below 128 are one byte each.
+            product = before * prod(packed) if packed.isascii() else _product(packed, before)
+            if 0 < product <= MAX_ELEMENTS:
+                return product
         sizes: Sequence[int] = scanner.varints(part, self._left + 1)
         most, self._left = self._left, max(0, self._left - len(sizes))
-        return count(sizes, PLACE, before, most)
+        return multiply(sizes, PLACE, before, most)
 
 
-def _product(packed: bytes, product: int) -> int | None:
-    """Return the product of a few dimensions; ``None`` if it has to be looked at again."""
+def _product(packed: bytes, product: int) -> int:
+    """Return the product of a few dimensions; 0 if it has to be looked at again."""
     size = shift = 0
     for byte in packed:
         size |= (byte & 0x7F) << shift
@@ -84,8 +83,8 @@ def _product(packed: bytes, product: int) -> int | None:
         elif shift < _MOST_SHIFT:
             shift += 7
         else:
-            return None  # it may be negative
-    return None if shift or product > MAX_ELEMENTS else product
+            return 0  # it may be negative
+    return 0 if shift else product
 
 
 def check_harm(scanner: Scanner, end: int) -> None:

@@ -108,9 +108,14 @@ class Inputs:
             if cut:
                 return
             raise BadRequest(f"`inputs[{index}]` must have a `name` and a `datatype`, both strings")
+        if "\0" in name or "\0" in datatype:
+            name, datatype = values.c_text(name), values.c_text(datatype)
+            item = item | {"name": name, "datatype": datatype}
         wanted = name in READ_INPUTS and name not in self._found
         present = None
-        if inline:
+        if inline and _is_empty(item.get("shape")):
+            pass  # nor does Triton look at data of a tensor without elements
+        elif inline:
             present = self._read_inline(item, index, wanted=wanted, cut=cut)
         elif wanted and size is not None and self._blobs is not None:
             blob = self._blobs[start : start + size]
@@ -175,6 +180,10 @@ def _announced(headers: Mapping[str, str]) -> int | None:
     if not (text.isascii() and text.isdigit()) or "content-encoding" in headers:
         return None
     return int(text) if len(text) <= _MAX_LENGTH_DIGITS else None
+
+
+def _is_empty(shape: object) -> bool:
+    return isinstance(shape, list) and 0 in shape
 
 
 def _binary_size(item: dict[str, Any], index: int) -> int | None:

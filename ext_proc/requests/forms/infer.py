@@ -42,13 +42,17 @@ def describe(
     Raises:
         BadRequest: The sequence id is invalid, or longer than Triton takes.
     """
-    sequence = values.sequence_id(parameters.get("sequence_id"), place)
+    told = parameters.get("sequence_id")
+    told = values.c_text(told) if isinstance(told, str) else values.unsigned(told)
+    sequence = values.sequence_id(told, place)
     if isinstance(sequence, str) and len(sequence) > MAX_SEQUENCE_CHARS:
         raise BadRequest(
             f"{place} has {len(sequence)} characters; use at most {MAX_SEQUENCE_CHARS}"
         )
     timeout_us = values.positive(parameters.get("timeout"))
     timeout_s = None if timeout_us is None else timeout_us * _MICROSECOND_S
+    if isinstance(request_id, str):
+        request_id = values.c_text(request_id)
     features.request_id = values.label(request_id) or features.request_id
     features.sequence_id = features.sequence_id if sequence is None else sequence
     features.sequence_start = parameters.get("sequence_start") is True

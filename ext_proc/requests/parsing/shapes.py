@@ -45,8 +45,12 @@ WIDTHS: Final = {
 }
 """Bytes of an element, by datatype; of BYTES the least: each has a length before it."""
 
-MAX_ELEMENTS: Final = 2**63
+MAX_ELEMENTS: Final = 2**63 - 1
 """No tensor has more; a shape that exceeds it is refused before its product is known."""
+
+MAX_BESIDE_ZERO: Final = MAX_ELEMENTS // 8
+"""Most elements of a shape with dimensions of 0, if these were left out: Triton and numpy multiply
+the others too, with the bytes of an element, and an overflow ends the server or the model."""
 
 FEW: Final = 64
 """The elements of a level of at most so many numbers are checked one by one."""
@@ -54,31 +58,53 @@ FEW: Final = 64
 _INT64_END: Final = 2**63
 
 
-def count(
-    shape: Sequence[Any], place: str | int, before: int = 1, most: int = MAX_DIMENSIONS
-) -> int:
+def count(shape: Sequence[Any], place: str | int, most: int = MAX_DIMENSIONS) -> int:
     """Return the number of elements of a shape.
 
     Args:
-        shape: Its dimensions, or the last of them.
+        shape: Its dimensions.
         place: Name of the tensor in error messages, or its number among the inputs.
-        before: Product of the dimensions before these.
         most: Maximum number of dimensions.
 
     Raises:
         BadRequest: A dimension is negative or no integer.
         UnsoundRequest: There are more than ``MAX_ELEMENTS``, or too many dimensions.
     """
+    return max(0, multiply(shape, place, most=most))
+
+
+def multiply(
+    shape: Sequence[Any], place: str | int, before: int = 1, most: int = MAX_DIMENSIONS
+) -> int:
+    """Return the product of the dimensions that are not 0, negative if there are any of 0.
+
+    Args:
+        shape: The dimensions, or the last of them.
+        place: Name of the tensor in error messages, or its number among the inputs.
+        before: What is returned for the dimensions before these.
+        most: Maximum number of dimensions.
+
+    Raises:
+        BadRequest: A dimension is negative or no integer.
+        UnsoundRequest: The product is above the bound, or there are too many dimensions.
+    """
     if len(shape) > most:
         raise _bad(f"the shape of {_named(place)} has too many dimensions")
-    product = before
+    product, zero = abs(before), before < 0
     for size in shape:
         if type(size) is not int or size < 0:
             raise BadRequest(f"each dimension of {_named(place)} must be an integer of at least 0")
+        if not size:
+            zero = True
+            continue
         product *= size
         if product > MAX_ELEMENTS:
             raise _bad(f"the shape of {_named(place)} has more than {MAX_ELEMENTS} elements")
-    return product
+    if not zero:
+        return product
+    if product > MAX_BESIDE_ZERO:
+        raise _bad(f"the shape of {_named(place)} has too many elements beside its 0")
+    return -product
 
 
 def check_bytes(elements: int, datatype: str, size: int, place: str | int) -> None:

@@ -7,6 +7,7 @@ the replica validates it.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import xxhash
@@ -23,7 +24,32 @@ MAX_SESSION_CHARS: Final = 256
 MAX_PROMPT_BYTES: Final = 2**20
 """Maximum bytes of a prompt that are kept; a longer prompt is cut and marked partial."""
 
-_INT64 = 2**63
+_INT64: Final = 2**63
+_INT64_DIGITS: Final = 19
+_UINT64: Final = 2**64
+_STOL: Final = re.compile(r"[ \t-\r]*([+-]?[0-9]+)")
+
+
+def c_text(text: str) -> str:
+    """Return a text as Triton reads it: its API takes C strings, which end at the first NUL."""
+    return text.partition("\0")[0] if "\0" in text else text
+
+
+def version(text: str) -> str:
+    """Return a model's version as Triton reads it, by ``std::stol``: of ``" +01x"`` it is ``"1"``.
+
+    What Triton rejects is returned as it is.
+    """
+    if text.isdecimal() and text.isascii() and text[0] != "0" and len(text) < _INT64_DIGITS:
+        return text
+    found = _STOL.match(text)
+    number = int(found[1]) if found is not None else -1
+    return str(number) if 0 <= number < _INT64 else text
+
+
+def unsigned(value: object) -> object:
+    """Return an integer as Triton keeps a sequence id: of 64 bits without a sign."""
+    return value % _UINT64 if type(value) is int and -_INT64 <= value < 0 else value
 
 
 def name(value: object, place: str) -> str | None:

@@ -38,15 +38,20 @@ def test_identity():
     ("kind", "value", "expected"),
     [
         ("int64_param", 7, 7),
-        ("int64_param", -7, -7),
+        ("int64_param", -7, 2**64 - 7),
         ("uint64_param", 2**64 - 1, 2**64 - 1),
         ("string_param", "7", "7"),
         ("int64_param", 0, None),
         ("string_param", "", None),
+        ("string_param", "a\0b", "a"),
+        ("string_param", "\0", None),
     ],
 )
 def test_sequence_id(kind, value, expected):
-    """A sequence id keeps its type; 0 and the empty text mean none."""
+    """A sequence id keeps its type; 0 and the empty text mean none.
+
+    Triton keeps an integer without its sign, and a text up to its first NUL.
+    """
     message = request()
     setattr(message.parameters["sequence_id"], kind, value)
     assert read(message).sequence_id == expected
@@ -134,14 +139,35 @@ def test_typed_token_bound(monkeypatch):
     assert features.token_ids
 
 
-def test_integer_that_does_not_fit_is_refused():
-    """An integer beyond its datatype is a clear error."""
-    contents = service_pb2.InferTensorContents(int64_contents=[2**40])
+def test_of_an_integer_that_does_not_fit_the_low_bits_count():
+    """As protobuf reads a field of 32 bits."""
+    contents = service_pb2.InferTensorContents(int64_contents=[2**40 + 5])
     data = tensor("input_ids", "INT64", contents=contents).SerializeToString()
     wide = data.replace(b"INT64", b"INT32").replace(b"\x1a\x06", b"\x12\x06")
     message = b"\x0a\x01m\x2a" + bytes([len(wide)]) + wide
-    with pytest.raises(BadRequest, match="does not fit"):
-        read(frame(message))
+    assert read(frame(message)).prompt == struct.pack("<I", 5)
+
+
+@pytest.mark.parametrize("version", ["1", "01", " 1", "\t+1", "1x", "1.5", "1\0"])
+def test_names_are_read_as_c_reads_them(version):
+    """Triton ends texts at the first NUL, and gets the version by ``std::stol``."""
+    message = service_pb2.ModelInferRequest(model_name="m\0x", model_version=version, id="r\0x")
+    message.inputs.append(tensor("x", "INT32\0x"))
+    message.raw_input_contents.append(bytes(4))
+    made = read(message)
+    assert (made.model, made.version, made.request_id, made.tensor_bytes) == ("m", "1", "r", 4)
+
+
+@pytest.mark.parametrize("version", ["x", "-1", "99999999999999999999"])
+def test_a_version_that_is_none_stays(version):
+    """Triton rejects it."""
+    assert read(request(model_version=version)).version == version
+
+
+@pytest.mark.parametrize("headers", [{}, {"grpc-encoding": "identity"}])
+def test_a_flag_without_an_encoding_means_nothing(headers):
+    """The servers of gRPC read such a message as it is."""
+    assert read(frame(request(), flag=1), headers).model == "m"
 
 
 def test_fields_in_any_order():
@@ -190,7 +216,6 @@ def test_compressed(coding, compress):
 def test_unknown_compression_says_nothing():
     """A message in another coding leaves everything unknown."""
     assert read(frame(b"xyz", flag=1), {"grpc-encoding": "snappy"}) == HEAD
-    assert read(frame(b"xyz", flag=1)) == HEAD
 
 
 @pytest.mark.parametrize(
@@ -292,7 +317,8 @@ def test_unreadable_model_call():
     """A call about a model whose name is not text is refused; an unknown coding yields nothing."""
     with pytest.raises(BadRequest, match="UTF-8"):
         read_model_call(CALL.copy(), {}, frame(b"\x0a\x01\xff"), complete=True)
-    assert read_model_call(CALL.copy(), {}, frame(b"x", flag=1), complete=True) == CALL
+    headers = {"grpc-encoding": "snappy"}
+    assert read_model_call(CALL.copy(), headers, frame(b"x", flag=1), complete=True) == CALL
 
 
 GROUP = b"\xfb\x01\x08\x01\xfc\x01"

@@ -28,6 +28,25 @@ def test_a_shape_that_contradicts_its_raw_data_is_unsound(shape, datatype, raw):
         read(message)
 
 
+@pytest.mark.parametrize("shape", [[0, 2**32, 2**31], [2**40, 2**40, 0], [127] * 12 + [0]])
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_a_dimension_of_0_hides_no_overflow(shape, parts):
+    """Neither in one packed field nor in several, before and behind the others."""
+    cuts = [shape[index::parts] for index in range(parts)]
+    pieces = [tensor("x", "FP32", shape=each).SerializeToString() for each in cuts]
+    message = service_pb2.ModelInferRequest(raw_input_contents=[b""]).SerializeToString()
+    item = b"".join(pieces)
+    with pytest.raises(UnsoundRequest):
+        read(frame(b"\x2a" + bytes([len(item)]) + item + message))
+
+
+def test_the_shape_of_one_input_is_not_that_of_the_next():
+    """A dimension of 0 counts for its own input."""
+    inputs = [tensor("x", "FP32", shape=[0, 5]), tensor("y", "FP32", shape=[2, 3])]
+    message = request(inputs=inputs, raw_input_contents=[b"", bytes(24)])
+    assert read(message).tensor_bytes == 24
+
+
 def test_more_elements_than_bytes_of_typed_contents_are_unsound():
     """Each element takes at least a byte."""
     contents = service_pb2.InferTensorContents(fp32_contents=[1.0])
@@ -52,7 +71,7 @@ def test_a_shape_in_parts_is_unsound_as_soon_as_it_is_too_large(shape):
     """Its product is no long number, which would take long and could not be printed."""
     item = b"\x0a\x01x\x12\x04INT8" + shape
     content = b"\x2a" + bytes([len(item) & 0x7F | 0x80, len(item) >> 7]) + item
-    with pytest.raises(UnsoundRequest, match="more than 9223372036854775808 elements"):
+    with pytest.raises(UnsoundRequest, match="more than 9223372036854775807 elements"):
         read(frame(content))
 
 

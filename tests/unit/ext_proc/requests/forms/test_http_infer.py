@@ -320,3 +320,20 @@ def test_a_length_beyond_the_body_is_a_mistake(text):
     """Triton's own words reach the caller."""
     with pytest.raises(BadRequest, match="but the body has only"):
         read(b'{"id": "a"}', {LENGTH_HEADER: text})
+
+
+@pytest.mark.parametrize("data", [[1], ["a"], 5, "x", [[1], None]])
+def test_data_of_a_tensor_without_elements_is_not_looked_at(data):
+    """Neither does Triton look at it."""
+    features = read({"inputs": [inline("x", "FP32", [3, 0], data)]})
+    assert features.tensor_bytes == 0
+
+
+def test_texts_end_at_their_first_nul():
+    """Triton passes them on as C strings; a datatype that is another one would hide a shape."""
+    tensor = inline("x", "INT32\0y", [2], [1, 2])
+    parameters = {"sequence_id": "a\0b"}
+    features = read({"id": "r\0s", "inputs": [tensor], "parameters": parameters})
+    assert (features.request_id, features.sequence_id, features.tensor_bytes) == ("r", "a", 8)
+    with pytest.raises(UnsoundRequest):
+        read({"inputs": [inline("x", "INT32\0y", [2**40], [1])]})

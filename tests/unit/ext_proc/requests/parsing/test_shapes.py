@@ -45,7 +45,23 @@ def test_a_dimension_is_an_unsigned_integer(size):
         shapes.count([1, size], "x")
 
 
-@pytest.mark.parametrize("shape", [[2**64], [2**40, 2**40], [10] * 100_000])
+@pytest.mark.parametrize(
+    "shape",
+    [[0, 2**32, 2**31], [2**32, 0, 2**31], [2**40, 2**40, 0], [0, 2**61], [127] * 12 + [0]],
+)
+def test_a_dimension_of_0_hides_no_overflow(shape):
+    """Triton multiplies the others, and dies of an overflow (2.51)."""
+    with pytest.raises(UnsoundRequest):
+        shapes.count(shape, "x")
+
+
+def test_much_beside_a_dimension_of_0_is_nothing():
+    """A tensor without elements takes no memory."""
+    assert shapes.count([0, 2**40], "x") == 0
+    assert shapes.count([2**60 - 1, 0], "x") == 0
+
+
+@pytest.mark.parametrize("shape", [[2**64], [2**63], [2**40, 2**40], [10] * 100_000])
 def test_too_many_elements_are_unsound(shape):
     """The product stops at the bound, so that a long shape costs no long arithmetic."""
     with pytest.raises(UnsoundRequest):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from contextlib import asynccontextmanager
 
@@ -72,6 +73,18 @@ async def test_a_killing_request_is_refused_before_it_kills_many(
         async with http.get(f"http://{stack.picker_metrics}/debug/state") as page:
             deaths = json.loads(await page.read())["router"]["deaths"]
         assert len(deaths["refused"]) == 1
+
+
+async def test_a_killing_request_beyond_the_bound_kills_one(http, demo_extra):  # noqa: ARG001
+    """Its end is not read, so no second replica may read it, whatever the pool says."""
+    body = {"text_input": fresh_prompt(64), "padding": "x" * 300_000, "prompt": DEADLY}
+    data = gzip.compress(json.dumps(body).encode())
+    headers = {"content-encoding": "gzip"}
+    async with running(3, routing={"fallbacks": 3, "retry_read": 1}) as (stack, replicas):
+        async with http.post(stack.http_url + GENERATE, data=data, headers=headers) as answer:
+            assert answer.status == 503
+        assert killed(replicas) == 1
+        assert await ask(http, stack, fresh_prompt(64)) == (200, None)
 
 
 async def test_an_operators_kill_refuses_no_request(http, demo_extra):  # noqa: ARG001 - skips first

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import struct
+import zlib
 from typing import Final, NamedTuple
 
 INFER: Final = "/v2/models/m/infer"
@@ -136,6 +137,34 @@ BODIES: Final[dict[str, Costly]] = {
         GRPC, framed(tensor(b"prompt", b"BYTES", varint(30_000)) + field(7, bytes(120_000)))
     ),
     "lists": Costly(INFER, infer(listed(b"[]"))),
+    "objects behind NaN": Costly(INFER, infer(b"[NaN," + listed(b"{}", 5100)[1:])),
+    "keys behind NaN": Costly(
+        GENERATE, b'{"x":NaN,' + b",".join(b'"%d":1' % n for n in range(1270)) + b',"y":2}'
+    ),
+    "numbers behind NaN": Costly(INFER, infer(b"[NaN," + listed(b"1", 40_000)[1:])),
+    "numbers behind NaN, cut": Costly(
+        INFER, infer(b"[NaN," + listed(b"1", 40_000)[1:])[:-3], complete=False
+    ),
+    "a mistake behind numbers, cut": Costly(
+        INFER,
+        infer(b"[NaN," + listed(b"1", 39_900)[1:-1] + b"nan,1,1,1,1,1,1,1,1,1"),
+        complete=False,
+    ),
+    "texts and odd numbers": Costly(
+        GENERATE, b'{"x":NaN.5,"y":' + listed(b'"\\udc80"', PEEKED - 100) + b"}"
+    ),
+    "some texts and odd numbers": Costly(
+        GENERATE, b'{"x":NaN.5,"y":' + listed(b'"\\udc80"', 2500) + b"}"
+    ),
+    "digits and an odd number": Costly(GENERATE, b'{"x":NaN.5,"y":' + b"1" * 16_360),
+    "an open text and an odd number": Costly(
+        GENERATE, b'{"x":NaN.5,"y":"' + (b'\\"' + b"x" * 60) * 250
+    ),
+    "damaged gzip": Costly(INFER, zlib.compress(bytes(range(256)) * 60, 0)[:-4] + b"1234", _GZIP),
+    "gRPC, a group and fields": Costly(GRPC, framed(b"\xfb\x01\xfc\x01" + b"\x10\x01" * 1000)),
+    "gRPC, a group and inputs": Costly(
+        GRPC, framed(b"\xfb\x01\xfc\x01" + tensor(b"x", b"INT64", b"\x01") * 390)
+    ),
     "lists within the bound": Costly(INFER, infer(listed(b"[0,0,0]", 98_000), b"[36000]")),
     "lists in lists": Costly(INFER, infer(listed(nested(1000)))),
     "lists beside elements": Costly(INFER, infer(listed(b"[1],1,1", 98_000))),

@@ -14,11 +14,11 @@ Rules:
 1. A document is parsed only within bounds of its length and its tokens, ``fits``: at most 2 ms.
 2. What these parsers of today do otherwise than the replica's is undone in the text: RapidJSON's
    successors reject an escaped low surrogate, a number that is too large for a double but has a
-   small exponent, and ``NaN.5``, which 1.1.0 takes.
+   small exponent, and ``NaN.5``, which 1.1.0 takes. A document of more than ``MAX_REPAIRED`` bytes
+   or ``MAX_REPAIRED_QUOTES`` is not repaired: it is taken for one that Triton rejects.
 3. In texts, bytes that are no UTF-8 become U+FFFD: no name or key that is read has any.
 
-Source: RapidJSON's ``reader.h`` and ``encodedstream.h`` of 1.1.0, tried on a real Triton
-(``tests/contract/fixtures/triton-2.51.0/readings.json``).
+Source: RapidJSON's ``reader.h`` and ``encodedstream.h`` of 1.1.0, tried on Triton 2.51.
 """
 
 from __future__ import annotations
@@ -29,7 +29,12 @@ from typing import Any, Final
 
 import rapidjson
 
-from ext_proc.requests.parsing.budget import MAX_SECOND_BYTES, MAX_SECOND_UNITS
+from ext_proc.requests.parsing.budget import (
+    MAX_REPAIRED,
+    MAX_REPAIRED_QUOTES,
+    MAX_SECOND_BYTES,
+    MAX_SECOND_UNITS,
+)
 from ext_proc.requests.parsing.errors import Malformed, UnsoundRequest
 from ext_proc.routing.values.refusal import RefusalKind
 
@@ -42,14 +47,20 @@ reported where it begins."""
 
 _BOM: Final = re.compile(rb"\xef?\xbb?\xbf?")
 _OFFSET: Final = re.compile(r"Parse error at offset (\d+)")
-_CANDIDATE: Final = re.compile(r"\\u[dD][c-fC-F]|(?:NaN|Inf|Infinity)[.eE]|[0-9][eE]\+?0*[0-9]{3}")
-"""What may need rule 2."""
+_CANDIDATES: Final = tuple(
+    map(
+        re.compile,
+        (r"\\u[dD][c-fC-F]", r"NaN[.eE]", r"Inf(?:inity)?[.eE]", r"[eE]\+?0*[0-9]{3}"),
+    )
+)
+"""What may need rule 2; one by one, as each is found by its beginning."""
 _TOKEN: Final = re.compile(
-    r'(?P<text>"[^"\\]*(?:\\.[^"\\]*)*")'
-    r"|(?P<word>NaN|Inf(?:inity)?)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?"
-    r"|-?[0-9]+(?:\.(?P<fraction>[0-9]+))?[eE]\+?(?P<exponent>[0-9]{3,})",
+    r'(?P<text>"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z))'
+    r"|(?P<word>NaN|Inf(?:inity)?)(?:\.[0-9]++)?(?:[eE][-+]?[0-9]++)?"
+    r"|(?<![0-9.])-?[0-9]++(?:\.(?P<fraction>[0-9]++))?+[eE]\+?(?P<exponent>[0-9]{3,})",
     re.DOTALL,
 )
+"""Linear in the text: no part of it is tried from two places, nor given back."""
 _LOW_SURROGATE: Final = re.compile(
     r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
     r"|(?P<low>u[dD][c-fC-F][0-9a-fA-F]{2})|.)",
@@ -121,9 +132,14 @@ def parse_as_triton(text: bytes, place: str) -> Any:
     try:
         return _parse(readable, place)
     except Malformed:
-        if _CANDIDATE.search(readable) is None:
+        repairable = len(text) <= MAX_REPAIRED and readable.count('"') <= MAX_REPAIRED_QUOTES
+        if not repairable or not _may_be_older(readable):
             raise
     return _parse(_TOKEN.sub(_as_now, readable), place)
+
+
+def _may_be_older(text: str) -> bool:
+    return any(each.search(text) is not None for each in _CANDIDATES)
 
 
 def _parse(text: str, place: str) -> Any:
@@ -142,7 +158,7 @@ def is_hopeless(text: bytes) -> bool:
         text: The part, as `as_triton_sees`, which `fits`.
     """
     readable = text.decode("utf-8", "replace")
-    if _CANDIDATE.search(readable) is not None:
+    if _may_be_older(readable):
         return False
     try:
         _decode(readable)

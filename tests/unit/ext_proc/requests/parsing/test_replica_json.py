@@ -92,6 +92,17 @@ def test_texts_that_are_no_unicode(text, read):
     assert triton(b'{"a": NaN, "t": "%s", "i": 1}' % text).members["t"] == read
 
 
+def test_few_texts_are_repaired():
+    """Of more the reading is not worth its price."""
+    for texts, read in ((255, True), (256, False)):
+        body = b'{"\\udc80": [' + b",".join([b'""'] * texts) + b"]}"
+        if read:
+            assert len(triton(body).members["\ufffd"]) == texts
+        else:
+            with pytest.raises(Malformed):
+                triton(body)
+
+
 def test_the_first_of_a_key_counts():
     """Also where JSON escapes hide that it is the same, or where others have colons."""
     assert triton(b'{"a": 1, "\\u0061": 2, ":": {"b": 1, "b": 2}}').members == {

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from xds_server.fleet.model.fleet import Fleet
+    from xds_server.fleet.model.listener import ListenerSpec
 
 CHANNELS: Final[Mapping[str, tuple[str, ...]]] = {
     "listener": ("LDS",),
@@ -47,6 +48,7 @@ CHANNELS: Final[Mapping[str, tuple[str, ...]]] = {
     "listener.compression": ("ECDS",),
     "listener.compression.algorithms": ("LDS", "ECDS"),
     "listener.rate_limit": ("RDS",),
+    "listener.client_rate_limit": ("RDS",),
     "listener.access_log": ("LDS", "RTDS", "POOL"),
     "listener.access_log.stdout": ("LDS",),
     "listener.access_log.file": ("LDS",),
@@ -155,6 +157,11 @@ def drains(old: Fleet, new: Fleet) -> tuple[str, ...]:
     return tuple(changed)
 
 
+def limits_requests(listener: ListenerSpec) -> bool:
+    """Return whether the listener limits requests before a picker is asked."""
+    return listener.rate_limit is not None or listener.client_rate_limit is not None
+
+
 def _beside(fleet: Fleet) -> Iterator[tuple[object, ...]]:
     for each in fleet.listener.further:
         asks = each.tls is not None and each.tls.client_ca is not None
@@ -171,7 +178,7 @@ def _fixed(fleet: Fleet) -> Iterator[tuple[str, object]]:
     # Whether there is such a filter is the listener's; its settings are not.
     yield "listener.jwt", bool(listener.jwt)
     yield "listener.cors", listener.cors is not None
-    yield "listener.rate_limit", listener.rate_limit is not None
+    yield "listener.rate_limit", limits_requests(listener)
     for place in ("before", "after"):
         several = getattr(listener.http_filters, place)
         kinds = [(each.name, each.config.get("@type")) for each in several]

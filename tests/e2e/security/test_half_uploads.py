@@ -155,6 +155,20 @@ async def test_a_late_picker_lets_no_half_upload_through(stack, held):
         os.kill(picker, signal.SIGCONT)
 
 
+async def test_each_address_has_its_own_rate(stack):
+    """Beside the rate of all requests, which is filled in other steps."""
+    fleet = stack.first_fleet()
+    fleet["listener"]["client_rate_limit"] = {"requests": 2, "per": "1h"}
+    fleet["listener"]["rate_limit"] = {"requests": 7, "per": "90s"}
+    await stack.apply(fleet)
+    try:
+        own = [(await ask(stack, INFER, body=b"{}"))[0] for _ in range(4)]
+        assert own == [200, 200, 429, 429]
+        assert [await probe(stack) for _ in range(4)] == [200, 200, 429, 429]
+    finally:
+        await stack.apply(stack.first_fleet())
+
+
 @pytest.mark.skipif(not UPLOADS, reason="TIDEGATE_COST_UPLOADS says how many")
 @pytest.mark.parametrize("length", [1000, LONG])
 async def test_a_flood_of_half_uploads_fills_nothing(demo_extra, length):  # noqa: ARG001

@@ -53,6 +53,7 @@ FLEET: dict[str, Any] = {
         "access_log": {"stdout": True, "file": "/a.log", "otlp": "127.0.0.1:4317"},
         "tracing": {"otlp": "127.0.0.1:4317"},
         "rate_limit": {"requests": 9, "burst": 99},
+        "client_rate_limit": {"requests": 9, "burst": 99},
         "connections": {"h2_keepalive": 9},
         "http_filters": {
             "before": [{"name": "a", "config": {"@type": RBAC}}],

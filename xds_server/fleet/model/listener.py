@@ -147,6 +147,8 @@ class ListenerSpec(Strict):
     """Compress answers."""
     rate_limit: RateLimit | None = None
     """Most requests to all pools together, before a picker is asked."""
+    client_rate_limit: RateLimit | None = None
+    """Most requests of one client address (of IPv6 its /64), before a picker is asked."""
     access_log: AccessLogSpec | None = None
     """Log requests."""
     tracing: TracingSpec | None = None

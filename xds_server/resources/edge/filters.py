@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tidegate_api.names import JWT_FILTER
+from xds_server.fleet.channels import limits_requests
 from xds_server.resources.edge.browsers import compress_filters, compress_settings, cors_filter
 from xds_server.resources.edge.limits import (
     count_requests,
@@ -44,7 +45,7 @@ def first_filters(spec: ListenerSpec) -> list[HttpFilter]:
 
 def filters_before(spec: ListenerSpec) -> list[HttpFilter]:
     """Return the filters that stand before the picker, behind those that strip headers."""
-    limit = [] if spec.rate_limit is None else [limit_filter()]
+    limit = [limit_filter()] if limits_requests(spec) else []
     return [*limit, *own_filters(spec.http_filters.before)]
 
 

@@ -2,8 +2,10 @@
 
 Rules:
 
-1. The listener's bucket is asked before the picker; the pools' buckets behind it and behind the
-   check of tokens, where the route, and thus the pool, is the one on which a request leaves.
+1. The listener's buckets, of all requests and of each client address, are asked before the picker;
+   of addresses the ``MAX_CLIENTS`` that sent requests last have one. The pools' buckets stand
+   behind it and behind the check of tokens, where the route, and thus the pool, is the one on which
+   a request leaves.
 2. All routes of a pool share its bucket: a route names the pool, and the buckets stand in the
    settings of all routes.
 3. The buckets stand with the routes because an address has one set of routes, but several copies of
@@ -20,6 +22,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from envoy_data_plane.envoy.config.core.v3 import RuntimeFractionalPercent
+from envoy_data_plane.envoy.config.route.v3 import RateLimit as RouteLimit
+from envoy_data_plane.envoy.config.route.v3 import (
+    RateLimitAction,
+    RateLimitActionMaskedRemoteAddress,
+)
 from envoy_data_plane.envoy.extensions.common.ratelimit.v3 import (
     LocalRateLimitDescriptor,
     RateLimitDescriptorEntry,
@@ -29,6 +36,7 @@ from envoy_data_plane.envoy.type.v3 import FractionalPercent, TokenBucket
 from envoy_data_plane.google.protobuf import Any as PackedAny
 
 from tidegate_api.names import LIMIT_FILTER, POOL_LIMIT_FILTER
+from xds_server.fleet.channels import limits_requests
 from xds_server.resources.edge.pool_routes import routes_to
 from xds_server.resources.sources import discovered
 
@@ -41,6 +49,12 @@ if TYPE_CHECKING:
 
     from xds_server.fleet.model.edge import RateLimit
     from xds_server.fleet.model.fleet import Fleet, PoolSpec
+
+MAX_CLIENTS: Final = 65_536
+"""Client addresses that have a bucket; of more the one unused for longest has a full one again."""
+
+_PREFIX_BITS: Final = 64
+"""Of an IPv6 address, what belongs to one client."""
 
 _POOL_KEY: Final = "pool"
 _ALWAYS: Final = FractionalPercent(numerator=100)
@@ -71,14 +85,17 @@ def limit_requests(config: Any, fleet: Fleet) -> None:
 
 
 def _limits(fleet: Fleet) -> Iterator[tuple[str, LocalRateLimit]]:
-    if fleet.listener.rate_limit is not None:
-        yield LIMIT_FILTER, _limit("listener", _bucket(fleet.listener.rate_limit))
+    every = timedelta(milliseconds=50)
+    unlimited = TokenBucket(max_tokens=_UNLIMITED, tokens_per_fill=_UNLIMITED, fill_interval=every)
+    if limits_requests(fleet.listener):
+        together, client = fleet.listener.rate_limit, fleet.listener.client_rate_limit
+        limit = _limit("listener", unlimited if together is None else _bucket(together))
+        if client is not None:
+            _by_client(limit, client)
+            limit.always_consume_default_token_bucket = together is not None
+        yield LIMIT_FILTER, limit
     if has_pool_limits(fleet):
-        every = timedelta(milliseconds=50)
-        whole = _limit(
-            "pools",
-            TokenBucket(max_tokens=_UNLIMITED, tokens_per_fill=_UNLIMITED, fill_interval=every),
-        )
+        whole = _limit("pools", unlimited)
         whole.always_consume_default_token_bucket = False
         whole.descriptors = [
             LocalRateLimitDescriptor(
@@ -89,6 +106,22 @@ def _limits(fleet: Fleet) -> Iterator[tuple[str, LocalRateLimit]]:
             if pool.rate_limit is not None
         ]
         yield POOL_LIMIT_FILTER, whole
+
+
+def _by_client(limit: LocalRateLimit, client: RateLimit) -> None:
+    """Add a bucket for each client address; changes ``limit`` in place."""
+    address = RateLimitActionMaskedRemoteAddress(
+        v4_prefix_mask_len=32, v6_prefix_mask_len=_PREFIX_BITS
+    )
+    limit.rate_limits = [RouteLimit(actions=[RateLimitAction(masked_remote_address=address)])]
+    limit.max_dynamic_descriptors = MAX_CLIENTS
+    limit.descriptors = [
+        LocalRateLimitDescriptor(
+            # Without a value there is one for each that comes.
+            entries=[RateLimitDescriptorEntry(key="masked_remote_address")],
+            token_bucket=_bucket(client),
+        )
+    ]
 
 
 def has_pool_limits(fleet: Fleet) -> bool:

@@ -15,7 +15,7 @@ from envoy.extensions.filters.network.http_connection_manager.v3 import (
 from support.fleets import endpoint, fleet, pool
 from tidegate_api.names import LIMIT_FILTER, PICKER_FILTER, POOL_LIMIT_FILTER, parse_cluster
 from xds_server.fleet.view import LOG_SLOTS
-from xds_server.resources.edge.limits import has_pool_limits
+from xds_server.resources.edge.limits import MAX_CLIENTS, has_pool_limits
 from xds_server.resources.filters.discovered import extensions
 from xds_server.resources.listener import listener
 from xds_server.resources.routes.table import route_configuration
@@ -54,6 +54,25 @@ def test_no_copy_of_a_filter_has_a_bucket_of_its_own() -> None:
     assert not route_pb2.RouteConfiguration.FromString(
         route_configuration(fleet())
     ).typed_per_filter_config
+
+
+def test_each_client_address_has_a_bucket() -> None:
+    """Beside that of all requests, or alone; IPv6 addresses of one /64 are one client."""
+    for together in ({"requests": 10}, None):
+        limits = {"client_rate_limit": {"requests": 3, "burst": 7}, "rate_limit": together}
+        made = local_rate_limit_pb2.LocalRateLimit()
+        config = route_pb2.RouteConfiguration.FromString(
+            route_configuration(fleet(listener=limits))
+        )
+        assert config.typed_per_filter_config[LIMIT_FILTER].Unpack(made)
+        (one,) = made.descriptors
+        assert [(each.key, each.value) for each in one.entries] == [("masked_remote_address", "")]
+        assert (one.token_bucket.max_tokens, one.token_bucket.tokens_per_fill.value) == (7, 3)
+        address = made.rate_limits[0].actions[0].masked_remote_address
+        assert (address.v4_prefix_mask_len.value, address.v6_prefix_mask_len.value) == (32, 64)
+        assert made.max_dynamic_descriptors.value == MAX_CLIENTS
+        assert made.always_consume_default_token_bucket.value == (together is not None)
+        assert made.token_bucket.max_tokens == (10 if together else 2**32 - 1)
 
 
 def test_a_pool_has_a_bucket_whatever_the_route() -> None:

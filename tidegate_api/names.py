@@ -44,6 +44,18 @@ LOAD_HEADER: Final = "endpoint-load-metrics"
 LOAD_BIN_HEADER: Final = "endpoint-load-metrics-bin"
 """On answers: the report, as a serialized protobuf message in base64."""
 
+# --- Headers of answers -------------------------------------------------------------------------
+
+REASON_HEADER: Final = "x-tidegate-reason"
+"""On refusals: the machine-readable reason."""
+
+SERVED_BY_HEADER: Final = "x-tidegate-served-by"
+"""Response header with the upstream's address, where the listener has ``debug_headers``."""
+
+REPLICAS_HEADER: Final = "x-tidegate-replicas"
+"""On the gateway's answers: how many of the asked replicas the answer is made of, then each other
+one with a word: ``2/3; r3=timeout``."""
+
 # --- Control headers: set by the picker, stripped from every client request by Envoy ------------
 
 CONTROL_POOL_HEADER: Final = "x-tidegate-pool"
@@ -72,9 +84,6 @@ Envoy sends the request."""
 DESTINATION_SERVED_KEY: Final = "x-gateway-destination-endpoint-served"
 """Metadata key of the replica that really served the request."""
 
-PLACED_KEY: Final = "tidegate-placed"
-"""Metadata key of a request's model, and of the models that a replica has and others lack."""
-
 SUBSET_KEY: Final = "x-gateway-destination-endpoint-subset"
 """Metadata key of the replicas to which a request is restricted."""
 
@@ -90,18 +99,9 @@ REPEATABLE_HEADER: Final = "x-tidegate-repeatable"
 """`1` on requests whose end is known: the retry policies of Envoy's routes hold for no other. Envoy
 sets it, the picker sets it to 0 while the end of a body is not known."""
 
-REPEATABLE: Final = "1"
-"""Its value on requests that Envoy may send again."""
-
-NOT_REPEATABLE: Final = "0"
-"""Its value on requests that Envoy sends once."""
-
 RETRY_ON_HEADER: Final = "x-envoy-retry-on"
 """Set by the picker on requests whose model another replica has too: with `retriable-headers`
 Envoy repeats them once where a replica answers 404 or NOT_FOUND."""
-
-REPEAT_MISSING: Final = "retriable-headers"
-"""Its value."""
 
 SENT_HEADER: Final = "x-tidegate-sent"
 """Bytes sent to and received from replicas so far; Envoy sets and removes it on retries."""
@@ -116,19 +116,24 @@ attempts carry headers, but no metadata."""
 TRY_TIMEOUT_HEADER: Final = "x-envoy-upstream-rq-per-try-timeout-ms"
 """Time to the headers of an answer after which Envoy tries another replica, milliseconds."""
 
-REASON_HEADER: Final = "x-tidegate-reason"
-"""On refusals: the machine-readable reason."""
-
-SERVED_BY_HEADER: Final = "x-tidegate-served-by"
-"""Response header with the upstream's address, where the listener has ``debug_headers``."""
-
-REPLICAS_HEADER: Final = "x-tidegate-replicas"
-"""On the gateway's answers: how many of the asked replicas the answer is made of, then each other
-one with a word: ``2/3; r3=timeout``."""
-
 IN_SIGHT_HEADER: Final = "x-tidegate-in-sight"
 """On requests to the gateway: the pools that it may speak of, separated by commas; `*` = all. Envoy
 sets it on its routes to the gateway."""
+
+ROUTER_HEADERS: Final = (
+    "x-envoy-retry-grpc-on",
+    "x-envoy-retriable-status-codes",
+    "x-envoy-retriable-header-names",
+    "x-envoy-hedge-on-per-try-timeout",
+    "x-envoy-expected-rq-timeout-ms",
+    "x-envoy-upstream-rq-timeout-ms",
+    "x-envoy-upstream-rq-timeout-alt-response",
+    "x-envoy-upstream-rq-per-try-idle-timeout-ms",
+    "x-envoy-upstream-stream-duration-ms",
+    "x-envoy-upstream-alt-stat-name",
+)
+"""By these Envoy's router would take retries, timeouts and names of statistics from a client whose
+address is internal."""
 
 STRIPPED_HEADERS: Final = (
     CONTROL_POOL_HEADER,
@@ -145,16 +150,41 @@ STRIPPED_HEADERS: Final = (
     REPEATABLE_HEADER,
     RETRY_ON_HEADER,
     SENT_HEADER,
+    ATTEMPT_HEADER,
     TICKET_HEADER,
     TRY_TIMEOUT_HEADER,
+    IN_SIGHT_HEADER,
+    REASON_HEADER,
+    SERVED_BY_HEADER,
+    REPLICAS_HEADER,
+    LOAD_FORMAT_HEADER,
+    LOAD_HEADER,
+    LOAD_BIN_HEADER,
+    *ROUTER_HEADERS,
 )
+"""Headers that are removed from clients' requests before anything reads them: all control headers,
+those of load reports, and those that only answers have."""
 
 SPOOFABLE_HEADERS: Final = tuple(
     name for name in STRIPPED_HEADERS if name.startswith(("x-tidegate-", "x-gateway-"))
 )
 """Those of them that the picker itself removes from requests of generic proxies."""
 
+# --- Values of control headers ------------------------------------------------------------------
+
+REPEATABLE: Final = "1"
+"""Of `x-tidegate-repeatable`: Envoy may send the request again."""
+
+NOT_REPEATABLE: Final = "0"
+"""Of `x-tidegate-repeatable`: Envoy sends the request once."""
+
+REPEAT_MISSING: Final = "retriable-headers"
+"""Of `x-envoy-retry-on`: an answer 404 or NOT_FOUND is repeated once."""
+
 # --- Dynamic metadata ---------------------------------------------------------------------------
+
+PLACED_KEY: Final = "tidegate-placed"
+"""Metadata key of a request's model, and of the models that a replica has and others lack."""
 
 LB_NAMESPACE: Final = "envoy.lb"
 """Envoy's override_host policy reads the pick here."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _SECTION: Final = re.compile(r"# --- (.+?) -+")
+_STRIPPED: Final = "Removed from clients' requests"
 _TITLES: Final = ("name", "meaning")
 
 
@@ -34,7 +35,8 @@ def tables() -> dict[str, str]:
             if not meaning:
                 raise ValueError(f"{names.__name__}.{name} has no docstring")
             texts.setdefault(title, []).append((code(value), meaning.replace("``", "`")))
-    return {title: table(_TITLES, rows) for title, rows in texts.items()}
+    found = {title: table(_TITLES, rows) for title, rows in texts.items()}
+    return {**found, _STRIPPED: ", ".join(map(code, sorted(names.STRIPPED_HEADERS))) + "."}
 
 
 def _constants(source: str) -> Iterator[tuple[int, str, str]]:

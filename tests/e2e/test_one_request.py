@@ -18,8 +18,9 @@ from h2.events import ResponseReceived, StreamEnded, StreamReset
 
 from support.recorder import Recorder
 from support.replicas import PATIENT, stack_over
-from support.sockets import Raw
+from support.sockets import Raw, head
 from support.traffic import GENERATE, eventually
+from tidegate_api.names import STRIPPED_HEADERS
 
 SMUGGLED = (
     b"POST /v2/repository/models/vision/unload HTTP/1.1\r\nhost: replica\r\n"
@@ -181,6 +182,27 @@ async def test_only_a_request_whose_end_is_known_is_repeated(usual, ended):
     # In `none` the replica may have it twice, in `full` the picker says that one may read it.
     twice = ended or mode == "none"
     assert got == ([body, body] if twice else [body] if mode == "full" else [])
+
+
+@pytest.mark.parametrize("version", [1, 2])
+async def test_no_replica_sees_a_clients_control_header(usual, version):
+    """Each that the page lists, whatever its case; what Envoy itself sets has Envoy's value."""
+    stack, recorders, _ = usual
+    body = b'{"text_input": "hello"}'
+    forged = [(name, "forged") for name in STRIPPED_HEADERS]
+    async with Raw(stack.http_address) as raw:
+        if version == 1:
+            lines = [f"{name.title()}: {value}" for name, value in forged * 2]
+            await raw.send(head(GENERATE, f"content-length: {len(body)}", *lines), body)
+            assert await raw.status() == 200
+        else:
+            attack = Attack(raw, body, headers=forged)
+            attack.data(end=True)
+            assert await asyncio.wait_for(attack.answer(), 60) == (200, None)
+    (got,) = [each for one in recorders for each in one.got]
+    assert not [name for name, value in got.headers.items() if "forged" in value]
+    assert "x-envoy-attempt-count" in got.headers
+    assert forwarded(recorders) == [body]
 
 
 async def asked_for_the_body(http, stack, before):

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import get_args
 
+from tidegate_api.names import STRIPPED_HEADERS
 from xds_server.fleet.model.routing import PolicyName
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -64,3 +65,13 @@ def test_pages_are_short():
         if path.parent.name != "reports"
     }
     assert {path for path, count in lines.items() if count > MAX_LINES} == set()
+
+
+def test_all_headers_of_ours_that_clients_must_not_send_are_removed():
+    """The list of the filter has each name of the page's tables of such headers."""
+    page = (DOCS / "reference/headers.md").read_text()
+    for title in ("Control headers", "Headers of answers", "Load reports"):
+        _, _, section = page.partition(f"\n## {title}\n")
+        named = re.findall(r"^\| `([^`]+)`", section.partition("\n## ")[0], re.MULTILINE)
+        assert named
+        assert set(named) <= set(STRIPPED_HEADERS), title

@@ -49,6 +49,9 @@ ENVOY_POLICY: Final = "envoy"
 BodyMode = Literal["none", "peek", "full"]
 """How much of a request's body the picker reads."""
 
+LEAST_PEEK_BYTES: Final = 4096
+"""Least `routing.peek_bytes`: Envoy cuts no body that is shorter."""
+
 TRITON_PATHS: Final = "/v2/"
 """Beginning of Triton's HTTP paths."""
 ENGINE_READY_PATHS: Final = ("/health", "/health/ready")

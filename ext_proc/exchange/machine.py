@@ -74,7 +74,7 @@ from ext_proc.exchange.events import (
 )
 from ext_proc.exchange.first_part import has_first_part, needs_body
 from ext_proc.exchange.known import USUAL, is_generic, locate, names_nothing, request_of
-from ext_proc.exchange.refusals import refuse, too_large, trailers_end
+from ext_proc.exchange.refusals import TRAILERS, ended_by_trailers, refuse, too_large
 from ext_proc.exchange.replies import (
     EMPTY_BODY,
     EMPTY_HEAD,
@@ -216,11 +216,8 @@ class Exchange:
         if waiting.held is not None and isinstance(event, _REQUEST_PARTS):
             return self._on_chunk(waiting, waiting.held, event, now, unix_now)
         if isinstance(event, Body):
-            if waiting.asked and not event.end_of_stream:
-                own = waiting.pool
-                pools = self._router.pools.values() if own is None else (own,)
-                if refusal := trailers_end(event, pools):
-                    return (self._refuse(waiting, refusal),)
+            if waiting.asked and ended_by_trailers(event):
+                return (self._refuse(waiting, TRAILERS),)
             decided = self._on_body(waiting, event, now, unix_now)
             return (decided if isinstance(decided, Refuse) else ReplyBody(decided),)
         # No body message will come. A reply to trailers cannot carry a pick, and a response before

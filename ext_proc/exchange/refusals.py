@@ -17,9 +17,10 @@ from ext_proc.routing.values.refusal import Refusal, RefusalKind
 from ext_proc.routing.values.request import Form
 from tidegate_api.names import REASON_HEADER
 from tidegate_api.paths import ANTHROPIC_PATHS, anthropic_error
+from tidegate_api.pools import LEAST_PEEK_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from ext_proc.exchange.events import Body
     from ext_proc.routing.values.pool import Pool
@@ -51,6 +52,11 @@ _STATUS: Final[Mapping[RefusalKind, _Status]] = {
     RefusalKind.SUSPECT_WAITS: _Status(503, 14, "server_error"),
     RefusalKind.NO_PICK: _Status(503, 14, "server_error"),
 }
+TRAILERS: Final = Refusal(
+    RefusalKind.TRAILERS,
+    "trailers end the body of the request; send it without trailers"
+    " (in HTTP/2: END_STREAM on the last DATA frame)",
+)
 _RETRY_AFTER: Final = frozenset(
     {
         RefusalKind.SATURATED,
@@ -115,19 +121,10 @@ def too_large(body: Body, pool: Pool) -> Refusal | None:
     )
 
 
-def trailers_end(body: Body, pools: Iterable[Pool]) -> Refusal | None:
-    """Refuse a body that Envoy was asked for and that trailers end.
+def ended_by_trailers(body: Body) -> bool:
+    """Return whether trailers end the body that Envoy was asked for, as far as it shows that.
 
-    Envoy shows no trailers here, but cuts a body only above its bound: a shorter part is the whole.
-
-    Args:
-        body: What came, without the end of the stream.
-        pools: The pool, or all that the request may be for.
+    Envoy shows no trailers here, but cuts a body only above its bound, whose least value is known:
+    a shorter part is the whole. A longer one may be either.
     """
-    if len(body.chunk) > min((pool.peek_bytes for pool in pools), default=0):
-        return None
-    return Refusal(
-        RefusalKind.TRAILERS,
-        "trailers end the body of the request; send it without trailers (in HTTP/2: END_STREAM on"
-        " the last DATA frame)",
-    )
+    return not body.end_of_stream and len(body.chunk) <= LEAST_PEEK_BYTES

@@ -50,7 +50,6 @@ def llm(**changes: Any) -> Pool:
     values: dict[str, Any] = {
         "name": "llm",
         "models": frozenset({"toy-llm"}),
-        "peek_bytes": 0,  # a short first part is not the whole body
         "paths": frozenset({CHAT_PATH}),
         "default_for_grpc": True,
         "default_for_paths": frozenset({CHAT_PATH}),
@@ -68,7 +67,6 @@ def vision(**changes: Any) -> Pool:
     values: dict[str, Any] = {
         "name": "vision",
         "models": frozenset({"vision"}),
-        "peek_bytes": 0,
         "paths": frozenset({CHAT_PATH}),
         "variants": (Variant("stable", 1),),
         "endpoints": replicas(1, base=20),

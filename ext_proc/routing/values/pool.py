@@ -125,8 +125,6 @@ class Pool:
     sequence_idle_s: float = 60.0
     load_factor: float = 1.5
     max_body_bytes: int = 4 * 2**20
-    peek_bytes: int = 65_536
-    """Envoy's bound on a first part, which it exceeds where a body is longer."""
     unsound_requests: UnsoundMode = "refuse"
     """What happens to requests that could end a replica, by what was read of them."""
     max_tensor_bytes: int = 2**31

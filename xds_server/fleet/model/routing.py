@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from tidegate_api.names import SESSION_HEADER
 from tidegate_api.pools import (
+    LEAST_PEEK_BYTES,
     MAX_CO_BATCH_HOLD_MS,
     MAX_EXPLORE_PERCENT,
     MIN_FACTOR,
@@ -130,7 +131,7 @@ class Routing(Strict):
     spill_factor: Annotated[float, Field(ge=MIN_FACTOR, le=100)] = 1.5
     """A preferred replica (zone, adapter, device) is kept to while its requests in flight are at
     most this factor above the mean."""
-    peek_bytes: Annotated[int, Field(ge=4096, le=16 * 2**20)] = 65_536
+    peek_bytes: Annotated[int, Field(ge=LEAST_PEEK_BYTES, le=16 * 2**20)] = 65_536
     """In body mode `peek`: about how much of a body the picker reads, and the largest body that
     Envoy can send again to another replica."""
     max_body: Annotated[int, Field(ge=1024, le=256 * 2**20)] = 4 * 2**20

@@ -9,6 +9,7 @@ from ext_proc.exchange.actions import ReplyHead
 from support.exchanges import PROMPT, generic, grpc, head, run, unnamed
 from support.streams import GRPC_STREAM, frame, llm, router, vision
 from tidegate_api.names import REPEATABLE_HEADER
+from tidegate_api.pools import LEAST_PEEK_BYTES
 
 DUPLEX, STREAMED, BUFFERED = BodySending.DUPLEX, BodySending.STREAMED, BodySending.BUFFERED
 
@@ -116,12 +117,12 @@ def test_without_the_gate_envoy_finds_the_pool_itself():
 
 
 @pytest.mark.parametrize("form", ["http", "grpc", "unnamed"])
-def test_a_peeked_body_that_trailers_end_is_refused(form):
+def test_a_peeked_body_that_trailers_end_is_refused(monkeypatch, form):
     """Envoy cuts only above its bound, so a shorter part without an end is ended by trailers."""
-    bound = 1000
+    monkeypatch.setattr("ext_proc.exchange.refusals.LEAST_PEEK_BYTES", LEAST_PEEK_BYTES)
     event = {"http": head(), "grpc": grpc(), "unnamed": unnamed()}[form]
-    pools = router(llm(peek_bytes=bound), vision(peek_bytes=2 * bound))
-    whole = frame("toy-llm", tensor=bound)[:bound] if form == "grpc" else PROMPT[:bound]
+    pools = router(llm(), vision())
+    whole = (frame("toy-llm", tensor=9000) if form == "grpc" else PROMPT * 9)[:LEAST_PEEK_BYTES]
     _, reply = run(pools, event, Body(whole, end_of_stream=False))
     assert (reply.reason, reply.status) == ("trailers", 400)
     assert reply.grpc_status == (3 if form == "grpc" else None)
@@ -130,8 +131,9 @@ def test_a_peeked_body_that_trailers_end_is_refused(form):
     assert getattr(cut, "reason", None) != "trailers"
 
 
-def test_trailers_behind_an_announced_mode_are_not_judged():
+def test_trailers_behind_an_announced_mode_are_not_judged(monkeypatch):
     """In BUFFERED Envoy sends such a body in one piece, and to one replica once: it is routed."""
-    pools = router(llm(peek_bytes=4096, body="full"))
+    monkeypatch.setattr("ext_proc.exchange.refusals.LEAST_PEEK_BYTES", LEAST_PEEK_BYTES)
+    pools = router(llm(body="full"))
     _, reply = run(pools, head(request_body=BUFFERED), Body(PROMPT, end_of_stream=False))
     assert reply.pick is not None

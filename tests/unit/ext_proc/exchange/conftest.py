@@ -1,0 +1,10 @@
+"""First parts of the tests' bodies are short, which Envoy's are not."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _short_first_parts(monkeypatch):
+    monkeypatch.setattr("ext_proc.exchange.refusals.LEAST_PEEK_BYTES", 0)

@@ -11,6 +11,7 @@ import yaml
 
 from support.certificates import Authority
 from support.edge_stack import CHAT, EdgeStack
+from support.http3_client import http3_client
 from support.sockets import Raw, head
 from support.traffic import eventually
 from tidegate.stack.envoy import envoy_binary, envoy_command, envoy_environment
@@ -156,70 +157,7 @@ class _PlainEdge(EdgeStack):
 @asynccontextmanager
 async def _client(stack, address, authority):
     """Run an Envoy that sends what it gets over HTTP/3."""
-    host, _, port = stack.listener.rpartition(":")
-    target = {"address": {"socket_address": {"address": host, "port_value": int(port)}}}
-    api = "type.googleapis.com/envoy.extensions."
-    validation = {
-        "trusted_ca": {"filename": str(authority.own.certificate)},
-    }
-    manager = {
-        "@type": api + "filters.network.http_connection_manager.v3.HttpConnectionManager",
-        "stat_prefix": "client",
-        "route_config": {
-            "virtual_hosts": [
-                {
-                    "name": "all",
-                    "domains": ["*"],
-                    "routes": [{"match": {"prefix": "/"}, "route": {"cluster": "h3"}}],
-                }
-            ]
-        },
-        "http_filters": [
-            {
-                "name": "router",
-                "typed_config": {"@type": api + "filters.http.router.v3.Router"},
-            }
-        ],
-    }
-    own_host, _, own_port = address.rpartition(":")
-    config = {
-        "static_resources": {
-            "listeners": [
-                {
-                    "address": {
-                        "socket_address": {"address": own_host, "port_value": int(own_port)}
-                    },
-                    "filter_chains": [{"filters": [{"name": "hcm", "typed_config": manager}]}],
-                }
-            ],
-            "clusters": [
-                {
-                    "name": "h3",
-                    "type": "STATIC",
-                    "load_assignment": {
-                        "cluster_name": "h3",
-                        "endpoints": [{"lb_endpoints": [{"endpoint": target}]}],
-                    },
-                    "typed_extension_protocol_options": {
-                        "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
-                            "@type": api + "upstreams.http.v3.HttpProtocolOptions",
-                            "explicit_http_config": {"http3_protocol_options": {}},
-                        }
-                    },
-                    "transport_socket": {
-                        "name": "envoy.transport_sockets.quic",
-                        "typed_config": {
-                            "@type": api + "transport_sockets.quic.v3.QuicUpstreamTransport",
-                            "upstream_tls_context": {
-                                "sni": "edge.test",
-                                "common_tls_context": {"validation_context": validation},
-                            },
-                        },
-                    },
-                }
-            ],
-        }
-    }
+    config = http3_client(address, stack.listener, authority.own.certificate)
     file = stack.run.write("client.yaml", yaml.safe_dump(config))
     command = envoy_command(envoy_binary(), file, 1)
     await stack.supervisor.start("client", command, envoy_environment())

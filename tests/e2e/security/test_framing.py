@@ -22,7 +22,7 @@ from xds_server.resources.routes import forwarding
 
 CASES = int(os.environ.get("TIDEGATE_FRAMING_CASES", "400"))
 SEED = int(os.environ.get("TIDEGATE_FRAMING_SEED", "1"))
-FRONTS = ("http/1.0", *("http/1.1",) * 3, *("h2",) * 4)
+FRONTS = ("http/1.0", *("http/1.1",) * 3, *("h2",) * 4, "h3")
 PLANTED = 2000
 """Cases in which a planted fault must be found, at most."""
 
@@ -30,9 +30,9 @@ pytestmark = [pytest.mark.timeout(240 + CASES // 20), pytest.mark.usefixtures("d
 
 
 @pytest.fixture(scope="module")
-async def stack() -> AsyncIterator[FramingStack]:
+async def stack(tmp_path_factory) -> AsyncIterator[FramingStack]:
     """Run one stack for the module; nothing may come on a connection until it ends."""
-    async with FramingStack() as started:
+    async with FramingStack(tmp_path_factory.mktemp("certificates")) as started:
         yield started
     assert started.book.violations == []
 
@@ -40,7 +40,7 @@ async def stack() -> AsyncIterator[FramingStack]:
 @contextmanager
 def running(stack: FramingStack, *fronts: str, seed: int = SEED) -> Iterator[Run]:
     """Yield a run whose violations are the test's own."""
-    run = Run(stack.listener, stack.book, seed, fronts or FRONTS)
+    run = Run(stack.listener, stack.http3, stack.book, seed, fronts or FRONTS)
     try:
         yield run
     finally:

@@ -63,14 +63,18 @@ class Run:
 
     Args:
         address: Of Envoy, ``ip:port``.
+        http3: Of what sends on over HTTP/3 what it gets, ``ip:port``.
         book: Of the stack's replicas.
         seed: Of the cases.
         fronts: Protocols of clients.
     """
 
-    def __init__(self, address: str, book: Book, seed: int, fronts: tuple[str, ...]) -> None:
+    def __init__(
+        self, address: str, http3: str, book: Book, seed: int, fronts: tuple[str, ...]
+    ) -> None:
         self._address, self.book, self._seed, self._fronts = address, book, seed, fronts
         self._shared = [Http2Front(address, book) for _ in range(SHARED)]
+        self._http3 = Http2Front(http3, book)
         self.hang_s = 90.0
         """A draw that takes longer hangs, seconds."""
         self._heart = Heart(address, book)
@@ -98,7 +102,7 @@ class Run:
     def stop(self) -> None:
         """Close all connections."""
         self._heart.stop()
-        for front in self._shared:
+        for front in (*self._shared, self._http3):
             front.close()
 
     def _numbers(self, cases: int, until: str) -> Iterator[Sequence[Case]]:
@@ -120,13 +124,15 @@ class Run:
         if cases[0].front == "h2":
             # Envoy ends a connection for some errors, and with it the streams of others.
             front = Http2Front(self._address, self.book) if cases[0].malformed else shared
+        elif cases[0].front == "h3":
+            front = self._http3
         try:
             async with asyncio.timeout(self.hang_s):
                 await front.run(cases)
         except TimeoutError:
             self.book.violated("a hang", cases[0])
             front.close()
-        if front is not http1 and front is not shared:
+        if front not in {http1, shared, self._http3}:
             front.close()
 
     # --- failures -------------------------------------------------------------------------------

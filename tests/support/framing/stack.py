@@ -7,21 +7,34 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Self
 
+import yaml
+
+from support.certificates import Authority
 from support.framing.cases import BUFFER_BYTES, MAX_BODY, MODES, PEEK_BYTES
 from support.framing.law import Book
 from support.framing.replicas import HEALTH, Replica
+from support.http3_client import http3_client
 from support.in_process_stack import PICKER, InProcessStack
 from support.replicas import PATIENT
+from tidegate.stack.envoy import envoy_binary, envoy_command, envoy_environment
 from tidegate.stack.processes.environment import service_environment
+from tidegate.stack.processes.ports import HeldPorts
+from tidegate.stack.processes.waiting import http_ok, wait_until
 
 REPLICAS = 3
 
 
 class FramingStack(InProcessStack):
-    """Three replicas behind a pool per body mode, each also with a shadow."""
+    """Three replicas behind a pool per body mode, each also with a shadow.
 
-    def __init__(self) -> None:
+    Args:
+        folder: Where it makes certificates.
+    """
+
+    def __init__(self, folder: Path) -> None:
         super().__init__("delta", spare=0)
+        self._authority = Authority(folder, "authority")
+        self._pair = self._authority.sign("edge", "DNS:edge.test", "IP:127.0.0.1")
         self.book = Book()
         self.replicas = [Replica(self.book, f"r{number}") for number in range(REPLICAS)]
         self.shadow = Replica(self.book, "shadow", shadow=True)
@@ -32,7 +45,10 @@ class FramingStack(InProcessStack):
             for replica in (*self.replicas, self.shadow):
                 await replica.start()
                 exit_.push_async_callback(replica.stop)
+            ports = exit_.enter_context(HeldPorts())
+            self._tls, self.http3 = ports.address(), ports.address()
             await super().__aenter__()
+            await self._start_http3()
             self._serving = exit_.pop_all()
         return self
 
@@ -48,6 +64,20 @@ class FramingStack(InProcessStack):
         command += ("--xds", self.client_address, "--metrics", self._page, "--id", "picker-1")
         await self.supervisor.start(PICKER, command, service_environment())
         await self.serving()
+
+    async def _start_http3(self) -> None:
+        """Start an Envoy that sends on over HTTP/3 what it gets at ``http3``."""
+        config = http3_client(self.http3, self._tls, self._authority.own.certificate)
+        file = self.run.write("client.yaml", yaml.safe_dump(config))
+        command = envoy_command(envoy_binary(), file, 1)
+        await self.supervisor.start("client", command, envoy_environment())
+        url = f"http://{self.http3}/v2/health/ready"
+        await wait_until(
+            lambda: http_ok(self.http, url),
+            "the client over HTTP/3",
+            timeout_s=60,
+            supervisors=(self.supervisor,),
+        )
 
     async def _start_picker(self, page: str) -> None:
         self._page = page
@@ -66,7 +96,13 @@ class FramingStack(InProcessStack):
         for pool in pools:
             pool["timeouts"] = {"idle": idle}
         return {
-            "listener": {"address": self.listener, "buffer_bytes": BUFFER_BYTES},
+            "listener": {
+                "address": self._tls,
+                "tls": {"certificate": str(self._pair.certificate), "key": str(self._pair.key)},
+                "http3": True,
+                "buffer_bytes": BUFFER_BYTES,
+                "further": [{"name": "plain", "address": self.listener}],
+            },
             "pickers": {"addresses": [self.picker], "timeout": PATIENT},
             "pools": pools,
         }

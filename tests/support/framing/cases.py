@@ -107,6 +107,11 @@ class Case:
         return not self.smuggles and self.size >= 200
 
     @property
+    def peeked(self) -> bool:
+        """Whether the picker reads a first part of its body, and need not know its end."""
+        return self.mode == "peek" or (self.form == "grpc" and not self.named)
+
+    @property
     def path(self) -> str:
         """The path."""
         if self.form == "infer":

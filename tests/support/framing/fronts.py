@@ -111,12 +111,14 @@ class Http1Front:
         waiting = b""
         for each in entered:
             case = each.case
-            for step, data in enumerate(_h1_steps(case)):
-                if step in case.slow or data is None:
+            steps = _h1_steps(case)
+            for step, data in enumerate(steps):
+                if step in case.slow:
                     writer.write(waiting)
                     waiting = b""
                     await beat()
-                waiting += data or b""
+                waiting += data
+                each.client_done = not any(steps[step + 1 :])
                 if len(waiting) > 65_536 and case.reset_after is None:
                     writer.write(waiting)
                     waiting = b""
@@ -125,7 +127,6 @@ class Http1Front:
                     writer.write(waiting)
                     await beat()
                     return
-            each.client_done = True
         writer.write(waiting)
         await writer.drain()
         if entered[-1].case.framing.startswith("short"):
@@ -264,6 +265,7 @@ class Http2Front(asyncio.Protocol):
                 await self._data(case, answer, parts[step - 1], ends=ends)
             else:
                 self._end(case, number)
+            running.client_done = step == last or (step == last - 1 and self._ends_early(case))
             if step == case.reset_after:
                 if step == last or case.number % 2:
                     await beat()
@@ -272,7 +274,6 @@ class Http2Front(asyncio.Protocol):
                 self._write(frames.reset(number, code))
                 answer.end()
                 return
-        running.client_done = True
 
     @staticmethod
     def _ends_early(case: Case) -> bool:

@@ -17,7 +17,7 @@ import hpack
 from support.framing import frames
 from support.framing.cases import CASE_HEADER, CLOSES, Case
 from support.framing.law import Attempt, Book
-from tidegate_api.names import ATTEMPT_HEADER, DESTINATION_HEADER
+from tidegate_api.names import DESTINATION_HEADER
 
 HEALTH = "/health"
 """Path of health checks."""
@@ -27,8 +27,8 @@ _LINE = re.compile(rb"(GET|POST) (/\S*) HTTP/1\.1\r\n")
 _LARGEST_HEAD = 65_536
 
 
-def _picks(headers: dict[str, str]) -> str:
-    return f"{headers.get(DESTINATION_HEADER)} #{headers.get(ATTEMPT_HEADER)}"
+def _picks(headers: dict[str, str]) -> int:
+    return len(list(filter(None, headers.get(DESTINATION_HEADER, "").split(","))))
 
 
 class Replica:

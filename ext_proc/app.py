@@ -55,7 +55,7 @@ from ext_proc.workers.plan import picker_of
 from tidegate_common.tls.channel import open_channel
 from tidegate_common.tls.denied import DeniedPeers
 from tidegate_common.tls.metrics import CertificateMetrics
-from tidegate_common.tls.rpc import client_tls
+from tidegate_common.tls.rpc import client_tls, peer_of
 from tidegate_common.tls.settings import secured as secured_by
 from tidegate_common.upstream.contexts import ReplicaContexts
 
@@ -130,6 +130,7 @@ class Picker:
             publish=self._publish,
             on_gone=router.suspicion.page_failed,
             contexts=contexts,
+            not_named=self._not_named,
         )
         self._watching = ReplicaWatch(
             router,
@@ -213,6 +214,16 @@ class Picker:
         return self._bus is None or self._bus.leading
 
     # --- Life cycle -------------------------------------------------------------------------------
+
+    def _not_named(self, context: Any, replica: str) -> str | None:
+        """Return why a call's peer may not speak for a replica; ``None`` = it may."""
+        if self._secured is None:
+            return None
+        peer = peer_of(context)
+        reason = self._secured.table.not_named(peer, "reporter", replica)
+        if reason is not None:
+            self._refused.note(context.peer(), peer, reason)
+        return reason
 
     async def __aenter__(self) -> Self:
         try:

@@ -96,6 +96,7 @@ class Hub:
         clock: Monotonic seconds.
         wall_clock: Unix seconds.
         contexts: TLS contexts for questions to replicas.
+        not_named: Returns why a call's peer may not speak for a replica; see ``Push``.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class Hub:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         contexts: ReplicaContexts | None = None,
+        not_named: Callable[[Any, str], str | None] = lambda *_: None,
     ) -> None:
         self._listener = listener
         self._publish = publish
@@ -155,6 +157,7 @@ class Hub:
             lambda endpoint: self._collected(Restarted(endpoint)),
             lambda endpoint: self._collected(PushEnded(endpoint)),
             clock=clock,
+            not_named=not_named,
         )
         self._caches = KvCollector(listener, registry)
         self._decoupled = DecoupledModels(self._set_targets, contexts)

@@ -4,7 +4,9 @@ Rules:
 
 1. Of two streams of one endpoint the newer counts; a stream's readings are removed when it ends.
 2. An invalid report ends its stream with INVALID_ARGUMENT and changes nothing.
-3. At most ``MAX_STREAMS`` streams are open. A stream that reports more often than every ``EVERY_S``
+3. A stream may only report on an endpoint that its peer's certificate names; another one is ended
+   with PERMISSION_DENIED, and changes nothing.
+4. At most ``MAX_STREAMS`` streams are open. A stream that reports more often than every ``EVERY_S``
    is read no faster than that: it waits, and flow control holds it back.
 """
 
@@ -40,6 +42,8 @@ class Push:
         on_restart: Called with an endpoint's id, before its readings.
         on_end: Called with an endpoint's id when its stream has ended.
         clock: Monotonic seconds.
+        not_named: Returns why a call's peer may not speak for an endpoint, by its context and the
+            endpoint's id; ``None`` = it may.
     """
 
     def __init__(
@@ -49,7 +53,9 @@ class Push:
         on_end: Callable[[str], None],
         *,
         clock: Callable[[], float] = time.monotonic,
+        not_named: Callable[[Any, str], str | None] = lambda *_: None,
     ) -> None:
+        self._not_named = not_named
         self._on_readings = on_readings
         self._on_restart = on_restart
         self._on_end = on_end
@@ -93,6 +99,9 @@ class Push:
                 except report.BadReport as error:
                     self.refused += 1
                     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+                if not endpoint and (reason := self._not_named(context, update.endpoint)):
+                    self.refused += 1
+                    await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
                 self.reports += 1
                 if not endpoint:
                     endpoint = update.endpoint

@@ -100,7 +100,7 @@ async def _followed(
     async with who.channel(address) as channel:
         call = ads_pb2_grpc.AggregatedDiscoveryServiceStub(channel).DeltaAggregatedResources()
         request = discovery_pb2.DeltaDiscoveryRequest(
-            type_url=type_url, node={"id": "n", "cluster": cluster}
+            type_url=type_url, node={"id": "p1", "cluster": cluster}
         )
         try:
             async with asyncio.timeout(WAIT_S):
@@ -119,7 +119,7 @@ async def report(address: str, who: Presented) -> str:
         call = report_pb2_grpc.PickerReportsStub(channel).Report()
         try:
             async with asyncio.timeout(WAIT_S):
-                await call.write(report_pb2.PickerReport(picker_id="forged"))
+                await call.write(report_pb2.PickerReport(picker_id="p1"))
                 await call.done_writing()
                 await call
         except asyncio.InvalidStateError:
@@ -320,13 +320,37 @@ async def test_a_live_connection_ends_at_its_maximum_age(tmp_path_factory) -> No
     async with control(own, tmp_path_factory.mktemp("control"), tls_max_age=1) as at:
         async with own.client("picker").channel(at.ads) as channel:
             call = ads_pb2_grpc.AggregatedDiscoveryServiceStub(channel).DeltaAggregatedResources()
-            node = {"id": "p", "cluster": PICKER_NODE_CLUSTER}
+            node = {"id": "p1", "cluster": PICKER_NODE_CLUSTER}
             await call.write(discovery_pb2.DeltaDiscoveryRequest(type_url=POOL_TYPE, node=node))
             async with asyncio.timeout(WAIT_S):
                 assert await call.read() is not grpc.aio.EOF
                 with pytest.raises(grpc.aio.AioRpcError, match="max connection age"):
                     await call.read()
         assert await follow(at.ads, own.client("picker"), POOL_TYPE, PICKER_NODE_CLUSTER) == TAKEN
+
+
+async def test_a_picker_speaks_as_itself_only(machines: Machines, tmp_path) -> None:
+    """Another picker's id is refused on ADS and in reports, and its own workers' are taken."""
+    other = machines.client("picker", "p9")
+    async with control(machines, tmp_path) as at:
+        node, code = PICKER_NODE_CLUSTER, grpc.StatusCode.INVALID_ARGUMENT
+        assert (await _followed(at.ads, other, POOL_TYPE, node))[0] is code
+        assert await report(at.ads, other) == REFUSED
+        assert await report(at.ads, machines.client("picker", "p1")) == TAKEN
+        async with machines.client("viewer").channel(at.admin) as channel:
+            status = await admin_pb2_grpc.AdminStub(channel).GetStatus(api.GetStatusRequest())
+        assert any("names the picker p9" in each.reason for each in status.refused)
+
+
+async def test_optional_certificates_lock_no_client_of_ads_out(
+    machines: Machines, clients, tmp_path
+) -> None:
+    """They are for operators with tokens: Envoys and pickers are known by their certificates."""
+    async with control(machines, tmp_path, tls_client="optional") as at:
+        assert await follow(at.ads, clients["envoy"], CLUSTER_TYPE, "edge") == TAKEN
+        assert await follow(at.ads, clients["picker"], POOL_TYPE, PICKER_NODE_CLUSTER) == TAKEN
+        assert await report(at.ads, clients["picker"]) == TAKEN
+        assert await follow(at.ads, machines.nameless, CLUSTER_TYPE, "edge") == CUT
 
 
 async def test_http_takes_the_certificates_of_the_admin_port(

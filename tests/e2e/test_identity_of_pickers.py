@@ -21,8 +21,9 @@ from ext_proc.settings import PickerSettings
 from ext_proc.telemetry import push
 from support.identities import KINDS, Machines, Presented
 from tidegate.stack.processes.ports import HeldPorts
-from tidegate_api.telemetry.v1 import telemetry_pb2_grpc
+from tidegate_api.telemetry.v1 import telemetry_pb2, telemetry_pb2_grpc
 from tidegate_common.tls.files import LOOK_S
+from tidegate_common.tls.roles import TRUST_DOMAIN
 
 WAIT_S = 20.0
 OPEN_S = 2.0
@@ -196,6 +197,32 @@ async def test_health_alone_is_plain_on_its_own_port(served: Served) -> None:
             assert (answer.status, await answer.text()) == (503, "not ready\n")
         async with http.get(f"http://{served.health}/debug/state") as answer:
             assert answer.status == 404
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_reporter_speaks_for_its_replica_only(machines: Machines, transport: str) -> None:
+    """Who could speak for others could draw all requests to itself."""
+
+    async def reported(at: Served, who: Presented, replica: str) -> grpc.StatusCode:
+        async with who.channel(at.port) as channel:
+            call = telemetry_pb2_grpc.TelemetryStub(channel).Report()
+            try:
+                async with asyncio.timeout(WAIT_S):
+                    await call.write(telemetry_pb2.EndpointReport(endpoint=replica))
+                    await call.done_writing()
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                pass  # the status says it
+            return await call.code()
+
+    speaks = (f"{TRUST_DOMAIN}/reporter=r7",)
+    async with picker(machines, transport, speaks=speaks) as at:
+        one, bare = machines.client("reporter", "r1"), machines.bare("reporter")
+        verdicts = [
+            await reported(at, who, replica)
+            for who, replica in ((one, "r1"), (one, "r2"), (bare, "r7"), (bare, "r1"))
+        ]
+    ok, denied = grpc.StatusCode.OK, grpc.StatusCode.PERMISSION_DENIED
+    assert verdicts == [ok, denied, ok, denied]
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

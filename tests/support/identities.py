@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LOCAL = ("DNS:localhost", "IP:127.0.0.1")
+IDS = {"picker": ("picker-1", "p1", "p2"), "reporter": ("u0",)}
+"""Ids that certificates of tests name, if these do not say otherwise."""
 KINDS = ("none", "of another authority", "expired")
 """Certificates that are not valid."""
 
@@ -78,7 +80,8 @@ class Machines:
             signer: Another authority, which the server then trusts instead.
         """
         authority = (signer or self).authority
-        pair = authority.sign(f"{self.name}-new", f"URI:{TRUST_DOMAIN}/picker", *LOCAL)
+        names = [f"URI:{TRUST_DOMAIN}/picker/{each}" for each in IDS["picker"]]
+        pair = authority.sign(f"{self.name}-new", *names, *LOCAL)
         shutil.copy(authority.own.certificate, self.folder / "new.pem")
         for new, old in (
             (pair.certificate, self.files.certificate),
@@ -87,9 +90,22 @@ class Machines:
         ):
             new.replace(old)
 
-    def client(self, role: str) -> Presented:
-        """Return a client with the certificate of a role."""
-        pair = self.authority.sign(f"{self.name}-{role}", f"URI:{TRUST_DOMAIN}/{role}", *LOCAL)
+    def client(self, role: str, *ids: str) -> Presented:
+        """Return a client with the certificate of a role.
+
+        Args:
+            role: The role.
+            ids: Ids that the certificate names; those of ``IDS`` if none are given.
+        """
+        named = ids or IDS.get(role, ())
+        uris = [f"URI:{TRUST_DOMAIN}/{role}/{each}" for each in named]
+        names = uris or [f"URI:{TRUST_DOMAIN}/{role}"]
+        pair = self.authority.sign(f"{self.name}-{'-'.join((role, *ids))}", *names, *LOCAL)
+        return Presented(self.authority.own.certificate, pair)
+
+    def bare(self, role: str) -> Presented:
+        """Return a client whose certificate has a role and names no id."""
+        pair = self.authority.sign(f"{self.name}-bare-{role}", f"URI:{TRUST_DOMAIN}/{role}", *LOCAL)
         return Presented(self.authority.own.certificate, pair)
 
     def expired(self, role: str) -> Presented:

@@ -87,7 +87,10 @@ def sign(machines: Machines, name: str) -> Pair:
     folder = machines.folder / name
     folder.mkdir(exist_ok=True)
     pair = machines.authority.sign(
-        f"new-{name}", f"URI:{TRUST_DOMAIN}/{name}", f"DNS:{name}.tidegate", *LOCAL
+        f"new-{name}",
+        *(f"URI:{TRUST_DOMAIN}/{name}{each}" for each in ("", "/p1")),
+        f"DNS:{name}.tidegate",
+        *LOCAL,
     )
     own = Pair(folder / "tls.crt", folder / "tls.key")
     pair.certificate.replace(own.certificate)

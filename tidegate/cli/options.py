@@ -253,6 +253,15 @@ class IdentityFlags:
             " spiffe://tidegate/ROLE and all below it.",
         ),
     ] = None
+    speaks: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--speaks",
+            metavar="NAME=ID",
+            help="Id (of a replica, or of a picker) for which a name in certificates speaks,"
+            " repeatable; * = all. spiffe://tidegate/reporter/ID and .../picker/ID need none.",
+        ),
+    ] = None
     health_port: Annotated[
         int | None,
         typer.Option(
@@ -284,6 +293,7 @@ class IdentityFlags:
         }
         words = [(name, str(value)) for name, value in given.items() if value is not None]
         words += [("--role", each) for each in self.role or ()]
+        words += [("--speaks", each) for each in self.speaks or ()]
         flags = ("--insecure",) if self.insecure else ()
         return (*(word for pair in words for word in pair), *flags)
 

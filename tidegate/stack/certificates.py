@@ -12,6 +12,7 @@ Rules:
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import tempfile
@@ -32,6 +33,10 @@ CERTIFICATE: Final = "tls.crt"
 KEY: Final = "tls.key"
 LOCAL: Final = ("localhost", "127.0.0.1", "::1")
 MAX_HOSTS: Final = 64
+MAX_IDS: Final = 64
+PICKER_ID: Final = "picker-1"
+"""Id of a picker that is given none."""
+_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,253}")
 TIMEOUT_S: Final = 30.0
 _NEW_KEY: Final = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 _PRIVATE: Final = 0o600
@@ -41,7 +46,14 @@ class CertificateError(Exception):
     """Certificates cannot be made; the message says why."""
 
 
-def make(folder: Path, hosts: Sequence[str] = (), days: int = 30) -> list[Path]:
+def make(
+    folder: Path,
+    hosts: Sequence[str] = (),
+    days: int = 30,
+    *,
+    pickers: Sequence[str] = (PICKER_ID,),
+    replicas: Sequence[str] = (),
+) -> list[Path]:
     """Make the authority, if there is none, and all certificates; return their files.
 
     Args:
@@ -49,19 +61,31 @@ def make(folder: Path, hosts: Sequence[str] = (), days: int = 30) -> list[Path]:
             ``ca.crt`` in a folder for each machine, which is all that a machine needs.
         hosts: Names and addresses of servers besides those of this machine, at most ``MAX_HOSTS``.
         days: How long the certificates are valid; the authority lasts ten times as long.
+        pickers: Ids of pickers that may use the certificate of the role ``picker``.
+        replicas: Ids of replicas for which that of the role ``reporter`` may speak.
 
     Raises:
         CertificateError: There is no ``openssl``, it fails, or a file cannot be written.
     """
     if len(hosts) > MAX_HOSTS or any(not _is_plain(host) for host in hosts):
         raise CertificateError(f"hosts are at most {MAX_HOSTS} DNS names or IP addresses")
+    ids = (*pickers, *replicas)
+    if len(ids) > MAX_IDS or not all(map(_ID.fullmatch, ids)):
+        raise CertificateError(
+            f"ids of pickers and replicas are at most {MAX_IDS}, of letters, digits, '.', '_', '-'"
+        )
+    speakers = {"picker": pickers, "reporter": replicas}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / CA).exists() or not (folder / CA_KEY).exists():
             _authority(folder, days * 10)
         return [
             folder / CA,
-            *(path for name in MACHINES for path in _machine(folder, name, hosts, days)),
+            *(
+                path
+                for name in MACHINES
+                for path in _machine(folder, name, hosts, days, speakers.get(name, ()))
+            ),
         ]
     except OSError as error:
         raise CertificateError(f"cannot write {error.filename}: {error.strerror}") from error
@@ -79,10 +103,13 @@ def _authority(folder: Path, days: int) -> None:
         _put(certificate, folder / CA)
 
 
-def _machine(folder: Path, name: str, hosts: Sequence[str], days: int) -> list[Path]:
+def _machine(
+    folder: Path, name: str, hosts: Sequence[str], days: int, ids: Sequence[str]
+) -> list[Path]:
     own = folder / name
     own.mkdir(exist_ok=True)
-    names = [f"URI:{TRUST_DOMAIN}/{name}", f"DNS:{name}.tidegate"]
+    uris = [f"{TRUST_DOMAIN}/{name}", *(f"{TRUST_DOMAIN}/{name}/{each}" for each in ids)]
+    names = [*(f"URI:{uri}" for uri in uris), f"DNS:{name}.tidegate"]
     names += [f"{'IP' if _is_ip(host) else 'DNS'}:{host}" for host in (*LOCAL, *hosts)]
     with tempfile.TemporaryDirectory(dir=own) as made:
         key, request, certificate = (Path(made, each) for each in (KEY, "request", CERTIFICATE))

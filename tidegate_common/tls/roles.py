@@ -7,6 +7,9 @@ Rules:
    regard to case. Wildcards in certificates have no meaning here.
 3. A mapped URI that ends in ``/*`` stands for all URIs below it.
 4. A method that is not listed may be called by no role.
+5. A reporter speaks for replicas, and a picker as a picker, by an id. A certificate names the ids
+   that are the rest of its URIs below a mapped ``/*``, and those that ``--speaks`` gives to one of
+   its names. No other id is believed.
 """
 
 from __future__ import annotations
@@ -58,11 +61,18 @@ class RoleTable:
 
     Args:
         names: Each role's names.
+        speaks: Names and the ids for which they speak; ``*`` = all.
     """
 
-    def __init__(self, names: Iterable[tuple[Role, str]]) -> None:
+    def __init__(
+        self, names: Iterable[tuple[Role, str]], speaks: Iterable[tuple[str, str]] = ()
+    ) -> None:
         self._exact: dict[str, Roles] = {}
         self._below: list[tuple[str, Role]] = []
+        self._speaks: dict[str, frozenset[str]] = {}
+        for name, speaker in speaks:
+            key = name if _is_uri(name) else name.lower()
+            self._speaks[key] = self._speaks.get(key, frozenset()) | {speaker}
         for role, name in names:
             if _is_uri(name) and name.endswith("/*"):
                 self._below.append((name[:-1], role))
@@ -80,6 +90,39 @@ class RoleTable:
             if not _is_uri(name):
                 found |= self._exact.get(name.lower(), NONE)
         return frozenset(found)
+
+    def ids(self, peer: Peer, role: Role) -> frozenset[str]:
+        """Return the ids that a peer's certificate names for a role; ``*`` = all (rule 5)."""
+        found: set[str] = set()
+        for uri in peer.uris:
+            found |= self._speaks.get(uri, frozenset())
+            for above, below in self._below:
+                if below == role and uri.startswith(above):
+                    found.add(uri[len(above) :])
+        for name in peer.dns:
+            found |= self._speaks.get(name.lower(), frozenset())
+        return frozenset(found)
+
+    def not_named(self, peer: Peer, role: Role, wanted: str) -> str | None:
+        """Return why a peer may not speak for an id, in one sentence; ``None`` = it may.
+
+        A worker of a picker, ``ID.wN``, is named by the picker's id.
+
+        Args:
+            peer: The peer.
+            role: ``reporter`` or ``picker``.
+            wanted: Id of the replica, or of the picker.
+        """
+        ids = self.ids(peer, role)
+        picker, dot, number = wanted.rpartition(".w")
+        if wanted in ids or "*" in ids or (dot and number.isdecimal() and picker in ids):
+            return None
+        named = f"the {role} {', '.join(sorted(ids)[:_SHOWN_NAMES])}" if ids else f"no {role}"
+        example = peer.uris[0] if peer.uris else peer.dns[0] if peer.dns else "NAME"
+        return (
+            f"{wanted:.120}: this certificate ({peer}) names {named}; make it one of"
+            f" {TRUST_DOMAIN}/{role}/{wanted:.120}, or give --speaks {example:.120}={wanted:.120}"
+        )
 
 
 USUAL: Final = tuple(
@@ -109,16 +152,36 @@ def parse(given: str) -> tuple[Role, str]:
     return role, name
 
 
-def table(given: Iterable[str]) -> RoleTable:
-    """Return the table of ``ROLE=NAME`` texts; if there are none, the usual names.
+def parse_speaker(given: str) -> tuple[str, str]:
+    """Return name and id of ``NAME=ID``.
 
     Raises:
-        ValueError: A text is wrong, or there are more than ``MAX_NAMES``.
+        ValueError: One of them is empty, too long or has a space.
     """
-    parsed = [parse(each) for each in given]
-    if len(parsed) > MAX_NAMES:
-        raise ValueError(f"at most {MAX_NAMES} names can be mapped to roles")
-    return RoleTable(parsed or USUAL)
+    name, equals, speaker = given.rpartition("=")
+    if not equals or not speaker or len(speaker) > MAX_NAME_CHARS or " " in given:
+        raise ValueError(
+            f"'{given:.80}' is no NAME=ID: a name in certificates, and the id of a replica or a"
+            " picker for which it speaks, or * for all"
+        )
+    parse(f"reporter={name}")
+    return name, speaker
+
+
+def table(given: Iterable[str], speaks: Iterable[str] = ()) -> RoleTable:
+    """Return the table of ``ROLE=NAME`` texts; if there are none, the usual names.
+
+    Args:
+        given: The roles of names.
+        speaks: The ids of names, ``NAME=ID``.
+
+    Raises:
+        ValueError: A text is wrong, or there are more than ``MAX_NAMES`` of either.
+    """
+    parsed, speakers = [parse(each) for each in given], [parse_speaker(each) for each in speaks]
+    if max(len(parsed), len(speakers)) > MAX_NAMES:
+        raise ValueError(f"at most {MAX_NAMES} names can be mapped to roles, or to ids")
+    return RoleTable(parsed or USUAL, speakers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,15 +119,23 @@ def client_tls(secured: Secured | None, server_name: str) -> ClientTls | None:
     return None if secured is None else ClientTls(secured.identity, server_name)
 
 
-def add_port(server: Any, address: str, secured: Secured | None) -> int:
+def add_port(
+    server: Any, address: str, secured: Secured | None, check: ClientCheck | None = None
+) -> int:
     """Bind an address, with TLS if there is an identity, and return its port.
+
+    Args:
+        server: The server.
+        address: ``ip:port``.
+        secured: The identity; ``None`` = no TLS.
+        check: Whether clients need a certificate; ``None`` = as the identity says.
 
     Raises:
         RuntimeError: The address is in use or not local.
     """
     if secured is None:
         return int(server.add_insecure_port(address))
-    made = credentials(secured.identity, secured.check)
+    made = credentials(secured.identity, check or secured.check)
     return int(server.add_secure_port(address, made))
 
 

@@ -29,6 +29,11 @@ def _named(given: str) -> str:
     return given
 
 
+def _speaker(given: str) -> str:
+    roles.parse_speaker(given)
+    return given
+
+
 class IdentitySettings(BaseModel):
     """Certificates, roles and what may be plain."""
 
@@ -54,6 +59,16 @@ class IdentitySettings(BaseModel):
     """Name in certificates that has a role, `ROLE=NAME`, repeatable; a URI that ends in `/*` stands
     for all below it. Roles are envoy, picker, reporter, viewer, operator and admin; if omitted,
     `spiffe://tidegate/ROLE` and all below it."""
+    speaks: (
+        Annotated[
+            tuple[Annotated[str, AfterValidator(_speaker)], ...],
+            Field(max_length=roles.MAX_NAMES),
+        ]
+        | None
+    ) = None
+    """Id for which a name in certificates speaks, `NAME=ID`, repeatable: of a replica, for a
+    reporter, or of a picker; `*` = all. A URI below one that is mapped with `/*` needs none: what
+    follows is the id, as in `spiffe://tidegate/reporter/r1`."""
     health_port: Annotated[int, Field(ge=0, le=65_535)] | None = None
     """Port that serves only `/healthz`, without TLS, on the address of `--metrics`."""
 
@@ -68,8 +83,11 @@ class IdentitySettings(BaseModel):
         given = [self.tls_cert, self.tls_key, self.tls_ca]
         if any(given) and not all(given):
             raise ValueError("--tls-cert, --tls-key and --tls-ca belong together; give all three")
-        if self.role and not any(given):
-            raise ValueError("--role needs certificates: give --tls-cert, --tls-key and --tls-ca")
+        for option, names in (("--role", self.role), ("--speaks", self.speaks)):
+            if names and not any(given):
+                raise ValueError(
+                    f"{option} needs certificates: give --tls-cert, --tls-key and --tls-ca"
+                )
         return self
 
     @property
@@ -128,7 +146,7 @@ def secured(settings: IdentitySettings) -> Secured | None:
         return None
     return Secured(
         Identity(settings.files),
-        roles.table(settings.role or ()),
+        roles.table(settings.role or (), settings.speaks or ()),
         settings.tls_client,
         settings.tls_max_age,
     )

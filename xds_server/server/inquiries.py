@@ -22,7 +22,7 @@ from tidegate_api.fleet.v1 import report_pb2
 from xds_server.traffic.inquiry import FoundRequest, ToldRequest, TooManyInquiries
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 ASK_S: Final = 2.0
 """Seconds that pickers have to answer."""
@@ -41,9 +41,15 @@ class _Stream:
 
 
 class Inquiries:
-    """The pickers' streams; see the module's rules."""
+    """The pickers' streams; see the module's rules.
 
-    def __init__(self) -> None:
+    Args:
+        not_named: Returns why a call's peer may not speak as a picker, by its context and the
+            picker's id; ``None`` = it may.
+    """
+
+    def __init__(self, not_named: Callable[[Any, str], str | None] = lambda *_: None) -> None:
+        self._not_named = not_named
         self._streams: dict[str, _Stream] = {}
         self._numbers = itertools.count(1)
         self._asking = 0
@@ -55,6 +61,8 @@ class Inquiries:
             async for answer in answers:
                 problem = _problem(picker, answer)
                 if not picker and not problem:
+                    if reason := self._not_named(context, answer.picker_id):
+                        await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
                     problem = self._join(answer, stream)
                     picker = "" if problem else answer.picker_id
                 elif not problem:

@@ -57,6 +57,15 @@ class AdsPort:
         """Return the roles of a stream's caller; ``None`` = the port has no TLS."""
         return None if self._policy is None else self._policy.roles(peer_of(context))
 
+    def not_named(self, context: Any, picker: str) -> str | None:
+        """Return why a call's peer may not speak as a picker, and note it; ``None`` = it may."""
+        if self._secured is None:
+            return None
+        reason = self._secured.table.not_named(peer_of(context), "picker", picker)
+        if reason is not None:
+            self._refusals.note(context.peer(), picker, reason)
+        return reason
+
     def certificate(self, context: Any) -> Validity | None:
         """Return when the certificate of a stream's caller holds; ``None`` = not known."""
         return None if self._policy is None else validity_of(context)
@@ -84,7 +93,8 @@ class AdsPort:
         # The last, because it takes every method; it only says what is served.
         server.add_generic_rpc_handlers((unsupported,))
         try:
-            port = add_port(server, address, secured)
+            # Its clients are known by their certificates alone, whatever other ports accept.
+            port = add_port(server, address, secured, check="required")
         except RuntimeError as error:
             raise OSError(f"cannot listen on {address}: {error}") from error
         return server, f"{address.rpartition(':')[0]}:{port}"

@@ -80,6 +80,8 @@ class PickerReports(report_pb2_grpc.PickerReportsServicer):
         changed: Called after each report, and when a picker's stream ends.
         on_findings: Called when a picker's findings have changed.
         clock: Monotonic seconds.
+        not_named: Returns why a call's peer may not speak as a picker, by its context and the
+            picker's id; ``None`` = it may.
     """
 
     def __init__(
@@ -87,7 +89,9 @@ class PickerReports(report_pb2_grpc.PickerReportsServicer):
         changed: Callable[[], None],
         on_findings: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
+        not_named: Callable[[Any, str], str | None] = lambda *_: None,
     ) -> None:
+        self._not_named = not_named
         self._changed = changed
         self._clock = clock
         self._gone: dict[str, None] = {}
@@ -99,7 +103,7 @@ class PickerReports(report_pb2_grpc.PickerReportsServicer):
         """States of the replicas, as pickers report them."""
         self.passed = PassBook(clock)
         """Requests without a pick, over the last minute."""
-        self.inquiries = Inquiries()
+        self.inquiries = Inquiries(not_named)
         """Questions to the pickers."""
         self.placements = PlacementBook(clock)
         """Which replica has which model, as pickers report it."""
@@ -151,6 +155,10 @@ class PickerReports(report_pb2_grpc.PickerReportsServicer):
         stream, picker = next(self._streams), ""
         try:
             async for report in request_iterator:
+                if not picker:
+                    for each in {report.picker_id, report.group or report.picker_id}:
+                        if reason := self._not_named(context, each):
+                            await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
                 picker = picker or report.picker_id
                 problem = self._problem(picker, report)
                 if not problem and self._owner(picker) <= stream:

@@ -89,7 +89,10 @@ class AdsServer:
         self._numbers = itertools.count(1)
         self._epoch = f"{time.time_ns():x}"  # makes nonces differ from those of an earlier process
         found = lambda: self.on_findings()  # noqa: E731, PLW0108 - it is set after this
-        self.reports = PickerReports(self._loads_changed, found, clock)
+        self.refusals = RefusedPeers(clock)
+        """Peers that are not served, or not all they ask for."""
+        self._port = AdsPort(secured, self.refusals)
+        self.reports = PickerReports(self._loads_changed, found, clock, self._port.not_named)
         self.on_findings: Callable[[], None] = lambda: None
         """Called when the pickers' findings have changed."""
         self._running: list[Publication] = []
@@ -98,9 +101,6 @@ class AdsServer:
         self._server: grpc.aio.Server | None = None
         self._builds = Builds()
         self._health = HealthService()
-        self.refusals = RefusedPeers(clock)
-        """Peers that are not served, or not all they ask for."""
-        self._port = AdsPort(secured, self.refusals)
         self._served = ServedTypes(serve, self.refusals)
         self._address = ""
         self._closing = asyncio.Event()
@@ -329,7 +329,7 @@ class AdsServer:
             request = await context.read()
         while request is not grpc.aio.EOF:
             if not connection.known:
-                self._introduce(connection, wire.node_of(request))
+                self._introduce(context, connection, wire.node_of(request))
                 await context.send_initial_metadata(_ACCEPTED)
             sotw = connection.variant == "sotw"
             self._take(connection, wire.read_sotw(request) if sotw else wire.read_delta(request))
@@ -347,8 +347,10 @@ class AdsServer:
                 await context.write(encode(connection.outbox.popleft()))
                 connection.drained.set()
 
-    def _introduce(self, connection: AdsConnection, node: wire.XdsNode) -> None:
+    def _introduce(self, context: Any, connection: AdsConnection, node: wire.XdsNode) -> None:
         connection.introduce(node, tuple(each.lost for each in lacking(node.build)))
+        if node.kind == "picker" and (reason := self._port.not_named(context, node.id)):
+            raise ProtocolError(reason)
         connection.stream.adapt = self._builds.adapter(node.build)
         connection.known = True
         self._publisher.connect(

@@ -81,7 +81,7 @@ class Http2Connection(Http2Output):
         self._portions = Portions()
         self._rest = b""
         """Bytes that have arrived and wait for the connection's turn; its peer is not read from."""
-        self._peer = Peer()
+        self.peer = Peer()
         self._allowed: frozenset[str] | None = None
         """Paths that the peer may call; ``None`` = any."""
 
@@ -95,8 +95,8 @@ class Http2Connection(Http2Output):
             return
         self.since = self.loop.time()
         if (policy := self._server.policy) is not None:
-            self._peer = peer_of(transport)
-            self._allowed = policy.allowed(self._peer)
+            self.peer = peer_of(transport)
+            self._allowed = policy.allowed(self.peer)
         self._greeting = self.loop.call_later(GREETING_S, self.cut)
         self._h2.initiate_connection(SETTINGS)
         self._h2.set_local_window_size(CONNECTION_WINDOW)
@@ -321,11 +321,15 @@ class Http2Connection(Http2Output):
         policy, security = self._server.policy, self._server.security
         if policy is None or security is None:
             return
-        reason = policy.refusal(path, self._peer) or "refused"
-        host, port = self._transport.get_extra_info("peername")[:2]
-        security.on_refused(f"{host}:{port}", self._peer, reason)
+        reason = policy.refusal(path, self.peer) or "refused"
+        security.on_refused(self.address(), self.peer, reason)
         status = status_headers(grpc.StatusCode.PERMISSION_DENIED.value[0], reason)
         self._answer(number, HEAD + status, ended=ended)
+
+    def address(self) -> str:
+        """Return the address at its other end, ``host:port``."""
+        host, port = self._transport.get_extra_info("peername")[:2]
+        return f"{host}:{port}"
 
     def _set_deadline(self, stream: Http2Stream, timeout: bytes) -> None:
         after_s = timeout_s(timeout)

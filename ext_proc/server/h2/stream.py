@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from ext_proc.server.h2.held import Held
     from ext_proc.server.h2.turns import Turns
+    from tidegate_common.tls.roles import Peer
 
 NO_MESSAGE: Final = -1
 OK: Final = grpc.StatusCode.OK
@@ -63,6 +64,12 @@ class Channel(ABC):
     """Whose turn it is to do what is costly."""
     since: float
     """When it was opened, seconds of the loop's clock."""
+    peer: Peer
+    """The names of the certificate at its other end; none without TLS."""
+
+    @abstractmethod
+    def address(self) -> str:
+        """Return the address at its other end, ``host:port``."""
 
     @abstractmethod
     def retire(self) -> None:
@@ -180,6 +187,18 @@ class Http2Stream:
     ) -> None:
         """Set the message parser and serializer; ``None`` = messages are bytes."""
         self._read, self._write = read, write
+
+    def peer(self) -> str:
+        """Return the peer's address, ``host:port``."""
+        return self._connection.address()
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        """Return the names of the peer's certificate, as ``grpc.aio`` does."""
+        peer = self._connection.peer
+        return {
+            "peer_uri": [each.encode() for each in peer.uris],
+            "peer_dns": [each.encode() for each in peer.dns],
+        }
 
     async def read(self) -> Any:
         """Return the next message, or ``grpc.aio.EOF`` after the last.

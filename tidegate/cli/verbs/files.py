@@ -280,12 +280,30 @@ def certs(
     days: Annotated[
         int, typer.Option("--days", min=1, max=3650, help="How long they are valid, days.")
     ] = 30,
+    pickers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--picker",
+            metavar="ID",
+            help="Id of a picker that has the role's certificate, repeatable; default: picker-1.",
+        ),
+    ] = None,
+    replicas: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--replica",
+            metavar="ID",
+            help="Id of a replica for which the reporter's certificate speaks, repeatable.",
+        ),
+    ] = None,
 ) -> None:
     """Make a development authority and a certificate for each role, with `openssl`."""
-    from tidegate.stack.certificates import CertificateError, make
+    from tidegate.stack.certificates import PICKER_ID, CertificateError, make
 
     try:
-        paths = make(folder, hosts or (), days)
+        paths = make(
+            folder, hosts or (), days, pickers=pickers or (PICKER_ID,), replicas=replicas or ()
+        )
     except CertificateError as error:
         raise CliError(str(error)) from error
     print("\n".join(map(str, paths)))

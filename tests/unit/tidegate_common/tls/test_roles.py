@@ -12,6 +12,7 @@ from tidegate_common.tls.roles import (
     MAX_NAME_CHARS,
     MAX_NAMES,
     READERS,
+    TRUST_DOMAIN,
     CallPolicy,
     MethodRoles,
     Peer,
@@ -112,3 +113,45 @@ def test_no_name_gives_a_role_that_was_not_mapped(uris: list[str], dns: list[str
     """Whatever a certificate contains."""
     found = RoleTable([("admin", "spiffe://only/this")]).of(Peer(tuple(uris), tuple(dns)))
     assert found == ({"admin"} if "spiffe://only/this" in uris else frozenset())
+
+
+def test_a_certificate_names_whom_it_speaks_for() -> None:
+    """By the rest of its URI, or by a table for names that have none."""
+    names = table(["reporter=spiffe://a/gpu/*", "reporter=gpu.example"], ["GPU.example=r7"])
+    assert names.not_named(Peer(("spiffe://a/gpu/r1",)), "reporter", "r1") is None
+    assert names.not_named(Peer((), ("gpu.example",)), "reporter", "r7") is None
+    wrong = names.not_named(Peer(("spiffe://a/gpu/r1",)), "reporter", "r2")
+    assert wrong is not None
+    assert "names the reporter r1" in wrong
+    assert "--speaks spiffe://a/gpu/r1=r2" in wrong
+    assert names.not_named(Peer(("spiffe://a/gpu/r1",)), "picker", "r1") is not None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "may"),
+    [
+        ("p1", True),
+        ("p1.w0", True),
+        ("p1.w12", True),
+        ("p1.wx", False),
+        ("p11", False),
+        ("p2", False),
+    ],
+)
+def test_workers_of_a_picker_have_its_name(wanted: str, may: bool) -> None:
+    """No certificate of their own is needed, and no other picker's id is theirs."""
+    found = table(()).not_named(Peer((f"{TRUST_DOMAIN}/picker/p1",)), "picker", wanted)
+    assert (found is None) is may
+
+
+def test_a_star_speaks_for_all() -> None:
+    """Where all pickers of a cluster have one certificate."""
+    names = table((), [f"{TRUST_DOMAIN}/picker=*"])
+    assert names.not_named(Peer((f"{TRUST_DOMAIN}/picker",)), "picker", "any") is None
+
+
+@pytest.mark.parametrize("given", ["", "r1", "=r1", "spiffe://a/b=", "a b=r1"])
+def test_what_is_no_speaker_is_refused(given: str) -> None:
+    """With what would be right."""
+    with pytest.raises(ValueError, match=r"NAME=ID|ROLE=NAME|the name is"):
+        table((), [given])

@@ -50,7 +50,8 @@ class MissingExtraError(RuntimeError):
     """A setting needs an extra that is not installed; the message names it."""
 
 
-def _default_id() -> str:
+def default_id() -> str:
+    """Return the id of a picker that is given none."""
     return f"picker-{socket.gethostname()}"
 
 
@@ -77,7 +78,7 @@ class PickerSettings(IdentitySettings):
     """Name in the control server's certificate, if it is not the host of `--xds`."""
     metrics: Addresses = PICKER_METRICS_ADDRESS
     """Address that serves `/metrics`, `/debug/state` and `/healthz`."""
-    id: Annotated[str, Field(min_length=1, max_length=128)] = Field(default_factory=_default_id)
+    id: Annotated[str, Field(min_length=1, max_length=128)] = Field(default_factory=default_id)
     """Name of this picker, unique among all pickers."""
     zone: Annotated[str, Field(max_length=128)] = ""
     """Zone of this picker; pools with `prefer_zone` prefer replicas of the same `zone`."""

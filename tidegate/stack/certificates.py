@@ -19,6 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, get_args
 
+from ext_proc.settings import default_id
 from tidegate_common.tls.roles import TRUST_DOMAIN, Role
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ LOCAL: Final = ("localhost", "127.0.0.1", "::1")
 MAX_HOSTS: Final = 64
 MAX_IDS: Final = 64
 PICKER_ID: Final = "picker-1"
-"""Id of a picker that is given none."""
+"""Id of the picker of `tidegate up` and of the compose file."""
 _ID: Final = re.compile(r"[A-Za-z0-9._-]{1,253}")
 TIMEOUT_S: Final = 30.0
 _NEW_KEY: Final = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
@@ -51,7 +52,7 @@ def make(
     hosts: Sequence[str] = (),
     days: int = 30,
     *,
-    pickers: Sequence[str] = (PICKER_ID,),
+    pickers: Sequence[str] = (),
     replicas: Sequence[str] = (),
 ) -> list[Path]:
     """Make the authority, if there is none, and all certificates; return their files.
@@ -61,7 +62,8 @@ def make(
             ``ca.crt`` in a folder for each machine, which is all that a machine needs.
         hosts: Names and addresses of servers besides those of this machine, at most ``MAX_HOSTS``.
         days: How long the certificates are valid; the authority lasts ten times as long.
-        pickers: Ids of pickers that may use the certificate of the role ``picker``.
+        pickers: Ids of pickers that may use the certificate of the role ``picker``; if none are
+            given, ``PICKER_ID`` and that of a picker on this machine that is given none.
         replicas: Ids of replicas for which that of the role ``reporter`` may speak.
 
     Raises:
@@ -69,6 +71,7 @@ def make(
     """
     if len(hosts) > MAX_HOSTS or any(not _is_plain(host) for host in hosts):
         raise CertificateError(f"hosts are at most {MAX_HOSTS} DNS names or IP addresses")
+    pickers = pickers or (PICKER_ID, default_id())
     ids = (*pickers, *replicas)
     if len(ids) > MAX_IDS or not all(map(_ID.fullmatch, ids)):
         raise CertificateError(

@@ -285,7 +285,8 @@ def certs(
         typer.Option(
             "--picker",
             metavar="ID",
-            help="Id of a picker that has the role's certificate, repeatable; default: picker-1.",
+            help="Id of a picker that has the role's certificate, repeatable; default: picker-1"
+            " and picker-HOST.",
         ),
     ] = None,
     replicas: Annotated[
@@ -298,12 +299,10 @@ def certs(
     ] = None,
 ) -> None:
     """Make a development authority and a certificate for each role, with `openssl`."""
-    from tidegate.stack.certificates import PICKER_ID, CertificateError, make
+    from tidegate.stack.certificates import CertificateError, make
 
     try:
-        paths = make(
-            folder, hosts or (), days, pickers=pickers or (PICKER_ID,), replicas=replicas or ()
-        )
+        paths = make(folder, hosts or (), days, pickers=pickers or (), replicas=replicas or ())
     except CertificateError as error:
         raise CliError(str(error)) from error
     print("\n".join(map(str, paths)))

@@ -169,8 +169,15 @@ async def test_a_sick_replica(
         found = (await picker_state(http, stack))["router"]["pools"]["llm"]["endpoints"]
         return condition in found[sick.name]["conditions"]
 
+    async def ask() -> None:
+        async with http.post(stack.http_url + GENERATE, json=body()) as answer:
+            await answer.read()
+
+    waiting: list[asyncio.Task[None]] = []
     if condition == "frozen":
         sick.gate = released
+        # Several requests of one client have to stand on it.
+        waiting = [asyncio.create_task(ask()) for _ in range(40)]
     else:
         sick.status = 500
     assert await eventually(detected)
@@ -187,6 +194,7 @@ async def test_a_sick_replica(
     record_property("told_after", f"{took:.1f} s")
     sick.gate, sick.status = None, 200
     released.set()
+    await asyncio.gather(*waiting)
 
 
 async def test_stale_telemetry(http, stack, replicas, witness, record_property) -> None:

@@ -21,7 +21,7 @@ from support.sockets import head
 from support.traffic import GENERATE, STREAM_TOKENS, Traffic, eventually, fresh_prompt, picker_state
 
 DEFAULTS = bool(os.environ.get("TIDEGATE_EVIDENCE_DEFAULTS"))
-FROZEN_S = 30.0 if DEFAULTS else 2.0
+FROZEN_S = 30.0 if DEFAULTS else 1.0
 OUTLIER = {} if DEFAULTS else {"frozen_after": f"{FROZEN_S:g}s"}
 HONEST, ATTACKER = "127.0.0.1", "127.0.0.9"
 """Addresses of clients."""
@@ -35,6 +35,14 @@ pytestmark = pytest.mark.timeout(600 if DEFAULTS else 180)
 def honest() -> dict[str, object]:
     """Return a short request with a prompt that is in no cache."""
     return {"text_input": fresh_prompt(64), "max_tokens": 2}
+
+
+PROMPT = fresh_prompt(400)
+
+
+def cached() -> dict[str, object]:
+    """Return a short request whose prompt one replica has cached, so that the others are quiet."""
+    return {"text_input": PROMPT, "max_tokens": 2}
 
 
 async def conditions(http, stack) -> dict[str, list[str]]:
@@ -97,26 +105,31 @@ async def attacked(address: str, statuses: list[int], wrong: tuple[bytes, ...] =
 @pytest.fixture(scope="module")
 async def stack(new_module_stack):
     """Run a stack over the session's Tritons."""
-    return await new_module_stack(
-        fleet={"pools": {"llm": {"outlier": OUTLIER}}},
-    )
+
+    def change(fleet) -> None:
+        for pool in fleet["pools"]:
+            pool["outlier"] = OUTLIER
+            for endpoint in pool["endpoints"]:  # moving gauges would show that the Tritons live
+                del endpoint["metrics"]
+
+    return await new_module_stack(fleet=change)
 
 
 async def test_two_half_uploads_eject_no_replica(http, stack, record_property):
-    """They wait for their client; affinity stays as it is."""
+    """Two on each, on a quiet fleet: they wait for their client, and affinity stays as it is."""
     url = stack.http_url + GENERATE
-    body = json.dumps({"text_input": "x" * 4000}).encode()
+    body = json.dumps({"text_input": "x" * 2_000_000}).encode()
     writers = []
     try:
-        for cut in (1000, 3000):
+        for cut in (500_000, 1_000_000) * 2:
             _, writer = await opened(stack.http_address, ATTACKER)
             writer.write(request(body[:cut], length=len(body)))
             writers.append(writer)
         found: set[str] = set()
         begun = time.monotonic()
-        async with Traffic(http, url, honest, workers=2, pause_s=0.02) as traffic:
-            while time.monotonic() - begun < 2.0 * FROZEN_S:
-                await traffic.more(20)
+        async with Traffic(http, url, cached, workers=1, pause_s=0.02) as traffic:
+            while time.monotonic() - begun < 2.0 * FROZEN_S + 2.0:
+                await traffic.more(10)
                 found |= {name for name, each in (await conditions(http, stack)).items() if each}
         kept = await affinity(http, url)
     finally:
@@ -152,7 +165,7 @@ async def test_an_honest_long_request_ejects_no_replica(http, stack, record_prop
             assert answer.status == 200
         return time.monotonic() - begun
 
-    async with Traffic(http, url, honest, workers=1, pause_s=0.02) as traffic:
+    async with Traffic(http, url, cached, workers=1, pause_s=0.02) as traffic:
         task = asyncio.create_task(long())
         while not task.done():
             await traffic.more(10)

@@ -12,63 +12,16 @@ import signal
 from contextlib import asynccontextmanager
 
 import pytest
-from h2.config import H2Configuration
-from h2.connection import H2Connection
-from h2.events import ResponseReceived, StreamEnded, StreamReset
 
 from support.recorder import Recorder
 from support.replicas import PATIENT, stack_over
+from support.smuggling import SMUGGLED, Attack, asked_for_the_body, replies
 from support.sockets import Raw, head
-from support.traffic import GENERATE, eventually
+from support.traffic import GENERATE
 from tidegate_api.names import STRIPPED_HEADERS
 
-SMUGGLED = (
-    b"POST /v2/repository/models/vision/unload HTTP/1.1\r\nhost: replica\r\n"
-    b"content-length: 0\r\n\r\n"
-)
 SHORT = "400ms"
 """Envoy's patience with a picker that the test stops."""
-REASON = "x-tidegate-reason"
-
-
-class Attack:
-    """A POST over HTTP/2 in clear text, sent step by step."""
-
-    def __init__(self, raw, body, *, length=True, headers=()):
-        self.raw, self.body = raw, body
-        settings = H2Configuration(client_side=True, header_encoding="utf-8")
-        self.h2 = H2Connection(settings)
-        self.h2.initiate_connection()
-        named = [(":method", "POST"), (":scheme", "http"), (":authority", "t"), (":path", GENERATE)]
-        if length:
-            named.append(("content-length", str(len(body))))
-        self.h2.send_headers(1, [*named, *headers])
-
-    async def flush(self):
-        await self.raw.send(self.h2.data_to_send())
-
-    def data(self, *cuts, end=False):
-        """Send the body, in parts that end at ``cuts``."""
-        for start, stop in zip((0, *cuts), (*cuts, len(self.body)), strict=True):
-            last = end and stop == len(self.body)
-            self.h2.send_data(1, self.body[start:stop], end_stream=last)
-
-    def trailers(self):
-        self.h2.send_headers(1, [("x-checksum", "7")], end_stream=True)
-
-    async def answer(self):
-        """Return status and reason; a status of None is a reset."""
-        await self.flush()
-        headers = {}
-        while data := await self.raw.reader.read(65_536):
-            for event in self.h2.receive_data(data):
-                if isinstance(event, ResponseReceived):
-                    headers = dict(event.headers)
-                elif isinstance(event, StreamEnded | StreamReset):
-                    reset = isinstance(event, StreamReset)
-                    return None if reset else int(headers[":status"]), headers.get(REASON)
-            await self.flush()
-        return None, None
 
 
 def forwarded(recorders):
@@ -203,21 +156,6 @@ async def test_no_replica_sees_a_clients_control_header(usual, version):
     assert not [name for name, value in got.headers.items() if "forged" in value]
     assert "x-envoy-attempt-count" in got.headers
     assert forwarded(recorders) == [body]
-
-
-async def asked_for_the_body(http, stack, before):
-    """Wait until the picker has asked for a body: Envoy has its reply to the headers."""
-
-    async def look():
-        return await replies(http, stack) > before
-
-    assert await eventually(look)
-
-
-async def replies(http, stack):
-    """Return the picker's messages that Envoy has received."""
-    async with http.get(f"http://{stack.envoy_admin}/stats?filter=stream_msgs_received") as answer:
-        return sum(int(line.split()[-1]) for line in (await answer.text()).splitlines())
 
 
 @pytest.fixture(scope="module")

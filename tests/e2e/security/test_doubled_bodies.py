@@ -1,0 +1,94 @@
+"""Bodies that are requests, and trailers behind them, against real Tritons.
+
+Envoy sent such a body twice under the length of one: a Triton took the second copy for a request of
+its own, which unloaded a model, and its answer went to whoever was next on the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from support.smuggling import Attack, asked_for_the_body, replies
+from support.sockets import Raw
+from support.traffic import VISION, eventually, vision_body
+
+UNLOADS = (
+    b"POST /v2/repository/models/counter/unload HTTP/1.1\r\nhost: t\r\ncontent-length: 0\r\n\r\n"
+)
+READY = "/v2/models/counter/ready"
+ATTACKS, INNOCENTS = 12, 36
+
+
+@pytest.fixture(scope="module")
+async def attacked(new_module_stack):
+    """Run a stack whose Envoy waits half a second for a picker."""
+    return await new_module_stack(fleet={"pickers": {"timeout": "500ms"}})
+
+
+async def loaded(http, stack):
+    """Return on how many Tritons the model is ready."""
+    found = 0
+    for one in stack.replicas:
+        async with http.get(one.http_url + READY) as answer:
+            found += answer.status == 200
+    return found
+
+
+async def innocent(http, stack, number):
+    """Return whether a caller got its own answer."""
+    body = {**vision_body(), "id": f"innocent-{number}"}
+    async with http.post(stack.http_url + VISION, json=body) as answer:
+        return answer.status == 200 and (await answer.json())["id"] == body["id"]
+
+
+async def attack(http, stack, picker):
+    """Attack once, and let the picker hang or die after it has asked for the body."""
+    before = await replies(http, stack)
+    async with Raw(stack.http_address) as raw:
+        made = Attack(raw, UNLOADS, path=VISION)
+        await made.flush()
+        await asked_for_the_body(http, stack, before)
+        stopped = stack.pid("picker")
+        if picker == "killed":
+            await stack.kill_picker()
+        elif picker != "there":
+            os.kill(stopped, signal.SIGSTOP)
+        made.data()
+        await made.flush()
+        made.trailers()
+        if picker == "late":
+            await made.flush()
+            os.kill(stopped, signal.SIGCONT)
+        status, reason = await asyncio.wait_for(made.answer(), 60)
+    if picker == "hung":
+        os.kill(stopped, signal.SIGCONT)
+    if picker == "killed":
+        await stack.start_picker()
+    return status, reason
+
+
+@pytest.mark.parametrize(
+    ("picker", "times"), [("there", ATTACKS), ("late", 3), ("hung", 3), ("killed", 1)]
+)
+async def test_trailers_unload_nothing_and_cross_no_answers(http, attacked, picker, times):
+    """0 of 3 Tritons unload the model, and each innocent caller gets its own answer."""
+    count = len(attacked.replicas)
+    assert await loaded(http, attacked) == count
+    innocents = [asyncio.create_task(innocent(http, attacked, n)) for n in range(INNOCENTS)]
+    for _ in range(times):
+        status, reason = await attack(http, attacked, picker)
+        refused = (status, reason) == (400, "trailers")
+        assert refused or picker != "there"
+        assert await innocent(http, attacked, "after")
+    assert all(await asyncio.gather(*innocents))
+    assert await loaded(http, attacked) == count
+
+    async def quiet():
+        async with http.get(f"http://{attacked.picker_metrics}/metrics") as answer:
+            return answer.status == 200
+
+    assert await eventually(quiet)

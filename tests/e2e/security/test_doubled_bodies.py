@@ -14,7 +14,7 @@ import pytest
 
 from support.smuggling import Attack, asked_for_the_body, replies
 from support.sockets import Raw
-from support.traffic import VISION, eventually, vision_body
+from support.traffic import GENERATE, VISION, eventually, vision_body
 
 UNLOADS = (
     b"POST /v2/repository/models/counter/unload HTTP/1.1\r\nhost: t\r\ncontent-length: 0\r\n\r\n"
@@ -49,7 +49,7 @@ async def attack(http, stack, picker):
     """Attack once, and let the picker hang or die after it has asked for the body."""
     before = await replies(http, stack)
     async with Raw(stack.http_address) as raw:
-        made = Attack(raw, UNLOADS, path=VISION)
+        made = Attack(raw, UNLOADS, path=GENERATE)
         await made.flush()
         await asked_for_the_body(http, stack, before)
         stopped = stack.pid("picker")
@@ -78,13 +78,16 @@ async def test_trailers_unload_nothing_and_cross_no_answers(http, attacked, pick
     """0 of 3 Tritons unload the model, and each innocent caller gets its own answer."""
     count = len(attacked.replicas)
     assert await loaded(http, attacked) == count
-    innocents = [asyncio.create_task(innocent(http, attacked, n)) for n in range(INNOCENTS)]
+    # Beside a picker that the test stops, others' messages would hide when it has asked.
+    together = INNOCENTS if picker == "there" else 0
+    innocents = [asyncio.create_task(innocent(http, attacked, n)) for n in range(together)]
     for _ in range(times):
         status, reason = await attack(http, attacked, picker)
         refused = (status, reason) == (400, "trailers")
         assert refused or picker != "there"
-        assert await innocent(http, attacked, "after")
     assert all(await asyncio.gather(*innocents))
+    later = [innocent(http, attacked, number) for number in range(together, INNOCENTS)]
+    assert all(await asyncio.gather(*later))
     assert await loaded(http, attacked) == count
 
     async def quiet():

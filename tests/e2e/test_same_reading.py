@@ -41,10 +41,7 @@ async def result(server: Server) -> Result:
 
 
 async def test_picker_and_triton_read_the_same(result: Result, server: Server) -> None:
-    """Model, version, id, sequence and size are equal, and what Triton accepts is not refused.
-
-    Exceptions are the refusals in `laws.DOCUMENTED`.
-    """
+    """Model, version, id, sequence and size are equal, and what Triton accepts is not refused."""
     print(f"seed {SEED}: {result}; deaths {server.deaths}")  # noqa: T201 - the figures
     assert [str(failure) for failure in result.failures] == []
 

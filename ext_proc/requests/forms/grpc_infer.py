@@ -31,6 +31,7 @@ from ext_proc.requests.parsing.inflate import inflate, is_supported
 from ext_proc.requests.parsing.protobuf import BYTES, FIXED64, VARINT, Field, Scanner, signed
 from ext_proc.requests.parsing.shapes import WIDTHS, check_bytes, check_room
 from ext_proc.requests.parsing.tensors import INTEGERS, NOTHING, READ_INPUTS, Tensor, read_tensors
+from ext_proc.routing.values.refusal import RefusalKind
 from tidegate_api.kserve.v1 import kserve_pb2
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ _CALL_NAME, _CALL_VERSION = 1, 2
 _NAME, _DATATYPE, _INPUT_PARAMETERS, _CONTENTS = 1, 2, 4, 5
 _NAME_BYTES: Final = 4 * values.MAX_NAME_CHARS
 _TEXT_BYTES: Final = 65_536
+BAD_SHAPE: Final = RefusalKind.BAD_SHAPE
 _IDENTITY: Final = "identity"
 _UNKNOWN_END: Final = 2**63
 """End of a message whose compressed data is cut off."""
@@ -101,10 +103,15 @@ def read_grpc(
     scanner, end = opened
     head = (features.request_id, features.sequence_id, features.timeout_s)
     models = features.model, features.version
+    unsound: UnsoundRequest | None = None
     try:
         made = _describe(features, scanner, _read_message(scanner, end))
-    except (UnsoundRequest, Malformed):
+    except Malformed:
         raise
+    except UnsoundRequest as error:
+        if not scanner.unsure or error.kind is not BAD_SHAPE:
+            raise
+        unsound = error
     except BadRequest:
         if not scanner.unsure:
             check_harm(scanner, end)
@@ -113,6 +120,8 @@ def read_grpc(
         return made
     canonical = _rewritten(kserve_pb2.ModelInferRequest(), scanner.data, end)
     if canonical is None:
+        if unsound is not None:
+            raise unsound
         features.cut = True
         return features
     features.request_id, features.sequence_id, features.timeout_s = head
@@ -306,11 +315,11 @@ def _read_input(scanner: Scanner, item: Field, shapes: ShapeReader) -> _Input:
         elif part.number == SHAPE:
             found.elements = shapes.elements(part, found.elements)
         elif part.number == _CONTENTS:
+            found.content_bytes += part.end - part.start
             if found.contents is not None or part.kind != BYTES:
                 scanner.unsure = True
                 continue
             found.contents = part
-            found.content_bytes += part.end - part.start
     if not item.whole:
         found.elements = None
     return found

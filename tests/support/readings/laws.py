@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from support.readings.picker import Reading
     from support.readings.triton import Answer, Seen
 
-DOCUMENTED: Final = frozenset({"bad-shape", "too-deep"})
-"""Reasons of refusals of requests that Triton may accept."""
 _WIDTH_OF: Final = {name: WIDTHS.get(datatype, 4) for name, datatype, _ in INPUTS}
 _LABEL_CHARS: Final = 256
 """Longer request ids are cut."""
@@ -27,8 +25,7 @@ def broken(reading: Reading, answer: Answer) -> list[str]:
     if answer.seen is None or reading.verdict is Verdict.BEYOND:
         return []
     if reading.verdict is Verdict.REFUSED:
-        documented = reading.why in DOCUMENTED
-        return [] if documented else [f"refused: {reading.why}: {reading.message[:100]}"]
+        return [f"refused: {reading.why}: {reading.message[:100]}"]
     if reading.verdict is Verdict.UNREADABLE:
         return [f"unread: {reading.why[:100]}"]
     return differences(reading, answer.seen)

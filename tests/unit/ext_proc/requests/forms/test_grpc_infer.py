@@ -17,7 +17,7 @@ from ext_proc.requests.forms.grpc_infer import (
     read_model_call,
 )
 from ext_proc.requests.parsing.budget import MAX_REWRITTEN
-from ext_proc.requests.parsing.errors import BadRequest, Malformed
+from ext_proc.requests.parsing.errors import BadRequest, Malformed, UnsoundRequest
 from ext_proc.routing.values.request import Features, Form
 from support.infer_requests import HEAD, frame, read, request, tensor
 
@@ -361,3 +361,24 @@ def test_what_protobuf_rejects_is_no_message(more):
     body = frame(request().SerializeToString() + more + b"\x08\x01")
     with pytest.raises(Malformed):
         read(body)
+
+
+def test_contents_that_are_there_twice_are_added():
+    """Protobuf merges them: neither alone is as long as the shape says."""
+    parts = [service_pb2.InferTensorContents(uint_contents=[each]) for each in (1, 2)]
+    inputs = [tensor("x", "UINT32", shape=[2], contents=part) for part in parts]
+    first, second = (each.SerializeToString() for each in inputs)
+    contents = second[second.rindex(b"\x2a") :]
+    message = b"\x0a\x01m\x2a" + bytes([len(first + contents)]) + first + contents
+    assert service_pb2.ModelInferRequest.FromString(message).inputs[0].contents.ByteSize() == 4
+    assert read(frame(message)).tensor_bytes == 8
+
+
+def test_a_field_of_a_wrong_type_is_no_input():
+    """Protobuf skips it, so the raw contents belong to the others."""
+    message = request(inputs=[tensor("x", "UINT8"), tensor("y", "UINT16")])
+    message.raw_input_contents.extend([b"1", b"22"])
+    assert read(frame(b"\x28\x01" + message.SerializeToString())).tensor_bytes == 2
+    message.raw_input_contents[1] = b"1"
+    with pytest.raises(UnsoundRequest):
+        read(frame(b"\x28\x01" + message.SerializeToString()))

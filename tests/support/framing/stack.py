@@ -63,6 +63,14 @@ class FramingStack(InProcessStack):
         command = (sys.executable, "-P", str(program), "--listen", self.picker)
         command += ("--xds", self.client_address, "--metrics", self._page, "--id", "picker-1")
         await self.supervisor.start(PICKER, command, service_environment())
+        # Until then Envoy may take the picker that was there for well.
+        url = f"http://{self._page}/healthz"
+        await wait_until(
+            lambda: http_ok(self.http, url),
+            "the other picker",
+            timeout_s=60,
+            supervisors=(self.supervisor,),
+        )
         await self.serving()
 
     async def _start_http3(self) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.readings.campaign import Result, Server, run
+from support.readings.campaign import BEYOND_DEATHS, Result, Server, run
 from support.readings.faults import FAULTS
 from support.readings.laws import broken
 from support.readings.picker import Picker
@@ -47,9 +47,12 @@ async def test_picker_and_triton_read_the_same(result: Result, server: Server) -
 
 
 async def test_triton_survives_what_the_picker_lets_pass(result: Result, server: Server) -> None:
-    """Deadly sizes are among the requests, disguised as well, and the picker refuses them."""
+    """Deadly sizes are among the requests, disguised as well, and the picker refuses them.
+
+    Not all of those that it cannot read to their end: they are sent to one replica once.
+    """
     assert result.counts["deadly and refused"] > result.counts["bodies"] / 50
-    assert server.deaths == 0
+    assert server.deaths == result.counts[BEYOND_DEATHS]
 
 
 async def test_nearly_all_readings_are_known(result: Result) -> None:

@@ -46,6 +46,7 @@ MOST_FAILURES: Final = 12
 """After so many broken laws a campaign ends."""
 MOST_DEATHS: Final = 6
 """After so many deaths deadly requests are not sent any more."""
+BEYOND_DEATHS: Final = "deaths beyond the bound"
 MOST_KEPT: Final = 6000
 SHRINKS: Final = 400
 DEADLY_SHRINKS: Final = 12
@@ -159,6 +160,7 @@ class Result:
         self.counts["deadly"] += each.deadly
         self.counts["accepted"] += accepted
         self.counts[verdict.value] += 1
+        self.counts[BEYOND_DEATHS] += each.answer.died and verdict is Verdict.BEYOND
         if accepted and verdict is not Verdict.BEYOND:
             self.counts["accepted within the bound"] += 1
             self.counts["accepted and known"] += verdict is Verdict.KNOWN

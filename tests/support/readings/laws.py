@@ -1,4 +1,7 @@
-"""The laws that picker and Triton must keep, about one request."""
+"""The laws that picker and Triton must keep, about one request.
+
+What is longer than the picker reads breaks none: it is sent to one replica once.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,11 @@ _LABEL_CHARS: Final = 256
 
 def broken(reading: Reading, answer: Answer) -> list[str]:
     """Return the laws that are broken, each with what differs."""
+    if reading.verdict is Verdict.BEYOND:
+        return []
     if answer.died:
         return [f"survival: Triton died of it ({answer.text[:60]})"]
-    if answer.seen is None or reading.verdict is Verdict.BEYOND:
+    if answer.seen is None:
         return []
     if reading.verdict is Verdict.REFUSED:
         return [f"refused: {reading.why}: {reading.message[:100]}"]

@@ -75,3 +75,14 @@ def test_all_headers_of_ours_that_clients_must_not_send_are_removed():
         named = re.findall(r"^\| `([^`]+)`", section.partition("\n## ")[0], re.MULTILINE)
         assert named
         assert set(named) <= set(STRIPPED_HEADERS), title
+
+
+def test_no_example_for_an_own_envoy_repeats_a_body_whose_end_is_not_known():
+    """Where the filter sees bodies in parts, each retry policy asks for the picker's mark."""
+    parts = ("BUFFERED_PARTIAL", "STREAMED", "FULL_DUPLEX_STREAMED")
+    examples = sorted((ROOT / "deploy/envoy").glob("*.yaml"))
+    assert examples
+    for path in examples:
+        text = path.read_text()
+        if any(f"request_body_mode: {mode}" in text for mode in parts):
+            assert text.count("retry_policy:") == text.count("retriable_request_headers"), path

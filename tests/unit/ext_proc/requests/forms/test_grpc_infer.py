@@ -382,3 +382,12 @@ def test_a_field_of_a_wrong_type_is_no_input():
     message.raw_input_contents[1] = b"1"
     with pytest.raises(UnsoundRequest):
         read(frame(b"\x28\x01" + message.SerializeToString()))
+
+
+def test_contents_that_are_there_twice_are_joined():
+    """A shape is compared with both parts."""
+    part = service_pb2.InferTensorContents(int_contents=[1, 2])
+    item = tensor("input_ids", "INT32", shape=[4], contents=part).SerializeToString()
+    twice = item + b"\x2a" + bytes([part.ByteSize()]) + part.SerializeToString()
+    body = request().SerializeToString() + b"\x2a" + bytes([len(twice)]) + twice
+    assert read(frame(body)).prompt == struct.pack("<4I", 1, 2, 1, 2)

@@ -74,6 +74,7 @@ from ext_proc.exchange.events import (
 )
 from ext_proc.exchange.first_part import has_first_part, needs_body
 from ext_proc.exchange.known import USUAL, is_generic, locate, names_nothing, request_of
+from ext_proc.exchange.lost_end import LOST_END, loses_end
 from ext_proc.exchange.refusals import TRAILERS, ended_by_trailers, refuse, too_large
 from ext_proc.exchange.replies import (
     EMPTY_BODY,
@@ -351,6 +352,8 @@ class Exchange:
         head = known.head
         if known.pool is not None and (refusal := too_large(body, known.pool)):
             return self._refuse(known, refusal)
+        if loses_end(head.headers, body):
+            return self._refuse(known, LOST_END)
         known.repeatable = body.end_of_stream and not known.trailed
         if body.end_of_stream:
             self._uploaded()

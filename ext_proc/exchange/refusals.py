@@ -35,6 +35,7 @@ class _Status(NamedTuple):
 _STATUS: Final[Mapping[RefusalKind, _Status]] = {
     RefusalKind.BAD_REQUEST: _Status(400, 3, "invalid_request_error"),
     RefusalKind.TRAILERS: _Status(400, 3, "invalid_request_error"),
+    RefusalKind.LENGTH_REQUIRED: _Status(411, 3, "invalid_request_error"),
     RefusalKind.BAD_SHAPE: _Status(400, 3, "invalid_request_error"),
     RefusalKind.TOO_DEEP: _Status(400, 3, "invalid_request_error"),
     RefusalKind.TOO_COMPLEX: _Status(400, 3, "invalid_request_error"),

@@ -28,6 +28,8 @@ class RefusalKind(StrEnum):
     """400: the body cannot be read, and only the body names the pool."""
     TRAILERS = "trailers"
     """400: trailers end a body that is read in part."""
+    LENGTH_REQUIRED = "length-required"
+    """411: the proxy would lose the end of a chunked body."""
     BAD_SHAPE = "bad-shape"
     """400: a tensor's declared shape contradicts its data, or is above the pool's bound."""
     TOO_DEEP = "too-deep"

@@ -218,7 +218,8 @@ def loses_its_end(case: Case) -> bool:
     """Return whether Envoy 1.40 may lose the end of the case's body, for which all then wait.
 
     Over HTTP/1.1 the end of a chunked body comes by itself. In BUFFERED_PARTIAL it is lost if the
-    part before it exceeds Envoy's buffer, and the picker has not answered yet.
+    part before it exceeds Envoy's buffer, and the picker has not answered yet. The picker refuses
+    what it sees to be whole.
     """
     chunked = case.framing in CHUNKED or (case.framing == "pipelined" and case.number % 2)
     return chunked and case.mode == "peek" and case.size > BUFFER_BYTES

@@ -25,7 +25,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from support.framing.cases import BUSY, CASE_HEADER, CLOSES, MAX_BODY, Case
+from support.framing.cases import BUSY, CASE_HEADER, CLOSES, MAX_BODY, Case, loses_its_end
 
 READS, ATTEMPTS = 1, 3
 """Further reads and all attempts of a request: ``routing.retry_read``, ``1 + fallbacks``."""
@@ -308,7 +308,9 @@ def _refusal(running: Running, outcome: Outcome) -> list[str]:
     failed = bool(attempts) and attempts[-1].action in FAILURES
     # Envoy sends a body twice that trailers end, so they may be refused.
     trailing = case.trailers and bool(why)
-    if (too_large or failed or trailing) and not _is_owed(case):
+    # Envoy may lose the end of such a body, so it may be refused.
+    unmeasured = why == "length-required" and loses_its_end(case)
+    if (too_large or failed or trailing or unmeasured) and not _is_owed(case):
         return []
     text = outcome.body[:80].decode("latin1")
     return [f"refused with {status} {why} {outcome.headers.get('grpc-message', '')} {text}"]

@@ -7,6 +7,7 @@ others.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 import re
@@ -21,7 +22,7 @@ import tritonclient.grpc.aio as triton_grpc
 from tritonclient.utils import InferenceServerException
 
 from ext_proc.feedback.placement.pace import QUICK_S
-from support.placed_models import PlacedModels
+from support.placed_models import BODY, PlacedModels
 from support.service_process import ready_models
 from support.traffic import admin, eventually, picker_state, vision_inputs
 from tidegate_api.admin.v1 import admin_pb2
@@ -92,11 +93,28 @@ async def counter(http, stack, name):
     return sum(each.get("value", 0) for each in stats)
 
 
+async def ask_for_regions(http, stack, stopped, answers):
+    """Name shared memory that no Triton knows, which is answered with 404, until stopped."""
+    parameters = {"shared_memory_region": "none", "shared_memory_byte_size": 64}
+    asked = {**orjson.loads(BODY), "outputs": [{"name": "scores", "parameters": parameters}]}
+    for name in itertools.cycle(NAMES):
+        if stopped.is_set():
+            return
+        url = f"{stack.http_url}/v2/models/{name}/infer"
+        async with http.post(url, json=asked) as answer:
+            await answer.read()
+            answers[answer.status] += 1
+        await asyncio.sleep(0.02)
+
+
 async def test_no_request_misses_a_model_that_a_replica_has(http, stack, models, record_property):
-    """A tenth of the placements changes each second; each model keeps one settled replica."""
+    """A tenth of the placements changes each second; each model keeps one settled replica.
+
+    A further client asks for unknown regions of shared memory, which Triton answers with 404 too.
+    """
     assert await eventually(partial(agrees, http, stack, models))
     rng = random.Random(SEED)
-    answers: Counter[int] = Counter()
+    answers, regions = Counter(), Counter()
     failures: list[str] = []
     client = triton_grpc.InferenceServerClient(stack.grpc_address)
     stopped = asyncio.Event()
@@ -120,8 +138,8 @@ async def test_no_request_misses_a_model_that_a_replica_has(http, stack, models,
             except InferenceServerException as error:
                 failures.append(f"{name} {error}")
 
-    workers = [asyncio.create_task(over_http()) for _ in range(3)]
-    workers += [asyncio.create_task(over_grpc()) for _ in range(3)]
+    workers = [asyncio.create_task(ask_for_regions(http, stack, stopped, regions))]
+    workers += [asyncio.create_task(each()) for each in 3 * (over_http, over_grpc)]
     try:
         for second in range(round(SECONDS)):
             await models.change(models.drawn(rng, len(NAMES) * 3 // 10, SETTLED_S))
@@ -140,6 +158,7 @@ async def test_no_request_misses_a_model_that_a_replica_has(http, stack, models,
     record_property("figures", figures)
     sys.stdout.write(f"{dict(answers)} {figures} in {lasted:.1f} s\n")
     assert failures == []
+    assert regions[404] > SECONDS
     assert answers[200] > 10 * SECONDS
     assert changes > 10 * SECONDS
     assert for_misses <= changes

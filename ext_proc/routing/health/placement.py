@@ -14,10 +14,13 @@ Rules:
 4. A request may be repeated after a 404 if a replica other than the pick has its model READY at
    that moment (``ready_next``).
 5. A 404 for a model that was READY at the pick, and since before it, is a *miss*: it calls for one
-   look at the replica. If the look finds the model READY as before, its 404s there call for no
-   further look for ``OWN_S``: so there is at most one for each change of a placement. Either the
-   model itself answers 404, or it was unloaded and loaded again between two looks. What is found on
-   ``OWN_REPLICAS`` replicas is the model's own: meanwhile its requests are not repeated.
+   look at the replica. If the look finds the model READY as before, its 404s there to that client
+   call for no further look for ``OWN_S``: so there is at most one for each change of a placement
+   and each client. Either the model itself answers 404, or what the client asks for is missing (an
+   adapter, a region of shared memory), or the model was unloaded and loaded again between two
+   looks. What a client finds on ``OWN_REPLICAS`` replicas is its own: meanwhile its requests for
+   the model are not repeated. It changes nothing for other clients, and a request that names shared
+   memory (``decision``) changes nothing at all.
 6. Triton answers a request without a version by the highest version that is READY. Where that is
    not the version of the request's variant (``answering``), the replica is *wrong* for the model:
    it gets no such request, whether or not another replica is right. Versions that are no numbers,
@@ -25,8 +28,9 @@ Rules:
 7. Such requests that a replica was sent since its last listing may have been answered by another
    version if the next listing finds it wrong: ``moved`` counts them.
 8. At most ``MAX_ROWS`` rows of a replica are kept, ``MAX_VIEWS`` models of a pool are precomputed,
-   ``MAX_TICKETS`` picks, ``MAX_MISSES`` misses and ``MAX_SENT`` models that a replica was sent
-   requests of are remembered, and ``MAX_SENT`` variants whose requests were moved.
+   ``MAX_TICKETS`` picks, ``MAX_MISSES`` misses, ``MAX_OWN`` clients of each that is the model's own
+   and ``MAX_SENT`` models that a replica was sent requests of are remembered, and ``MAX_SENT``
+   variants whose requests were moved.
 """
 
 from __future__ import annotations
@@ -47,9 +51,11 @@ OWN_REPLICAS: Final = 2
 MAX_VIEWS: Final = 4096
 MAX_TICKETS: Final = 16_384
 MAX_MISSES: Final = 4096
+MAX_OWN: Final = 64
 MAX_SENT: Final = 1024
 _GENERATION: Final = MAX_TICKETS // 2
 _NONE: Final[frozenset[EndpointKey]] = frozenset()
+_NO_CLIENTS: Final[Mapping[str | None, float]] = MappingProxyType({})
 _READY: Final = PlacementState.READY
 
 _Name = str | tuple[str, str]
@@ -84,7 +90,7 @@ class Holders(NamedTuple):
     ready: frozenset[EndpointKey]
     """Replicas that have it READY."""
     repeats: bool
-    """Whether a 404 is a sign of a changed placement, not the model's own (rule 5)."""
+    """Whether a 404 may be a sign of a changed placement: a replica has the model READY."""
     wrong: Mapping[EndpointKey, str] = MappingProxyType({})
     """Replicas that answer by another version than is wanted, and by which one (rule 6)."""
     version: str = ""
@@ -166,13 +172,13 @@ class Placement:
         (rule 7)."""
         self.moved_at: dict[EndpointKey, int] = {}
         """The same by replica."""
-        self._younger: dict[int, tuple[str, float]] = {}
-        self._older: dict[int, tuple[str, float]] = {}
-        """Model and time of the latest picks of replicas that had it READY, by ticket."""
-        self._missed: dict[tuple[EndpointKey, str], float] = {}
-        """Misses that await a look, and when they were noticed."""
-        self._own: dict[tuple[EndpointKey, str], float] = {}
-        """Misses after which the model was READY as before, and when they were noticed."""
+        self._younger: dict[int, tuple[str, str | None, float]] = {}
+        self._older: dict[int, tuple[str, str | None, float]] = {}
+        """Model, client and time of the latest picks of replicas that had it READY, by ticket."""
+        self._missed: dict[tuple[EndpointKey, str], tuple[str | None, float]] = {}
+        """Misses that await a look: the client, and when they were noticed."""
+        self._own: dict[tuple[EndpointKey, str], dict[str | None, float]] = {}
+        """Clients whose misses left the model READY as before, and when they were noticed."""
         self.looks = 0
         """Looks that misses called for, since the start."""
         self.changes = 0
@@ -237,17 +243,19 @@ class Placement:
         """Forget what is too old; call about once a second."""
         for key in [each for each, held in self._held.items() if now - held.at > STALE_S]:
             self._drop(key)
-        for place in [each for each, at in self._own.items() if now - at > OWN_S]:
-            del self._own[place]
-            self._changed(place[0])
-        self._missed = {each: at for each, at in self._missed.items() if now - at <= OWN_S}
+        for place, clients in list(self._own.items()):
+            kept = {client: at for client, at in clients.items() if now - at <= OWN_S}
+            if kept:
+                self._own[place] = kept
+            else:
+                del self._own[place]
+        self._missed = {each: miss for each, miss in self._missed.items() if now - miss[1] <= OWN_S}
 
     def _drop(self, key: EndpointKey) -> bool:
         known = self._held.pop(key, None) is not None
         if known:
-            for kept in (self._missed, self._own):
-                for place in [each for each in kept if each[0] == key]:
-                    del kept[place]
+            self._missed = {each: miss for each, miss in self._missed.items() if each[0] != key}
+            self._own = {each: found for each, found in self._own.items() if each[0] != key}
             self._changed(key)
         return known
 
@@ -338,15 +346,26 @@ class Placement:
         ready = frozenset(key for key, state in states.items() if state is _READY)
         if not ready:
             return _UNKNOWN
-        model = name[0] if isinstance(name, tuple) else name
-        repeats = sum((key, model) in self._own for key in ready) < OWN_REPLICAS
         lacking = [key for key, state in states.items() if state is not _READY and state]
-        return Holders(frozenset(lacking), ready, repeats)
+        return Holders(frozenset(lacking), ready, repeats=True)
 
-    def note(self, ticket_id: int, model: str, now: float) -> None:
-        """Keep that a request was sent to a replica that had its model READY."""
+    def is_own(self, holders: Holders, model: str, client: str | None) -> bool:
+        """Return whether a client's 404s for a model are its own or the model's (rule 5).
+
+        Args:
+            holders: The placement of the model.
+            model: The model.
+            client: The client; ``None`` = not known.
+        """
+        if not self._own:
+            return False
+        found = sum(client in self._own.get((key, model), _NO_CLIENTS) for key in holders.ready)
+        return found >= OWN_REPLICAS
+
+    def note(self, ticket_id: int, model: str, client: str | None, now: float) -> None:
+        """Keep that a client's request was sent to a replica that had its model READY."""
         younger = self._younger
-        younger[ticket_id] = model, now
+        younger[ticket_id] = model, client, now
         if len(younger) >= _GENERATION:
             self._older, self._younger = younger, {}
 
@@ -377,26 +396,27 @@ class Placement:
         held = self._held.get(key)
         if noted is None or held is None:
             return False
-        model, picked_at = noted
+        model, client, picked_at = noted
         place = (key, model)
-        if held.ready.get(model, now) > picked_at or place in self._missed or place in self._own:
+        own = self._own.get(place, _NO_CLIENTS)
+        if held.ready.get(model, now) > picked_at or place in self._missed or client in own:
             return False
-        if len(self._missed) >= MAX_MISSES:
+        if len(self._missed) >= MAX_MISSES or len(own) >= MAX_OWN:
             return False
-        self._missed[place] = now
+        self._missed[place] = client, now
         self.looks += 1
         self.on_look(key)
         return True
 
     def _judge_misses(self, key: EndpointKey) -> None:
         held = self._held[key]
-        for place, at in [each for each in self._missed.items() if each[0][0] == key]:
+        for place, (client, at) in [each for each in self._missed.items() if each[0][0] == key]:
             if held.at < at:
                 continue
             del self._missed[place]
-            if held.ready.get(place[1], at) < at and len(self._own) < MAX_MISSES:
-                self._own[place] = at
-                self._changed(key)
+            known = place in self._own or len(self._own) < MAX_MISSES
+            if held.ready.get(place[1], at) < at and known:
+                self._own.setdefault(place, {})[client] = at
 
     # --- Reports --------------------------------------------------------------------------------
 

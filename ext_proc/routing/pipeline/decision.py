@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ext_proc.routing.health.placement import Sent
 from ext_proc.routing.pipeline.context import cheapest
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.pool import Pool
     from ext_proc.routing.values.rng import Rng
     from ext_proc.routing.values.ticket import Ticket
+
+
+SHARED_MEMORY: Final = b"shared_memory_region"
+"""In the body of a request that names a region, in JSON and in protobuf: Triton answers 404 to one
+that it does not know, whatever it has of the model."""
 
 
 class Decision(Plain):
@@ -115,10 +120,13 @@ def repeats(
         pool, variant = ticket.pool, context.variant
         sent = Sent(pool, variant, model or "", holders.version)
         placement.sent(candidates[order[0]].key, sent)
-    if model is None or not holders.repeats:
+    request = context.request
+    if model is None or not holders.repeats or placement.is_own(holders, model, request.client):
+        return False
+    if request.body is not None and SHARED_MEMORY in request.body:
         return False
     if ticket is not None and candidates[order[0]].key in holders.ready:
-        placement.note(ticket.id, model, context.now)
+        placement.note(ticket.id, model, request.client, context.now)
     return len(order) > 1 and candidates[order[1]].key in holders.ready
 
 

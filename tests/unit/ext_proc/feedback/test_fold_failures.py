@@ -118,7 +118,7 @@ def test_a_404_where_the_model_should_be_has_the_replica_asked(traffic, answer):
     placement.on_look = asked.append
     placement.take(R1, Listing(-1.0, (Row("m", "1", PlacementState.READY),)))
     ticket = traffic.sent("a")
-    placement.note(int(ticket.removeprefix("x-")), "m", traffic.now)
+    placement.note(int(ticket.removeprefix("x-")), "m", None, traffic.now)
     traffic.attempted(ticket, 1, Ended.DONE, answered=True, **answer)
     traffic.feedback.take(entry(ticket=ticket, **answer), traffic.now)
     assert asked == [R1]

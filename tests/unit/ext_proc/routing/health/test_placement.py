@@ -70,10 +70,10 @@ def router():
     return made
 
 
-def decide(router, model="a", now=1.0, version=None, form=Form.HTTP_INFER):
+def decide(router, model="a", now=1.0, version=None, form=Form.HTTP_INFER, **more):
     """Decide one request."""
     features = Features(form, model=model, version=version)
-    return router.decide(Request("many", None, "http", features), now, now)
+    return router.decide(Request("many", None, "http", features, **more), now, now)
 
 
 def hosts(decision):
@@ -234,12 +234,12 @@ def test_bounds_hold(monkeypatch):
         made.holders("many", f"x{number}", None)
         assert len(made._views["many"]) <= 4
     for number in range(40_000):
-        made.note(number, "a", 0.0)
+        made.note(number, "a", None, 0.0)
     assert len(made._younger) + len(made._older) <= module.MAX_TICKETS
     monkeypatch.setattr(module, "MAX_MISSES", 1)
     made.take(R1, listing(0.0, "a", "b"))
-    made.note(1, "a", 1.0)
-    made.note(2, "b", 1.0)
+    made.note(1, "a", None, 1.0)
+    made.note(2, "b", None, 1.0)
     assert [made.missed(number, R1, 2.0) for number in (1, 2)] == [True, False]
 
 
@@ -294,6 +294,42 @@ def test_a_model_that_answers_404_itself_is_not_repeated(missing):
     assert asked == [R0, R1]
     router.placement.sweep(2.0 + OWN_S + 1)
     assert decide(router, now=14.0).repeat_missing
+
+
+def test_what_one_client_asks_for_in_vain_is_its_own(missing):
+    """Its 404s on two replicas end the repair of its requests, and of no other client's."""
+    router, _ = missing
+    for key in (R0, R1):
+        router.placement.missed(decide(router, client="10.0.0.1").ticket.id, key, 2.0)
+        router.placement.take(key, listing(3.0, "a"))
+    assert not decide(router, now=4.0, client="10.0.0.1").repeat_missing
+    assert decide(router, now=4.0, client="10.0.0.2").repeat_missing
+    assert decide(router, now=4.0).repeat_missing
+    asks = router.placement.missed(decide(router, now=4.0, client="10.0.0.2").ticket.id, R0, 5.0)
+    assert asks
+    router.placement.sweep(2.0 + OWN_S + 1)
+    assert decide(router, now=14.0, client="10.0.0.1").repeat_missing
+
+
+def test_an_unknown_region_of_shared_memory_is_no_miss(missing):
+    """Triton answers 404 for the region, of a model that it has: also behind one address."""
+    router, asked = missing
+    body = b'{"outputs":[{"name":"o","parameters":{"shared_memory_region":"none"}}]}'
+    decision = decide(router, body=body)
+    assert not decision.repeat_missing
+    assert not router.placement.missed(decision.ticket.id, R0, 2.0)
+    assert asked == []
+
+
+def test_clients_of_a_models_own_404_are_bounded(missing, monkeypatch):
+    """A client with many addresses does not fill the memory; its misses just ask no more."""
+    router, _ = missing
+    monkeypatch.setattr(module, "MAX_OWN", 3)
+    for number in range(9):
+        router.placement.missed(decide(router, client=f"10.0.1.{number}").ticket.id, R0, 2.0)
+        router.placement.take(R0, listing(3.0, "a"))
+    ((place, clients),) = router.placement._own.items()
+    assert (place, len(clients)) == ((R0, "a"), 3)
 
 
 def test_a_model_that_was_loaded_again_is_repeated(missing):

@@ -168,6 +168,7 @@ def _entry(logged: Any) -> Entry | AttemptEntry:
         last_at_s=_seconds(common, "time_to_last_upstream_rx_byte"),
         lasted_s=lasted,
         usage=_usage(spaces[USAGE_NAMESPACE].fields) if USAGE_NAMESPACE in spaces else None,
+        delivered_at_s=None if final else _seconds(common, "time_to_last_rx_byte"),
         cause=_cause(common.response_flags) if _by_itself(final, answered, ended) else "",
     )
 

@@ -310,7 +310,8 @@ async def aging(folder: Path) -> AsyncIterator[tuple[Pair, Witness, Presented]]:
     machines = Machines(folder)
 
     def options(name: str) -> list[str]:
-        names = (f"URI:{TRUST_DOMAIN}/{name}", f"DNS:{name}.tidegate", *LOCAL)
+        uris = [f"URI:{TRUST_DOMAIN}/{name}{each}" for each in ("", "/picker-1")]
+        names = (*uris, f"DNS:{name}.tidegate", *LOCAL)
         made = machines.authority.aged(name, *names, life_days=LIFE_DAYS, left_days=LEFT_DAYS)
         files = ("--tls-cert", str(made.certificate), "--tls-key", str(made.key))
         return [*files, "--tls-ca", str(machines.authority.own.certificate)]

@@ -48,7 +48,7 @@ async def test_pools_are_taken_of_a_verified_server_only(
         ads, admin, metrics, listen, page = (ports.address() for _ in range(5))
         control = ControlSettings(fleet=file, ads=ads, admin=admin, metrics=metrics, **options)
         settings = PickerSettings(
-            listen=listen, metrics=page, xds=ads, tls_server_name=name, **ours.options
+            id="p1", listen=listen, metrics=page, xds=ads, tls_server_name=name, **ours.options
         )
 
         async with _running(control), Picker(settings) as picker:

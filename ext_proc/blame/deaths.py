@@ -26,7 +26,7 @@ Rules:
    a fingerprint until its deaths are complete. It must not be sent again once a replica has read
    it. A kind that killed one replica twice waits until that is forgotten, so that its variants do
    not kill the same replicas as often as they are back. A kind of which most requests are is not
-   confined: nobody would be left to protect.
+   confined: no other request would be left to protect.
 5. Any answer to a suspect, from any replica, clears its fingerprint of all deaths so far and lifts
    its refusal, and nothing else: an answer to a harmless near copy says nothing of the others. It
    remains in the sets of rule 6, so clearing never turns one of several members into a single one.

@@ -59,7 +59,7 @@ class ExchangeHandler:
         """Return whether reading the message may take more than a fraction of a millisecond."""
         return self._stream.costly(message)
 
-    def whom(self) -> str | None:
+    def client(self) -> str | None:
         """Return the client whose request it is; ``None`` = unknown."""
         return self._stream.client
 

@@ -1,4 +1,4 @@
-"""Clients: from whom a request comes, as far as Envoy vouches for it.
+"""Clients: who sends a request, as far as Envoy vouches for it.
 
 Rules:
 

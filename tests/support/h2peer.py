@@ -147,7 +147,7 @@ class Direct:
         """Return whether the message says so."""
         return message.startswith(b"costly")
 
-    def whom(self) -> str | None:
+    def client(self) -> str | None:
         """Return the trace as the client, if there is one."""
         return self.trace or None
 

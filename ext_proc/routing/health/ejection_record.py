@@ -206,7 +206,7 @@ class EjectionRecord:
         return tuple([client for client, each in self.experiments.items() if each.bad])
 
     def answers(self, client: int, now: float) -> None:
-        """Note whom the replica answers well."""
+        """Note the clients that the replica answers well."""
         known = self.good_to
         if client not in known and len(known) >= MAX_CLIENTS:
             del known[next(iter(known))]

@@ -73,7 +73,7 @@ class Unversioned(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """Of whom a replica was sent requests without a version."""
+    """A variant of which a replica was sent requests that name no version."""
 
     pool: str
     variant: str

@@ -37,8 +37,8 @@ class DirectHandler(Protocol):
     def costly(self, message: bytes) -> bool:
         """Return whether the message may take more than a fraction of a millisecond."""
 
-    def whom(self) -> str | None:
-        """Return for whom the call is made; ``None`` = only its connection is known."""
+    def client(self) -> str | None:
+        """Return the client whose call it is; ``None`` = only its connection is known."""
 
     def answer(self, message: bytes) -> Sequence[bytes] | None:
         """Return the replies to a message; ``None`` ends the call with OK."""
@@ -118,8 +118,8 @@ class DirectStream(Http2Stream):
             connection = self._connection
             if not connection.turns.take(connection.loop):
                 self._slow = True
-                whom = self._answers.whom() or connection
-                connection.turns.add(connection.loop, whom, self._go_on)
+                client = self._answers.client() or connection
+                connection.turns.add(connection.loop, client, self._go_on)
                 return
         self._its_turn = False
         self._unread.popleft()

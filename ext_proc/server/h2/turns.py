@@ -6,7 +6,7 @@ Rules:
    opens a stream counting as ``OPENING``. The rest of what has arrived waits, and its peer is not
    read from until it has been taken.
 2. One costly reading is done in one iteration of the loop: the first goes at once.
-3. What waits, portions and readings, takes turns: one in each iteration, in turn by whom it is for.
+3. What waits, portions and readings, takes turns: one in each iteration, client by client.
    Between two iterations the loop serves whatever else has arrived.
 """
 
@@ -60,7 +60,7 @@ class Portions:
 
 
 class Turns:
-    """What waits for its turn, by whom it is for."""
+    """What waits for its turn, by client."""
 
     __slots__ = ("_busy", "_loop", "_waiting")
 
@@ -78,11 +78,13 @@ class Turns:
         self._begin(loop)
         return True
 
-    def add(self, loop: asyncio.AbstractEventLoop, whom: object, work: Callable[[], bool]) -> None:
-        """Do ``work`` when the turn of ``whom`` comes; it returns whether it did anything."""
-        waiting = self._waiting.get(whom)
+    def add(
+        self, loop: asyncio.AbstractEventLoop, client: object, work: Callable[[], bool]
+    ) -> None:
+        """Do ``work`` when the turn of ``client`` comes; it returns whether it did anything."""
+        waiting = self._waiting.get(client)
         if waiting is None:
-            self._waiting[whom] = deque((work,))
+            self._waiting[client] = deque((work,))
         else:
             waiting.append(work)
         if not self._busy:
@@ -96,11 +98,11 @@ class Turns:
         """Do one thing that waits."""
         done = False
         while self._waiting and not done:
-            whom = next(iter(self._waiting))
-            waiting = self._waiting.pop(whom)
+            client = next(iter(self._waiting))
+            waiting = self._waiting.pop(client)
             work = waiting.popleft()
             if waiting:
-                self._waiting[whom] = waiting  # behind all others
+                self._waiting[client] = waiting  # behind all others
             done = work()
         if done and self._loop is not None:
             self._loop.call_soon(self._next)

@@ -190,11 +190,13 @@ def read_model_call(
 
 def _read_call(scanner: Scanner, end: int) -> tuple[str | None, str | None]:
     model = version = None
+    wrong: dict[int, BadRequest] = {}
     for item in scanner.fields(0, end):
         if item.number == _CALL_NAME:
-            model = _identifier(scanner, item, "name")
+            model = _identifier(scanner, item, "name", wrong)
         elif item.number == _CALL_VERSION:
-            version = _identifier(scanner, item, "version")
+            version = _identifier(scanner, item, "version", wrong)
+    _hold(wrong)
     return model, None if version is None else values.version(version)
 
 
@@ -228,11 +230,12 @@ def _open(
 
 def _read_message(scanner: Scanner, end: int) -> _Message:
     message, shapes = _Message(), ShapeReader(scanner)
+    wrong: dict[int, BadRequest] = {}  # by field: of several values the last counts
     for item in scanner.fields(0, end):
         if item.number == _MODEL:
-            message.model = _identifier(scanner, item, "model_name")
+            message.model = _identifier(scanner, item, "model_name", wrong)
         elif item.number == _VERSION:
-            message.version = _identifier(scanner, item, "model_version")
+            message.version = _identifier(scanner, item, "model_version", wrong)
         elif item.number == _ID:
             message.id = scanner.text(item, _NAME_BYTES)
         elif item.number == _PARAMETERS:
@@ -247,14 +250,32 @@ def _read_message(scanner: Scanner, end: int) -> _Message:
             else:
                 scanner.unsure = True
     message.whole = end <= len(scanner.data)
+    _hold(wrong)
     return message
 
 
-def _identifier(scanner: Scanner, item: Field, place: str) -> str | None:
+def _hold(wrong: Mapping[int, BadRequest]) -> None:
+    """Raise the first error of the values that count."""
+    for error in wrong.values():
+        raise error
+
+
+def _identifier(
+    scanner: Scanner, item: Field, place: str, wrong: dict[int, BadRequest]
+) -> str | None:
+    """Return a name; what is wrong with it is noted by its field's number."""
+    wrong.pop(item.number, None)
     text = scanner.text(item, _NAME_BYTES)
     if text is None and item.whole and item.kind == BYTES:
-        raise BadRequest(f"{place} is too long; use at most {values.MAX_NAME_CHARS} characters")
-    return None if text is None else values.name(values.c_text(text), place)
+        most = values.MAX_NAME_CHARS
+        wrong[item.number] = BadRequest(f"{place} is too long; use at most {most} characters")
+    if text is None:
+        return None
+    try:
+        return values.name(values.c_text(text), place)
+    except BadRequest as error:
+        wrong[item.number] = error
+        return None
 
 
 def _fields(scanner: Scanner, item: Field) -> list[Field]:

@@ -57,6 +57,15 @@ def test_sequence_id(kind, value, expected):
     assert read(message).sequence_id == expected
 
 
+def test_of_several_names_the_last_counts():
+    """However long those before it are; protobuf keeps the last."""
+    long = service_pb2.ModelInferRequest(model_name="x" * 300).SerializeToString()
+    last = service_pb2.ModelInferRequest(model_name="m").SerializeToString()
+    assert read(frame(long + last)).model == "m"
+    with pytest.raises(BadRequest, match="model_name has 300 characters"):
+        read(frame(last + long))
+
+
 def test_parameters():
     """Sequence flags, priority, timeout, limit and adapter are read, the rest is passed."""
     message = request()

@@ -49,6 +49,8 @@ class AdsConnection:
     outbox: deque[ResourceResponse] = field(default_factory=deque)
     filled: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a message is added to ``outbox``."""
+    greeted: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the client has been told that its first request is accepted."""
     drained: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a message of ``outbox`` has been written."""
 

@@ -330,9 +330,11 @@ class AdsServer:
         while request is not grpc.aio.EOF:
             if not connection.known:
                 self._introduce(context, connection, wire.node_of(request))
-                await context.send_initial_metadata(_ACCEPTED)
             sotw = connection.variant == "sotw"
             self._take(connection, wire.read_sotw(request) if sotw else wire.read_delta(request))
+            if not connection.greeted.is_set():
+                await context.send_initial_metadata(_ACCEPTED)
+                connection.greeted.set()
             while len(connection.outbox) >= MAX_OUTBOX:
                 connection.drained.clear()
                 await connection.drained.wait()
@@ -340,6 +342,7 @@ class AdsServer:
 
     async def _write(self, context: Any, connection: AdsConnection) -> None:
         encode = wire.write_sotw if connection.variant == "sotw" else wire.write_delta
+        await connection.greeted.wait()
         while True:
             await connection.filled.wait()
             connection.filled.clear()

@@ -127,7 +127,7 @@ _BODIES = {
     "a list": (b'{"model": ["vision"]}', (), False),
     "a zero byte": (b'{"model": "vision\\u0000"}', (), False),
     "a space": (b'{"model": "vision "}', (), False),
-    "a byte order mark": (b"\xef\xbb\xbf" + NAMED, (), False),
+    "a byte order mark": (b"\xef\xbb\xbf" + NAMED, (), True),  # Python's json skips it
     "UTF-16": (NAMED.decode().encode("utf-16"), (), False),
     "much space": (b" " * 100_000 + NAMED, (), True),
     "garbage behind": (NAMED + b"}", (), False),

@@ -128,7 +128,7 @@ class Picker:
             interval_s=settings.scrape_interval,
             loads=router.registry.loads,
             publish=self._publish,
-            on_gone=router.suspicion.page_failed,
+            on_gone=router.suspicion.probe_failed,
             contexts=contexts,
             not_named=self._not_named,
         )

@@ -4,7 +4,9 @@ Rules:
 
 1. Only the worker that leads asks; it tells the others what it found, and they apply it as their
    own. What they want to be asked at once, they tell the leader.
-2. A listing is told when it differs from the last one, and again after ``REPEAT_S``, so that a
+2. All workers note a replica that is not ready: it confirms a death, and tells when the replica is
+   certainly back (``blame.deaths``, rule 4).
+3. A listing is told when it differs from the last one, and again after ``REPEAT_S``, so that a
    worker that starts later knows it too.
 """
 
@@ -71,7 +73,7 @@ class Probing:
     def follow(self, news: Probed | Looked | LookWanted) -> None:
         """Take what another worker tells."""
         if isinstance(news, Probed):
-            news.take(self._router.conditions)
+            self._take(news)
         elif isinstance(news, Looked):
             news.take(self._router.placement)
         elif self._leading:
@@ -87,10 +89,13 @@ class Probing:
         }
 
     def _probed(self, found: Probed) -> None:
-        found.take(self._router.conditions)
+        self._take(found)
         self._publish(found)
+
+    def _take(self, found: Probed) -> None:
+        found.take(self._router.conditions)
         if not found.ready:
-            self._router.suspicion.gone(found.endpoint.id, time.monotonic())
+            self._router.suspicion.probe_failed(found.endpoint.id, time.monotonic())
 
     def _looked(self, key: EndpointKey, listing: Listing | None) -> bool:
         found, now = Looked(key, listing), time.monotonic()

@@ -21,7 +21,7 @@ Rules:
    and all requests of it are *confined*: they run only on replicas that died with it, so that no
    content takes more than these. Such a replica must be back for certain, because a proxy that
    finds it unhealthy falls back to another one: it answered a request ``DEATH_S`` or more after
-   its last death, or its page, which could not be read then, has been readable for ``BACK_S``. It
+   its last death, or its readiness probe or its page, which failed then, has not for ``BACK_S``. It
    runs one confined request at a time. A confined request waits while another copy of it runs, and
    a fingerprint until its deaths are complete. It must not be sent again once a replica has read
    it. A kind that killed one replica twice waits until that is forgotten, so that its variants do
@@ -196,8 +196,8 @@ class Deaths:
         """When they were found out."""
         self._cleared = False
         """Something was cleared since."""
-        self._paged: dict[str, float] = {}
-        """When a replica's page last could not be read, or showed that it had restarted."""
+        self._probed: dict[str, float] = {}
+        """When a replica was last not ready, or its page could not be read or told of a restart."""
         self._last: dict[str, float] = {}
         """When a replica died last."""
         self._alive: dict[str, float] = {}
@@ -228,7 +228,7 @@ class Deaths:
         for kept in (self._of, self._marked, self._gone, self._left, self._last, self._trials):
             kept.clear()
         self._alive.clear()
-        self._paged.clear()
+        self._probed.clear()
         self.condemned.clear()
         self._callers = None
         self._deaths.clear()
@@ -317,18 +317,18 @@ class Deaths:
             if each.replica == replica and abs(at - each.began) <= DEATH_S:
                 each.unknown = True
 
-    def gone(self, replica: str, at: float, *, page: bool = False) -> None:
+    def gone(self, replica: str, at: float, *, probe: bool = False) -> None:
         """Note that a replica restarted, or could not be reached.
 
         Args:
             replica: Id of the endpoint.
             at: When it was noticed, monotonic seconds.
-            page: It was its page that could not be read, or that told.
+            probe: Its readiness probe or its page told, which are asked again and again.
         """
         _note(self._gone, replica, at)
         self._callers = None
-        if page:
-            _note(self._paged, replica, at)
+        if probe:
+            _note(self._probed, replica, at)
         for each in self._deaths:
             if each.replica == replica and -DEATH_S <= at - each.began <= CONFIRM_S:
                 each.confirmed = True
@@ -447,7 +447,7 @@ class Deaths:
         last = self._last.get(replica, NEVER)
         if self._alive.get(replica, NEVER) - last >= DEATH_S:
             return True
-        told = self._paged.get(replica, NEVER) >= last - DEATH_S
+        told = self._probed.get(replica, NEVER) >= last - DEATH_S
         return told and now - max(last, self.gone_at(replica)) >= BACK_S
 
     def repeatable(

@@ -474,9 +474,12 @@ class Suspicion:
             self.deaths.gone(replica, now)
             self._tell(Gone(replica, now))
 
-    def page_failed(self, replica: str, now: float) -> None:
-        """Note that a replica's page cannot be read, or shows a restart; peer workers know it."""
-        self.deaths.gone(replica, now, page=True)
+    def probe_failed(self, replica: str, now: float) -> None:
+        """Note that a replica is not ready, or that its page cannot be read or shows a restart.
+
+        Peer workers know it.
+        """
+        self.deaths.gone(replica, now, probe=True)
 
     def left(self, replica: str, now: float) -> None:
         """Note that a caller left a request that a replica had read and not answered."""

@@ -148,7 +148,7 @@ class DeadlyFleet:
 
     def _page_failed(self, replica: str) -> None:
         if replica in self.down:
-            self.router.suspicion.page_failed(replica, self.now)
+            self.router.suspicion.probe_failed(replica, self.now)
             self._at(SEEN_S, lambda: self._page_failed(replica))
 
     def _fail(self, body: bytes, decision: Decision) -> None:

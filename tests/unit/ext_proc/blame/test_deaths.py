@@ -398,13 +398,13 @@ def test_a_kind_that_killed_a_replica_again_waits():
     assert deaths.confined(of(None, SECOND, KIND), LATER + WINDOW_S + 0.1) is None
 
 
-def test_a_page_that_is_readable_again_for_a_while_tells_that_a_replica_is_back():
+def test_a_probe_or_page_that_succeeds_for_a_while_tells_that_a_replica_is_back():
     """The proxy's own checks have found it healthy by then."""
     deaths = Deaths()
     for replica, at in (("a", 0.0), ("b", 0.1)):
         deaths.died(replica, of(None), at)
         deaths.gone(replica, at + 0.5)
-    deaths.gone("a", 3.0, page=True)
+    deaths.gone("a", 3.0, probe=True)
     assert deaths.confined(of(None), 3.0 + BACK_S - 0.1) == frozenset()
     assert deaths.confined(of(None), 3.0 + BACK_S) == {"a"}
 

@@ -22,6 +22,7 @@ from support.traffic import (
     metric,
     vision_body,
 )
+from tidegate_api.names import REASON_HEADER
 
 SERVED = (("none", "grpc"), ("peek", "grpc"), ("full", "grpc"), ("full", "nghttp2"))
 """Body mode and transport of each stack."""
@@ -136,26 +137,37 @@ async def test_chunked_and_trailers_over_http_1(http, mode_stack):
     assert await quiet(http, mode_stack)
 
 
-async def test_h2c_and_trailers(http, mode_stack):
-    """HTTP/2 without TLS; the request ends with trailers or with its last data frame."""
-    body = generate()
-    for trailers in (None, {"x-checksum": "7"}):
-        async with Raw(mode_stack.http_address) as raw:
-            answer = await asyncio.wait_for(
-                h2_request(raw, GENERATE, [body[:7], body[7:]], trailers), 60
-            )
-        assert (answer.headers[":status"], answer.reset) == ("200", False)
+async def assert_trailers_end(http, stack, pieces, pause_s=None):
+    """Assert that a request that trailers end is served, but in `peek` refused without a pick."""
+    before = await of_picker(http, stack, "picks_total")
+    async with Raw(stack.http_address) as raw:
+        sent = h2_request(raw, GENERATE, pieces, {"x-checksum": "7"}, pause_s=pause_s)
+        answer = await asyncio.wait_for(sent, 60)
+    assert await quiet(http, stack)
+    picks = await of_picker(http, stack, "picks_total") - before
+    status, reason = answer.headers[":status"], answer.headers.get(REASON_HEADER)
+    if stack.mode == "peek":
+        assert (status, reason, picks, answer.reset) == ("400", "trailers", 0, False)
+        assert "without trailers" in orjson.loads(answer.body)["error"]
+    else:
+        assert (status, reason, picks, answer.reset) == ("200", None, 1, False)
         assert b"text_output" in answer.body
-    assert await quiet(http, mode_stack)
+
+
+async def test_h2c_and_trailers(http, mode_stack):
+    """HTTP/2 without TLS; the request ends with its last data frame, or with trailers."""
+    body = generate()
+    pieces = [body[:7], body[7:]]
+    async with Raw(mode_stack.http_address) as raw:
+        answer = await asyncio.wait_for(h2_request(raw, GENERATE, pieces), 60)
+    assert (answer.headers[":status"], answer.reset) == ("200", False)
+    assert b"text_output" in answer.body
+    await assert_trailers_end(http, mode_stack, pieces)
 
 
 async def test_trailers_that_come_late(http, mode_stack):
-    """A body whose trailers arrive after the picker requested the body is forwarded unchanged."""
-    async with Raw(mode_stack.http_address) as raw:
-        sent = h2_request(raw, GENERATE, [generate()], {"x-checksum": "7"}, pause_s=0.5)
-        answer = await asyncio.wait_for(sent, 60)
-    assert await quiet(http, mode_stack)
-    assert answer.headers[":status"] == "200"
+    """They arrive after the picker requested the body, and change nothing."""
+    await assert_trailers_end(http, mode_stack, [generate()], pause_s=0.5)
 
 
 async def deliver(stack, lines: list[str], parts: list[bytes]) -> int:

@@ -168,21 +168,53 @@ async def test_a_long_request_that_was_retried_counts_where_it_runs(http, stack,
     assert await eventually(back)
 
 
+async def malformed(http, stack):
+    """Send a request that no replica can read; return the status."""
+    async with http.post(stack.http_url + GENERATE, data=b"[malformed") as answer:
+        await answer.read()
+        return answer.status
+
+
 async def test_malformed_requests_eject_no_replica(http, stack, replicas):
-    """Status 500 for malformed requests does not count as a failure of the replica."""
-    asked = sum(len(replica.asked) for replica in replicas)
-    for _ in range(40):
-        async with http.post(stack.http_url + GENERATE, data=b"[malformed") as answer:
-            assert answer.status == 500
-    assert sum(len(replica.asked) for replica in replicas) == asked + 40
+    """They are refused; where they are let through, their status 500 is no replica's failure."""
 
-    async def judged() -> bool:
+    def asked():
+        return sum(len(replica.asked) for replica in replicas)
+
+    async def judged():
         name = "tidegate_picker_feedback_entries_total"
-        return await metric(http, stack.picker_metrics, name, outcome="client") >= 40
+        return await metric(http, stack.picker_metrics, name, outcome="client")
 
-    assert await eventually(judged)
-    for replica in replicas:
-        assert not await conditions(http, stack, replica.name)
+    before = asked()
+    assert [await malformed(http, stack) for _ in range(40)] == [400] * 40
+    assert asked() == before
+    fleet = stack.read_fleet()
+    (pool,) = fleet["pools"]
+    routing = {**pool.get("routing", {}), "unsound_requests": "pass"}
+    stack.write_fleet({**fleet, "pools": [{**pool, "routing": routing}]})
+    try:
+
+        async def passes():
+            return await malformed(http, stack) == 500
+
+        assert await eventually(passes)
+        before, known = asked(), await judged()
+        assert [await malformed(http, stack) for _ in range(40)] == [500] * 40
+        assert asked() == before + 40
+
+        async def all_judged():
+            return await judged() >= known + 40
+
+        assert await eventually(all_judged)
+        for replica in replicas:
+            assert not await conditions(http, stack, replica.name)
+    finally:
+        stack.write_fleet(fleet)
+
+    async def refused():
+        return await malformed(http, stack) == 400
+
+    assert await eventually(refused)
 
 
 async def test_a_replica_that_is_not_ready_gets_no_work(http, stack, replicas):

@@ -110,6 +110,10 @@ beyond it the connection is closed. A client that leaves all its streams at once
 _MAX_ANSWERS, _MAX_CONTROL_ANSWERS = 10_000, 1000
 """HTTP/2 frames, and of them control frames, that may wait for a client that does not read."""
 
+_ACCEPTED_TOGETHER = 8
+"""Connections that a worker accepts before it serves others and hears of overload. Without a bound
+it accepts all that waited, and reads them all before it hears that the heap is full."""
+
 _HOST_OF_HTTP_10 = "tidegate"
 """HTTP/1.0 requests may have no `host` header."""
 
@@ -150,6 +154,7 @@ def listener(spec: ListenerSpec, slots: int, *, pool_limits: bool = False, of: s
         name=further(LISTENER_NAME, of),
         address=Address(socket_address=SocketAddress(address=host, port_value=port)),
         per_connection_buffer_limit_bytes=spec.buffer_bytes,
+        max_connections_to_accept_per_socket_event=_ACCEPTED_TOGETHER,
         filter_chains=[usual, h2] if bounded else [usual],
         listener_filters=[
             *([proxy_protocol()] if spec.proxy_protocol else []),

@@ -281,6 +281,12 @@ def test_the_listeners_buffer_can_be_set() -> None:
     assert message.per_connection_buffer_limit_bytes.value == 131_072
 
 
+def test_few_connections_are_accepted_at_once() -> None:
+    """Envoy hears that its heap is full before it reads all connections that waited."""
+    message, _, _ = _processor(fleet())
+    assert message.max_connections_to_accept_per_socket_event.value == 8
+
+
 def test_headers_that_stall_are_bounded() -> None:
     """The time in which a client must send its headers is bounded; 0 = no limit."""
     for seconds in (10, 0):

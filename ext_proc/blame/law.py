@@ -375,7 +375,9 @@ class Sign(NamedTuple):
 SIGNS: Final = (
     Sign("a byte of an answer came", lambda _, answered: answered, Mark.ALIVE),
     Sign("the client is still sending", lambda delivered, _: not delivered, Mark.NOTHING),
-    Sign("the client has sent all of it; no byte of an answer came", lambda *_: True, Mark.SILENT),
+    Sign(
+        "the client has sent all of it; no byte of an answer came", lambda _, __: True, Mark.SILENT
+    ),
 )
 """What a running request says of its replica; the first row that holds decides."""
 

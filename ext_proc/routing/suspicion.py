@@ -274,6 +274,9 @@ class Suspicion:
         """
         deaths, usual, name = self.deaths, self._usual_in(request.pool, now), who.name
         shares, is_common = usual.shares, self._common(usual, request.pool)
+        if not shares and who.caller is not None:
+            # This worker has decided on no request of the pool yet, so it knows no other caller.
+            shares = {who.caller: 1.0}
         only = deaths.confined(who, now, shares, is_common)
         if only is not None and self._catch_up is not None:
             self._catch_up()

@@ -394,6 +394,17 @@ def test_workers_know_near_copies_of_each_other(build):
         assert replica_of(send(worker, build, NEAR, DONE)) in {"r0", "r1"}
 
 
+def test_a_worker_that_knows_no_other_caller_confines_none(build):
+    """It has decided on nothing yet: the killer's caller may be the only one there is."""
+    one, two = (build.router(build.pool(4)) for _ in range(2))
+    one.suspicion._on_event = lambda event: two.peers.follow(1, event, 0.0)
+    decision = decide(one, asked(build, KILLER).changed(client="caller"))
+    die(one, decision, "r0", 0.0)
+    die(one, decision, "r1", LATER)
+    assert decide(two, asked(build, FAR).changed(client="caller"), DONE).retriable
+    assert refuse(two, asked(build, NEAR), DONE).kind is RefusalKind.SUSPECT_WAITS
+
+
 def test_bodies_sent_to_workers_are_bounded(build, monkeypatch):
     """A replica may die with hundreds of long bodies."""
     told = []

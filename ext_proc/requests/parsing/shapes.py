@@ -86,14 +86,15 @@ def multiply(
 
     Raises:
         BadRequest: A dimension is negative or no integer.
-        UnsoundRequest: The product is above the bound, or there are too many dimensions.
+        UnsoundRequest: The product is above the bound, a dimension is below -1, or there are too
+            many dimensions.
     """
     if len(shape) > most:
         raise _bad(f"the shape of {_named(place)} has too many dimensions")
     product, zero = abs(before), before < 0
     for size in shape:
         if type(size) is not int or size < 0:
-            raise BadRequest(f"each dimension of {_named(place)} must be an integer of at least 0")
+            raise _no_dimension(size, place)
         if not size:
             zero = True
             continue
@@ -105,6 +106,13 @@ def multiply(
     if product > MAX_BESIDE_ZERO:
         raise _bad(f"the shape of {_named(place)} has too many elements beside its 0")
     return -product
+
+
+def _no_dimension(size: object, place: str | int) -> BadRequest:
+    if type(size) is int and size < -1:
+        # Triton multiplies it all the same: [-2**63, 0] of BYTES ends the model's process.
+        return _bad(f"the shape of {_named(place)} has a negative dimension")
+    return BadRequest(f"each dimension of {_named(place)} must be an integer of at least 0")
 
 
 def check_bytes(elements: int, datatype: str, size: int, place: str | int) -> None:

@@ -295,7 +295,7 @@ async def test_random_messages_end_nothing(stack: Stack, clients, surface) -> No
 
 
 def speaking(message: Any) -> Any:
-    """Return a message as one of whom the peer's certificate names: others are refused unread."""
+    """Return a message with an id that the peer's certificate names: others are refused unread."""
     for name, own in (("picker_id", "p2"), ("group", "p2"), ("endpoint", "u0")):
         if message.DESCRIPTOR.full_name in SPEAKERS and name in message.DESCRIPTOR.fields_by_name:
             setattr(message, name, own)

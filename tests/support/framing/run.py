@@ -20,7 +20,7 @@ BEATS = 1_000_000_000
 
 
 class Heart:
-    """Small requests, sent one after the other as long as somebody waits for them.
+    """Small requests, sent one after the other as long as a test waits for them.
 
     What waits for two of them waits for as long as a request through the picker takes, whatever
     the machine is doing. They are cases as all others.

@@ -18,7 +18,7 @@ MEMBER = Who(b"an innocent one")
 
 @pytest.mark.parametrize("leads", [True, False], ids=["leader", "follower"])
 def test_a_failed_probe_tells_when_a_dead_replica_is_back(leads):
-    """Without it, members of an operator's kill would wait a minute where nobody else asks."""
+    """Without it, members of an operator's kill would wait a minute where there are no others."""
     router, told = Router(random.Random(1)), []
     deaths, probing = router.suspicion.deaths, Probing(router, told.append)
     now = time.monotonic()

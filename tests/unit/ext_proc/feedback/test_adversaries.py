@@ -104,7 +104,7 @@ def test_a_400_that_counts_as_good_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("honest", [1, 6])
 def test_a_replica_that_stands_still_is_found_beside_half_uploads_and_400s(honest: int) -> None:
-    """Its front goes on answering 400; nobody's valid request comes back."""
+    """Its front goes on answering 400; no valid request comes back."""
     adversaries = (
         Adversary("uploads", ((Kind.HALF, 0.4),)),
         Adversary("mistakes", ((Kind.WRONG, 5.0),)),

@@ -1,4 +1,4 @@
-"""From whom a request comes."""
+"""The client of a request."""
 
 from __future__ import annotations
 

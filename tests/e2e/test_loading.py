@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
-import signal
 from collections import Counter
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -76,6 +74,23 @@ async def models(http, tritons):
             config.write_text(config.read_text("utf-8").replace(*SLOWER), "utf-8")
         await placed.change({("served", "r1"): True})
         yield placed
+
+
+@pytest.fixture(autouse=True)
+async def left_clean(http, tritons, models):  # noqa: ARG001 - unloads before they end
+    """Unload what a test left loaded, a failed one too, so that the next one finds none of it."""
+    yield
+
+    async def unloaded(model) -> bool:
+        left = await having(http, tritons, model)
+        for at in left:
+            url = f"{tritons.replica(at).http_url}/v2/repository/models/{model}/unload"
+            async with http.post(url) as answer:
+                assert answer.status == 200, await answer.text()
+        return not left
+
+    for model in {*NAMES, SLOW} - {"served"}:
+        assert await eventually(lambda model=model: unloaded(model))
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +257,7 @@ async def test_a_killed_control_server_ends_operations_when_it_is_back(
     async with requests(stack, models):
         async with served(file, tmp_path / "state") as run:
             first = await begun(run.admin)
-            os.kill(run.process.pid, signal.SIGKILL)
+            await run.kill()
         assert "r1" in await having(http, tritons, SLOW)
         async with served(file, tmp_path / "state") as run:
             assert await ended(run.admin, first) == ("done", ["r1", "r2", "r3"])
@@ -251,7 +266,7 @@ async def test_a_killed_control_server_ends_operations_when_it_is_back(
             second = await begun(run.admin)
             await run.admin.AbortModel(api.AbortModelRequest(operation=second))
             await reached(run.admin, second, "undoing")
-            os.kill(run.process.pid, signal.SIGKILL)
+            await run.kill()
         async with served(file, tmp_path / "state") as run:
             assert await ended(run.admin, second) == ("undone", [])
             told = (await run.admin.ListRevisions(api.ListRevisionsRequest())).operations
@@ -311,7 +326,7 @@ async def test_a_control_server_that_is_killed_while_it_compares_compares_again(
             request = api.LoadModelRequest(pool="loads", model=SLOW, parallel=3)
             number = (await run.admin.LoadModel(request)).number
             await front.held.wait()
-            os.kill(run.process.pid, signal.SIGKILL)
+            await run.kill()
         assert await having(http, tritons, SLOW) == ["r1", "r2", "r3"]
         front.released.set()
         async with served(file, tmp_path / "state") as run:

@@ -38,6 +38,10 @@ class ControlProcess:
                 pass
         return event
 
+    async def kill(self) -> None:
+        """Kill it and wait for its end; nothing happens if it has ended."""
+        await _kill(self.process)
+
     async def drain(self, endpoint: str, *, draining: bool = True) -> int:
         """Drain a replica, whatever remains; return the revision."""
         options = api.ChangeOptions(force=True)
@@ -53,6 +57,14 @@ class ControlProcess:
         answer = await self.admin.GetFleet(api.GetFleetRequest())
         (found,) = json.loads(answer.fleet_json)["pools"]
         return [each["id"] for each in found["endpoints"] if each.get("draining")]
+
+
+async def _kill(process: spawning.Process) -> None:
+    if process.returncode is None:
+        # asyncio's watcher may have reaped it already, and tells its exit code a turn later.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+    await process.wait()
 
 
 async def piped(command: tuple[str, ...]) -> tuple[spawning.Process, asyncio.StreamReader]:
@@ -93,7 +105,5 @@ async def served(file: Path, state: Path, *options: str, admin: str = "127.0.0.1
             made.seen = seen
             yield made
     finally:
-        if process.returncode is None:
-            os.kill(process.pid, signal.SIGKILL)
-        await process.wait()
+        await _kill(process)
         await reader

@@ -264,7 +264,8 @@ class Router:
             self.registry.abandoned.note(ticket)
         if request.blocks:
             whose = tenant_of(features, pool.seed)
-            self.trials.propose(number, key, request.blocks, whose, matched, now)
+            again = features.recomputed
+            self.trials.propose(number, key, request.blocks, whose, matched, now, recomputed=again)
         if pool.refuse_deadly:
             self.suspicion.picked(number, key.id, request, now)
         if prompted:

@@ -168,13 +168,14 @@ class Decoder:
         return at + SAMPLE.size, LatencySample(ticket, _finite(ended))
 
     def _inserted(self, frame: bytes, at: int) -> _Read:
-        _, number, when, tenant, ticket, count = INSERTED.unpack_from(frame, at)
+        _, number, when, tenant, ticket, again, count = INSERTED.unpack_from(frame, at)
         at += INSERTED.size
         end = at + count * BLOCK_BYTES
         if count > MAX_BLOCKS or end > len(frame):
             raise GarbledError(f"invalid insert of {count} blocks")
         blocks = tuple(array("q", frame[at:end]))
-        return end, Inserted(self._endpoint(number), blocks, _finite(when), tenant, ticket)
+        endpoint = self._endpoint(number)
+        return end, Inserted(endpoint, blocks, _finite(when), tenant, ticket, bool(again))
 
     def _confirmed(self, frame: bytes, at: int) -> _Read:
         return at + TRIED.size, Confirmed(TRIED.unpack_from(frame, at)[1])

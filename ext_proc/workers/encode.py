@@ -150,10 +150,10 @@ class Encoder:
         )
 
     def _inserted(self, event: Inserted, into: bytearray) -> None:
-        endpoint, blocks, at, tenant, ticket = event
+        endpoint, blocks, at, tenant, ticket, recomputed = event
         blocks = blocks[:MAX_BLOCKS]
         number = self._number(endpoint)
-        into += INSERTED.pack(TAG_INSERTED, number, at, tenant, ticket, len(blocks))
+        into += INSERTED.pack(TAG_INSERTED, number, at, tenant, ticket, recomputed, len(blocks))
         into += array("q", blocks).tobytes()
 
     def _confirmed(self, event: Confirmed, into: bytearray) -> None:

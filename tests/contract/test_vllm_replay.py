@@ -26,15 +26,26 @@ FRAMES = [
     for line in (FOLDER / "replay.jsonl").read_text().splitlines()
 ]
 HITS = [json.loads(line) for line in (FOLDER / "hits.jsonl").read_text().splitlines()]
+RECOMPUTED = [
+    json.loads(line) for line in (FOLDER / "recomputed-hits.jsonl").read_text().splitlines()
+]
+RECOMPUTED_FRAMES = [
+    [bytes.fromhex(frame) for frame in json.loads(line)]
+    for line in (FOLDER / "recomputed.jsonl").read_text().splitlines()
+]
 SIZE = 32
 R1 = EndpointKey("r1", 1)
 
 
 def predicted(index, tokens):
     """Return the tokens that an engine reads from its cache by the index; it computes the last."""
+    return SIZE * min(index.matched(hashed(tokens), R1), (len(tokens) - 1) // SIZE)
+
+
+def hashed(tokens):
+    """Return the blocks of a prompt."""
     asked = Features(Form.OPENAI, model="tiny")
-    blocks = chained(asked, struct.pack(f"<{len(tokens)}I", *tokens), SIZE * 4)
-    return SIZE * min(index.matched(blocks, R1), (len(tokens) - 1) // SIZE)
+    return chained(asked, struct.pack(f"<{len(tokens)}I", *tokens), SIZE * 4)
 
 
 def test_a_reply_has_four_frames():
@@ -46,6 +57,22 @@ def test_a_reply_has_four_frames():
 
 def test_each_prediction_is_the_engines_own_count():
     """Through reported reuse, computed copies and evictions, before each of the requests."""
+    found, counts = predictions(FRAMES, HITS)
+    assert found == [hit["cached"] for hit in HITS]
+    assert sum(hit["report"] and hit["cached"] > 0 for hit in HITS) >= 3
+    assert counts["BlockRemoved"] > 0
+
+
+def test_predictions_hold_where_a_prompt_was_computed_from_its_root():
+    """``prompt_logprobs`` makes a copy; after the eviction of one the engine still hits."""
+    found, counts = predictions(RECOMPUTED_FRAMES, RECOMPUTED)
+    assert found == [hit["cached"] for hit in RECOMPUTED]
+    assert [hit["cached"] for hit in RECOMPUTED if not hit["report"]].count(5 * SIZE) == 1
+    assert counts["BlockRemoved"] > 0
+
+
+def predictions(frames, hits):
+    """Return what the index predicts before each request, and what its engine published."""
     index = ExactIndex()
     translator = Translator(
         R1, 0, model="tiny", models=frozenset({"tiny"}), block_tokens=SIZE, block=index.block
@@ -57,17 +84,17 @@ def test_each_prediction_is_the_engines_own_count():
         can_replay=True,
     )
     index.apply(Reporting(R1, complete=False))
-    batches = iter(FRAMES[:-1])
+    batches = iter(frames[:-1])
     seen, found = 0, []
-    for hit in HITS:
+    for hit in hits:
         while seen < hit["batches"]:
             _, _, number, payload = next(batches)
             assert follower.replayed(int.from_bytes(number, "big"), payload, first=not seen)
             seen += 1
-        found.append(predicted(index, hit["prompt"]))
-    assert found == [hit["cached"] for hit in HITS]
-    assert sum(hit["report"] and hit["cached"] > 0 for hit in HITS) >= 3
-    assert follower.counts["BlockRemoved"] > 0
+        again = hit.get("recomputed", False)
+        found.append(0 if again else predicted(index, hit["prompt"]))
+        index.propose(R1, hashed(hit["prompt"]), 0.0, recomputed=again)
+    return found, follower.counts
 
 
 class Sink:

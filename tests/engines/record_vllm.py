@@ -5,7 +5,8 @@
 The engine is fresh, with blocks of 32 tokens and 120 of them (``serve_vllm.py``). Writes
 ``replay.jsonl`` (the frames that a DEALER socket receives, in hex) and ``hits.jsonl`` (each request
 and what it read from the cache by ``usage.prompt_tokens_details.cached_tokens``, with the number of
-batches that were published before it).
+batches that were published before it). Then it empties the cache and writes ``recomputed.jsonl``
+and ``recomputed-hits.jsonl``, in which some prompts are computed from their root.
 """
 
 from __future__ import annotations
@@ -30,11 +31,13 @@ def prompt(first: int, blocks: int, more: int = 0) -> list[int]:
     ]
 
 
-def ask(port: str, tokens: list[int], *, report: bool = False) -> int:
-    """Send a prompt; return how many of its tokens the engine had cached."""
-    body = {"model": "tiny", "prompt": tokens, "max_tokens": 1, "temperature": 0}
-    if report:
-        body["vllm_xargs"] = {"kv_cache_report_mode": "full"}
+REPORT = {"vllm_xargs": {"kv_cache_report_mode": "full"}}
+RECOMPUTED = {"prompt_logprobs": 0}
+
+
+def ask(port: str, tokens: list[int], members: dict[str, object]) -> int:
+    """Send a prompt; return how many of its tokens the engine read from its cache."""
+    body = {"model": "tiny", "prompt": tokens, "max_tokens": 1, "temperature": 0, **members}
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/completions",
         json.dumps(body).encode(),
@@ -59,33 +62,64 @@ def replay(port: str, first: int) -> list[list[bytes]]:
         return found
 
 
+def record(
+    http: str, replayed: str, asked: list[tuple[list[int], dict[str, object]]], files: list[Path]
+) -> None:
+    """Send prompts; write what the engine replays of them, and what each hit."""
+    first = len(replay(replayed, 0)) - 1
+    hits = []
+    for tokens, members in asked:
+        time.sleep(QUIET_S)
+        before = len(replay(replayed, first)) - 1
+        cached = ask(http, tokens, members)
+        report, again = members == REPORT, members == RECOMPUTED
+        hit = {"batches": before, "report": report, "cached": cached, "prompt": tokens}
+        hits.append({**hit, "recomputed": True} if again else hit)
+    time.sleep(QUIET_S)
+    frames = replay(replayed, first)
+    lines = [json.dumps([frame.hex() for frame in each]) for each in frames]
+    files[0].write_text("\n".join(lines) + "\n")
+    files[1].write_text("".join(json.dumps(each) + "\n" for each in hits))
+
+
+def empty(http: str) -> None:
+    """Empty the engine's cache."""
+    request = urllib.request.Request(f"http://127.0.0.1:{http}/reset_prefix_cache", method="POST")
+    with urllib.request.urlopen(request):  # noqa: S310 - loopback
+        time.sleep(QUIET_S)
+
+
 def main() -> None:
-    """Send the prompts and write both files."""
+    """Send the prompts and write the files."""
     http, replayed, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
     shared, other = prompt(1, 5, 3), prompt(2, 4)
+    plain: dict[str, object] = {}
     asked = [
-        (shared, False),
-        (shared, True),  # its five blocks are reported again, as reused
-        (shared, True),
-        (other, False),
-        (other, False),  # as long as its blocks: the last one is computed again
-        (shared[: 2 * BLOCK] + prompt(3, 2), True),
-        *((prompt(number, 20), False) for number in range(10, 16)),  # these evict all others
-        (shared, False),
-        (other, True),
-        (shared, True),
+        (shared, plain),
+        (shared, REPORT),  # its five blocks are reported again, as reused
+        (shared, REPORT),
+        (other, plain),
+        (other, plain),  # as long as its blocks: the last one is computed again
+        (shared[: 2 * BLOCK] + prompt(3, 2), REPORT),
+        *((prompt(number, 20), plain) for number in range(10, 16)),  # these evict all others
+        (shared, plain),
+        (other, REPORT),
+        (shared, REPORT),
     ]
-    hits = []
-    for tokens, report in asked:
-        time.sleep(QUIET_S)
-        before = len(replay(replayed, 0)) - 1
-        cached = ask(http, tokens, report=report)
-        hits.append({"batches": before, "report": report, "cached": cached, "prompt": tokens})
-    time.sleep(QUIET_S)
-    frames = replay(replayed, 0)
-    lines = [json.dumps([frame.hex() for frame in each]) for each in frames]
-    (folder / "replay.jsonl").write_text("\n".join(lines) + "\n")
-    (folder / "hits.jsonl").write_text("".join(json.dumps(each) + "\n" for each in hits))
+    record(http, replayed, asked, [folder / "replay.jsonl", folder / "hits.jsonl"])
+    empty(http)
+    asked = [
+        (shared, plain),
+        (shared, RECOMPUTED),  # a copy of its five blocks
+        (shared, REPORT),  # no copy
+        *((prompt(number, 20), plain) for number in range(10, 15)),
+        (prompt(15, 11), plain),  # evicts some of the first copy
+        (shared, plain),
+        *((prompt(number, 20), plain) for number in range(16, 22)),  # evict the second, too
+        (shared, plain),
+    ]
+    files = [folder / "recomputed.jsonl", folder / "recomputed-hits.jsonl"]
+    record(http, replayed, asked, files)
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ def read_generate(features: Features, body: bytes | memoryview, *, complete: boo
         places.append(parameters)
     if sampling:
         places.append(sampling)
+        features.recomputed = sampling.get("prompt_logprobs") is not None
     request_id = members.get("id")
     if request_id is not None:
         if isinstance(request_id, str):

@@ -64,4 +64,5 @@ def describe(
     features.prompt = found.prompt
     features.prompt_is_partial = found.partial
     features.token_ids = found.token_ids
+    features.recomputed = found.recomputed
     return features

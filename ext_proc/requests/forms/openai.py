@@ -66,11 +66,28 @@ def read_openai(features: Features, body: bytes | memoryview, *, complete: bool)
     features.prompt_is_partial = partial
     features.token_ids = ids
     features.plain_text = members.get("add_special_tokens") is False
+    if "prompt_logprobs" in members or "echo" in members:
+        features.recomputed = _recomputed(members)
     if document.whole and "messages" in members:
         features.chat = members
     if "truncate_prompt_tokens" in members:
         features.truncation = _truncation(members, ids=ids)
     return features
+
+
+def _recomputed(members: Mapping[str, Any]) -> bool:
+    """Return whether the engine needs the logits of the whole prompt, so reads none of its cache.
+
+    As in vLLM 0.32 (``to_sampling_params`` of both protocols, ``SamplingParams.__post_init__``),
+    where the ``top_logprobs`` of a chat are 0 unless given. SGLang does so for completions.
+    """
+    if members.get("prompt_logprobs") is not None:
+        return True
+    if members.get("echo") is not True:
+        return False
+    if "messages" in members:
+        return members.get("top_logprobs", 0) is not None
+    return members.get("logprobs") is not None
 
 
 def _truncation(members: Mapping[str, Any], *, ids: bool) -> Truncation | None:

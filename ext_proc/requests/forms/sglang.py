@@ -40,8 +40,15 @@ def read_sglang(features: Features, body: bytes | memoryview, *, complete: bool)
     features.adapter = values.label(_first(members.get("lora_path")))
     if isinstance(sampling, dict):
         features.max_tokens = values.positive(sampling.get("max_new_tokens"))
+    features.recomputed = members.get("return_logprob") is True and _from_start(members)
     features.prompt, features.prompt_is_partial, features.token_ids = _prompt(document)
     return features
+
+
+def _from_start(members: dict[str, Any]) -> bool:
+    """Return whether logits are asked for from the prompt's beginning (-1: from its end)."""
+    start = members.get("logprob_start_len")
+    return type(start) is int and start == 0
 
 
 def _first(value: Any) -> Any:

@@ -72,6 +72,8 @@ class InputValues(NamedTuple):
     """The prompt is 32-bit token ids, not text."""
     max_tokens: int | None = None
     adapter: str | None = None
+    recomputed: bool = False
+    """The engine computes the whole prompt, whatever its cache holds."""
 
 
 NOTHING: Final = InputValues()
@@ -87,17 +89,19 @@ def read_tensors(tensors: Mapping[str, Tensor]) -> InputValues:
         return NOTHING
     prompt, partial, token_ids = _prompt(tensors)
     limit = adapter = None
+    recomputed = False
     if SAMPLING_INPUT in tensors:
         sampling = _sampling(tensors[SAMPLING_INPUT])
         limit = positive(sampling.get("max_tokens"))
         adapter = label(sampling.get("lora_name"))
+        recomputed = sampling.get("prompt_logprobs") is not None
     for name in LENGTH_INPUTS:
         if name in tensors:
             limit = positive(_integer(tensors[name])) or limit
     if ADAPTER_INPUT in tensors:
         task = _integer(tensors[ADAPTER_INPUT])
         adapter = adapter if task is None else str(task)
-    return InputValues(prompt, partial, token_ids, limit, adapter)
+    return InputValues(prompt, partial, token_ids, limit, adapter, recomputed)
 
 
 def from_json(

@@ -7,10 +7,11 @@ Rules, in addition to those of ``prefix_index``:
 1. A *reporting* endpoint holds the blocks that its engines stored and have not removed. They do not
    expire; only a removal event, a purge or the endpoint's removal ends them. An engine may hold
    several copies of a block, and several engines may hold it: it is held until the last copy is
-   removed. A report that begins at the root adds no copies of known blocks: clients can make vLLM
-   report the blocks that a prompt *reuses* (``kv_cache_report_mode: full``), always from the root,
-   while it computes copies only after blocks that it reuses. So the index may hold less than an
-   engine, but never more for what a client sends.
+   removed. A report that begins at the root adds no copies of known blocks, unless it is of a
+   prompt that the endpoint was sent and computes from its root (``Features.recomputed``): clients
+   can make vLLM report the blocks that a prompt *reuses* (``kv_cache_report_mode: full``), always
+   from the root and in the same words. So the index may hold less than an engine (whose other
+   clients let it compute copies from the root), but never more for what a client sends.
 2. Reports are believed by prompt. Of a prompt that its endpoint reports in part, the rest counts
    as held for ``SPECULATIVE_S``; what was reported and removed does not, even if the request ends
    later. A prompt of which nothing is reported counts for the usual time, as without KV events:
@@ -198,10 +199,11 @@ class ExactIndex(ProvisionalIndex):
         if self._dead:
             self._reclaim(2 * len(blocks))
         named = reported.names.setdefault(engine, {})
+        computed = parent is not None or (bool(reported.expected) and reported.computed(blocks))
         known = True
         for name, block in zip(names, blocks, strict=True):
             if name in named:
-                if parent is not None:
+                if computed:
                     reported.copies[engine, name] = reported.copies.get((engine, name), 0) + 1
                 continue
             entry = self._table.get(block)

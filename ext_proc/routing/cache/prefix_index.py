@@ -66,6 +66,8 @@ class Inserted(NamedTuple):
     tenant: int = UNKNOWN_TENANT
     ticket: int = 0
     """The insert is provisional until this ticket's verdict; 0 = it is confirmed."""
+    recomputed: bool = False
+    """The engine computes all of it, also what it holds."""
 
 
 class Purged(NamedTuple):

@@ -28,6 +28,7 @@ SPECULATIVE_S: Final = 2.0
 """Seconds for which the rest of a prompt counts as held where reports have some of its blocks."""
 DOUBTS: Final = 64
 """Unconfirmed prompts in a row from which on reports and our hashes are taken not to match."""
+MAX_EXPECTED: Final = 64
 SHARES: Final = 4
 """A tenant's share of a lane's bound is one part of so many."""
 TRIAL_SHARES: Final = 10
@@ -106,6 +107,7 @@ class Trial(Use):
         "fork",
         "leans",
         "pending",
+        "recomputed",
         "start",
         "stop",
         "told",
@@ -141,6 +143,8 @@ class Trial(Use):
         """The block that it noted as the beginning of a continuation of known blocks."""
         self.told = False
         """Whether its endpoint has reported blocks of it."""
+        self.recomputed = False
+        """Whether its engine computes all of it, also what it holds."""
 
     def lean(self, owner: Trial) -> None:
         """Note the earlier trial that owns the block before its own."""
@@ -336,7 +340,7 @@ class ReportedUse(Use):
     It is not in the holder's list by age: reported blocks do not expire.
     """
 
-    __slots__ = ("complete", "copies", "doubts", "names", "others", "waiting")
+    __slots__ = ("complete", "copies", "doubts", "expected", "names", "others", "waiting")
 
     def __init__(self, holder: Holder, *, complete: bool) -> None:
         super().__init__(holder, array("q"), 0.0, holder.kept, Tenant(SHARED_TENANT))
@@ -351,6 +355,9 @@ class ReportedUse(Use):
         self.doubts = 0
         self.waiting: dict[Use, None] = {}
         """Confirmed uses with blocks that it has not reported of prompts that it has."""
+        self.expected: list[tuple[int, ...]] = []
+        """Prompts that it will compute from their root, the latest last; at most
+        ``MAX_EXPECTED``."""
 
     @property
     def believed(self) -> bool:
@@ -360,6 +367,29 @@ class ReportedUse(Use):
     def confirmed(self) -> None:
         """Note that it reported a block whose hash we sent or looked up, so the hashes match."""
         self.doubts = 0
+
+    def expect(self, blocks: tuple[int, ...]) -> None:
+        """Note that one of its engines will compute a prompt, also the blocks that it holds."""
+        self.expected.append(blocks)
+        if len(self.expected) > MAX_EXPECTED:
+            del self.expected[0]
+
+    def forgo(self, blocks: tuple[int, ...]) -> None:
+        """Note that the request of an expected prompt failed."""
+        if blocks in self.expected:
+            self.expected.remove(blocks)
+
+    def computed(self, blocks: tuple[int, ...]) -> bool:
+        """Return whether a report from the root is of an expected prompt, and expect it no more.
+
+        An engine reports what it computes at once, so the blocks may be only its first ones.
+        """
+        end = len(blocks)
+        for at, prompt in enumerate(self.expected):
+            if prompt[:end] == blocks:
+                del self.expected[at]
+                return True
+        return False
 
     def missing(
         self, blocks: tuple[int, ...], table: Mapping[int, Use | SharedUse]

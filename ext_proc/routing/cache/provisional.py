@@ -65,6 +65,8 @@ class ProvisionalIndex(PrefixIndex):
         now: float,
         tenant: int = UNKNOWN_TENANT,
         held: int = 0,
+        *,
+        recomputed: bool = False,
     ) -> Trial | RepeatedInsert:
         """Insert a prompt provisionally.
 
@@ -74,6 +76,7 @@ class ProvisionalIndex(PrefixIndex):
             now: Monotonic seconds.
             tenant: Who sent it.
             held: How many of them the endpoint probably holds; it saves a search.
+            recomputed: The engine computes all of them, also those that it holds.
         """
         holder = self._holders.get(endpoint) or self._enrol(endpoint)
         lane, kept, bit = holder.trials, holder.kept, holder.bit
@@ -93,6 +96,9 @@ class ProvisionalIndex(PrefixIndex):
         if holder.reported is not None:
             start = 0
             trial.told = holder.reported.has(self._table.get(blocks[0]))
+            if recomputed:
+                trial.recomputed = True
+                holder.reported.expect(blocks)
         else:
             start = trial.start = self._start(bit, blocks, held)
             if start and lane.count:
@@ -105,6 +111,12 @@ class ProvisionalIndex(PrefixIndex):
         if lane.count > lane.max_blocks:
             self.displace(lane)
         return trial
+
+    def failed(self, trial: Trial | RepeatedInsert) -> None:
+        """Withdraw an insert whose request failed: its engine reports no blocks of it."""
+        if isinstance(trial, Trial) and trial.recomputed and trial.holder.reported is not None:
+            trial.holder.reported.forgo(tuple(trial.blocks))
+        self.withdraw(trial)
 
     def confirm(self, trial: Trial | RepeatedInsert, now: float) -> None:
         """Confirm a provisional insert that was not withdrawn.

@@ -23,11 +23,12 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ext_proc.routing.cache.prefix_index import Inserted
+from ext_proc.routing.cache.prefix_uses import Trial
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
 
-    from ext_proc.routing.cache.prefix_uses import RepeatedInsert, Trial
+    from ext_proc.routing.cache.prefix_uses import RepeatedInsert
     from ext_proc.routing.cache.provisional import ProvisionalIndex
     from ext_proc.routing.values.pool import EndpointKey
 
@@ -105,6 +106,8 @@ class Trials:
         tenant: int,
         held: int,
         now: float,
+        *,
+        recomputed: bool = False,
     ) -> None:
         """Insert the prompt of a request.
 
@@ -115,14 +118,17 @@ class Trials:
             tenant: Who sent it.
             held: How many blocks the replica probably holds.
             now: Monotonic seconds, not less than in any earlier call.
+            recomputed: The engine computes all of it, also what it holds.
         """
         self._now = now
-        self.open[ticket] = trial = self._index.propose(endpoint, blocks, now, tenant, held)
+        self.open[ticket] = trial = self._index.propose(
+            endpoint, blocks, now, tenant, held, recomputed=recomputed
+        )
         self._left -= len(trial.blocks)
         if self._left < 0:
             self._shed()
         if self.on_event is not None:
-            self.on_event(Inserted(endpoint, blocks, now, tenant, ticket))
+            self.on_event(Inserted(endpoint, blocks, now, tenant, ticket, recomputed))
 
     def move(self, ticket: int, endpoint: EndpointKey, now: float) -> None:
         """Note that another replica serves a request now, after a retry (rule 2)."""
@@ -130,9 +136,9 @@ class Trials:
         trial = self.open.get(ticket)
         if trial is None or trial.holder.key == endpoint or endpoint not in self._members:
             return
-        blocks, tenant = tuple(trial.blocks), trial.whose
+        blocks, tenant, recomputed = tuple(trial.blocks), trial.whose, _recomputed(trial)
         self._withdraw(ticket)
-        self.propose(ticket, endpoint, blocks, tenant, 0, now)
+        self.propose(ticket, endpoint, blocks, tenant, 0, now, recomputed=recomputed)
 
     def confirm(self, ticket: int, endpoint: EndpointKey) -> None:
         """Note that the log says that an answer below 400 began on a replica."""
@@ -193,7 +199,7 @@ class Trials:
             self.on_event(Confirmed(ticket))
 
     def _withdraw(self, ticket: int) -> None:
-        self._index.withdraw(self._take(ticket))
+        self._index.failed(self._take(ticket))
         if self.on_event is not None and ticket > 0:
             self.on_event(Withdrawn(ticket))
 
@@ -202,7 +208,8 @@ class Trials:
         for ticket, trial in list(self.open.items()):
             if ticket > 0:
                 blocks, tenant = tuple(trial.blocks), trial.whose
-                yield Inserted(trial.holder.key, blocks, trial.at, tenant, ticket)
+                key, again = trial.holder.key, _recomputed(trial)
+                yield Inserted(key, blocks, trial.at, tenant, ticket, again)
 
     # --- Peer workers' requests -----------------------------------------------------------------
 
@@ -210,7 +217,7 @@ class Trials:
         """Apply an event of a peer worker, 0 and up; unknown replicas and tickets are ignored."""
         self._now = now
         if isinstance(event, Inserted):
-            endpoint, blocks, _, tenant, ticket = event
+            endpoint, blocks, _, tenant, ticket, recomputed = event
             if endpoint not in self._members or not blocks:
                 return
             if not ticket:
@@ -219,7 +226,9 @@ class Trials:
             number = _number(peer_worker, ticket)
             if number in self.open:
                 self._withdraw(number)
-            self.open[number] = trial = self._index.propose(endpoint, blocks, now, tenant)
+            self.open[number] = trial = self._index.propose(
+                endpoint, blocks, now, tenant, recomputed=recomputed
+            )
             self._left -= len(trial.blocks)
             self._shed()
             return
@@ -243,6 +252,10 @@ class Trials:
         trial = self.open.pop(number)
         self._left += len(trial.blocks)
         return trial
+
+
+def _recomputed(trial: Trial | RepeatedInsert) -> bool:
+    return isinstance(trial, Trial) and trial.recomputed
 
 
 def _number(peer_worker: int, ticket: int) -> int:

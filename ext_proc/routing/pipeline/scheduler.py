@@ -176,7 +176,7 @@ class Scheduler:
                 constrained, candidates = constrained or rest is not candidates, rest
         limit = pool.per_endpoint_in_flight if inference else 0
         index, blocks = self._index, request.blocks
-        steps = index.match(blocks) if blocks else []
+        steps = index.match(blocks) if blocks and not features.recomputed else []
         free: Sequence[Candidate] = ()
         matched: Sequence[int] = ()
         sampled = (

@@ -85,6 +85,7 @@ class Features(Plain):
         "priority",
         "prompt",
         "prompt_is_partial",
+        "recomputed",
         "request_id",
         "salt",
         "sequence_end",
@@ -125,6 +126,7 @@ class Features(Plain):
         truncation: Truncation | None = None,
         chat: Mapping[str, Any] | None = None,
         cut: bool = False,
+        recomputed: bool = False,
     ) -> None:
         self.form = form
         self.pool = pool
@@ -161,6 +163,9 @@ class Features(Plain):
         """Members of the body of a chat that was read whole, until its tokens are known."""
         self.cut = cut
         """The replica may see what was not read: the JSON or the message goes on beyond a bound."""
+        self.recomputed = recomputed
+        """The engine computes the whole prompt, whatever its cache holds (vLLM's
+        ``prompt_logprobs``)."""
 
     @property
     def is_inference(self) -> bool:
@@ -201,6 +206,7 @@ class Features(Plain):
             self.truncation,
             self.chat,
             self.cut,
+            self.recomputed,
         )
 
 

@@ -50,6 +50,17 @@ def test_the_protocol_chooses_the_address(build: Build) -> None:
     assert router.registry.in_flight() == {"r0": 2}
 
 
+def test_a_prompt_that_its_engine_computes_anew_is_no_hit(build: Build) -> None:
+    """It is work wherever it goes, and leaves its blocks there as any other prompt."""
+    router = build.router(build.pool(4))
+    end(router, decide(router, build.request((1, 2, 3))))
+    again = decide(router, build.request((1, 2, 3), prompt=b"x" * 768, recomputed=True))
+    assert again.ticket is not None
+    assert (again.matched_blocks, again.ticket.work) == (0, 192.0)
+    end(router, again)
+    assert decide(router, build.request((1, 2, 3))).matched_blocks == 3
+
+
 def test_a_conversation_stays_where_its_prefix_is(build: Build) -> None:
     """Each turn goes to the replica of the previous turn, and only the new part is work."""
     router = build.router(build.pool(8))

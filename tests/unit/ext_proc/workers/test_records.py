@@ -225,12 +225,12 @@ NAMES = name(b'"pool"') + name(b'["a", 1]')
         NAMES + SHARE.pack(TAG_SHARE, 0, 1, 1, 1, 1.0, 1.0)[:-1],  # cut
         NAMES + SHARE.pack(TAG_SHARE, 1, 0, 1, 1, 1.0, 1.0),  # a pool for an endpoint
         NAMES + SAMPLE.pack(TAG_SAMPLE, 0, 1, 1.0, 1.0, float("inf"), 0.0, 0, 1),
-        INSERTED.pack(TAG_INSERTED, 0, 0.0, 0, 0, 0),  # a number without a name
-        name(b'"pool"') + INSERTED.pack(TAG_INSERTED, 0, 0.0, 0, 0, 0),  # a pool for an endpoint
+        INSERTED.pack(TAG_INSERTED, 0, 0.0, 0, 0, 0, 0),  # a number without a name
+        name(b'"pool"') + INSERTED.pack(TAG_INSERTED, 0, 0.0, 0, 0, 0, 0),  # a pool for an endpoint
         name(b'["a", 1]')
-        + INSERTED.pack(TAG_INSERTED, 0, 0.0, 0, 0, 2)
+        + INSERTED.pack(TAG_INSERTED, 0, 0.0, 0, 0, 0, 2)
         + array("q", [1]).tobytes(),
-        name(b'["a", 1]') + INSERTED.pack(TAG_INSERTED, 0, 0.0, 0, 0, 2**32 - 1),
+        name(b'["a", 1]') + INSERTED.pack(TAG_INSERTED, 0, 0.0, 0, 0, 0, 2**32 - 1),
         name(b"{}"),
         JSON.pack(TAG_JSON, 2**31) + b"[]",
         JSON.pack(TAG_JSON, 9) + b'["what?"]',

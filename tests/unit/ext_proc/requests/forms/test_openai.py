@@ -31,6 +31,25 @@ def test_fields():
     assert (features.streaming, features.max_tokens, features.prompt) == (True, 5, b"p")
 
 
+@pytest.mark.parametrize(
+    ("members", "recomputed"),
+    [
+        ({"prompt": "p"}, False),
+        ({"prompt": "p", "prompt_logprobs": 0}, True),
+        ({"prompt": "p", "prompt_logprobs": None}, False),
+        ({"prompt": "p", "echo": True}, False),
+        ({"prompt": "p", "logprobs": 1}, False),
+        ({"prompt": "p", "echo": True, "logprobs": 0}, True),
+        ({"messages": [], "echo": True}, True),
+        ({"messages": [], "echo": True, "top_logprobs": None}, False),
+        ({"messages": [], "logprobs": True, "top_logprobs": 2}, False),
+    ],
+)
+def test_what_needs_the_logits_of_the_prompt_is_recomputed(members, recomputed):
+    """As vLLM does, which then reads nothing from its cache."""
+    assert read(members).recomputed is recomputed
+
+
 def test_session_and_salt():
     """The cache's key names the session before the user; the salt is bounded."""
     features = read({"user": "u", "prompt_cache_key": "k", "cache_salt": "s"})

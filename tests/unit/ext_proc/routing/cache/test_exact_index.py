@@ -10,7 +10,7 @@ import pytest
 
 from ext_proc.routing.cache.exact_index import ExactIndex, Reporting, Stored
 from ext_proc.routing.cache.prefix_table import LONG
-from ext_proc.routing.cache.prefix_uses import DOUBTS, SPECULATIVE_S
+from ext_proc.routing.cache.prefix_uses import DOUBTS, MAX_EXPECTED, SPECULATIVE_S
 from ext_proc.routing.pipeline.decision import Decision
 from ext_proc.routing.values.pool import EndpointKey
 from support.prefix_caches import A, B, reporting
@@ -68,6 +68,46 @@ def test_reports_of_reused_blocks_add_no_copies() -> None:
         index.store(A, 0, (7, 8), (1, 2))
     index.remove(A, 0, (8, 7))
     assert (index.match_all((1,)), index.held(A), index.blocks) == ({}, 0, 0)
+
+
+def test_a_prompt_that_is_computed_from_its_root_is_a_copy() -> None:
+    """With ``prompt_logprobs`` an engine computes what it holds; in parts, if it is long."""
+    index = reporting()
+    index.store(A, 0, (7, 8, 9), (1, 2, 3))
+    index.propose(A, (1, 2, 3), 0.0, recomputed=True)
+    index.store(A, 0, (7, 8), (1, 2))
+    index.store(A, 0, (9,), (3,), 2)
+    index.store(A, 0, (7, 8), (1, 2))  # reported reuse
+    index.remove(A, 0, (9, 8, 7))
+    assert index.match_all((1, 2, 3)) == {A: 3}
+    index.remove(A, 0, (9, 8, 7))
+    assert (index.match_all((1,)), index.held(A)) == ({}, 0)
+
+
+def test_a_failed_request_makes_no_copy() -> None:
+    """An engine that refuses a prompt computes nothing; later reports are of reuse."""
+    index = reporting()
+    index.store(A, 0, (7, 8), (1, 2))
+    trial = index.propose(A, (1, 2), 0.0, recomputed=True)
+    index.failed(trial)
+    index.store(A, 0, (7, 8), (1, 2))
+    index.remove(A, 0, (7, 8))
+    assert index.match_all((1,)) == {}
+
+
+def test_expected_prompts_are_bounded() -> None:
+    """Requests of which an engine never reports anything leave no more than a few prompts."""
+    index = reporting()
+    index.store(A, 0, (7,), (1,))
+    for number in range(2 * MAX_EXPECTED):
+        index.propose(A, (1, 10 + number), 0.0, recomputed=True)
+    for _ in range(2 * MAX_EXPECTED):
+        index.store(A, 0, (7,), (1,))
+    for _ in range(MAX_EXPECTED):
+        index.remove(A, 0, (7,))
+        assert A in index.match_all((1,))
+    index.remove(A, 0, (7,))
+    assert index.block(A, 0, 7) is None
 
 
 def test_the_rest_of_a_reported_prompt_counts_for_two_seconds() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import sys
+import os
+import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -15,10 +16,11 @@ import grpc
 import pytest
 from envoy.service.discovery.v3 import ads_pb2_grpc, discovery_pb2
 
+from support.control_process import logged, piped
 from support.fleets import fleet
-from tidegate.stack.processes.environment import service_environment
 from tidegate_api.admin.v1 import admin_pb2, admin_pb2_grpc
 from tidegate_api.names import CLUSTER_TYPE
+from tidegate_common.children import module_command
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -35,18 +37,12 @@ async def server(tmp_path: Path) -> AsyncIterator[dict[str, Any]]:
     path = tmp_path / "fleet.json"
     path.write_text(fleet().model_dump_json())
     free = [word for name in ("ads", "admin", "metrics") for word in (f"--{name}", "127.0.0.1:0")]
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "xds_server", "--fleet", str(path), "--log-format", "json", *free),
-        env=service_environment(),
-        stderr=asyncio.subprocess.PIPE,
-    )
-    assert process.stderr is not None
-    logged: dict[str, Any] = {}
-    while logged.get("event") != "control_server_ready":
-        logged = json.loads(await process.stderr.readline())
-    reading = asyncio.create_task(process.stderr.read())
-    yield logged
-    process.terminate()
+    words = ("--fleet", str(path), "--log-format", "json", *free)
+    process, lines = await piped(module_command("xds_server", *words))
+    ready = await logged(lines, "control_server_ready")
+    reading = asyncio.create_task(lines.read())
+    yield ready
+    os.kill(process.pid, signal.SIGTERM)
     await process.wait()
     await reading
 

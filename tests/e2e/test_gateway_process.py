@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
-import sys
 
 import aiohttp
 import pytest
 import yaml
 
-from support.control_process import served
+from support.control_process import piped, served
 from support.fleets import endpoint, pool
 from support.traffic import eventually
+from tidegate_common.children import module_command
 
 PORTS = ("http", "grpc", "admin", "admin-grpc", "metrics")
 
@@ -22,14 +23,14 @@ PORTS = ("http", "grpc", "admin", "admin-grpc", "metrics")
 class GatewayProcess:
     """A gateway in a process of its own."""
 
-    def __init__(self, process) -> None:
-        self.process = process
+    def __init__(self, process, lines) -> None:
+        self.process, self.lines = process, lines
         self.events = []
 
     async def event(self, name):
         """Return the next event of this name in the log."""
         async with asyncio.timeout(60):
-            async for line in self.process.stderr:
+            async for line in self.lines:
                 with contextlib.suppress(ValueError):
                     self.events.append(json.loads(line))
                     if self.events[-1]["event"] == name:
@@ -43,15 +44,14 @@ async def gateway(ads, **options):
     given = {**dict.fromkeys(PORTS, "127.0.0.1:0"), "xds": ads, "id": "g", "log-format": "json"}
     given.update(options)
     words = [word for name, value in given.items() for word in (f"--{name}", value)]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "gateway", *words, stderr=asyncio.subprocess.PIPE
-    )
+    process, lines = await piped(module_command("gateway", *words))
     try:
-        yield GatewayProcess(process)
+        yield GatewayProcess(process, lines)
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+        if process.returncode is None:
+            os.kill(process.pid, signal.SIGKILL)
         await process.wait()
+        await lines.read()  # to its end, which closes the pipe
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ async def test_it_serves_once_it_knows_the_pools_and_stops_on_sigterm(control):
         status = await control.status()
         assert [(each.node, each.kind) for each in status.clients] == [("g", "gateway")]
         assert await eventually(lambda: drained(control))
-        running.process.send_signal(signal.SIGTERM)
+        os.kill(running.process.pid, signal.SIGTERM)
         await running.event("gateway_stopped")
         assert await asyncio.wait_for(running.process.wait(), 30) == 0
 
@@ -97,7 +97,7 @@ async def test_without_a_control_server_it_waits():
     async with gateway("127.0.0.1:1", metrics="127.0.0.1:0") as running:
         lost = await running.event("control_server_lost")
         assert lost["retry_in_s"] > 0
-        running.process.send_signal(signal.SIGTERM)
+        os.kill(running.process.pid, signal.SIGTERM)
         assert await asyncio.wait_for(running.process.wait(), 30) == 0
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
-import sys
+import signal
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +19,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ext_proc.server.h2.held import MIN_LIMIT
 from ext_proc.server.service import FIRST_BODY_BYTES
 from ext_proc.server.wire import METHOD, SERVICE
+from support.control_process import logged, piped
 from support.h2peer import HEADERS
-from tidegate.stack.processes.environment import service_environment
+from tidegate_common.children import module_command
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -58,20 +58,11 @@ async def picker(request: pytest.FixtureRequest) -> AsyncIterator[Alone]:
     """Run a picker over each transport."""
     free = [word for name in ("listen", "metrics") for word in (f"--{name}", "127.0.0.1:0")]
     options = ("--transport", request.param, "--xds", "127.0.0.1:9", "--log-format", "json")
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "ext_proc", *options, *free),
-        env=service_environment(),
-        stderr=asyncio.subprocess.PIPE,
-    )
-    assert process.stderr is not None
-    logged: dict[str, Any] = {}
-    while logged.get("event") != "picker_started":
-        line = await process.stderr.readline()
-        assert line, "the picker has ended"
-        logged = json.loads(line)
-    reading = asyncio.create_task(process.stderr.read())
-    yield Alone(logged["listen"], process.pid)
-    process.kill()
+    process, lines = await piped(module_command("ext_proc", *options, *free))
+    started = await logged(lines, "picker_started")
+    reading = asyncio.create_task(lines.read())
+    yield Alone(started["listen"], process.pid)
+    os.kill(process.pid, signal.SIGKILL)
     await process.wait()
     await reading
 

@@ -79,6 +79,16 @@ async def piped(command: tuple[str, ...]) -> tuple[spawning.Process, asyncio.Str
     return process, lines
 
 
+async def logged(lines: asyncio.StreamReader, name: str) -> dict:
+    """Return the next event of this name in what a service writes."""
+    async with asyncio.timeout(WAIT_S):
+        async for line in lines:
+            with contextlib.suppress(ValueError):  # what is no event
+                if (event := json.loads(line))["event"] == name:
+                    return event
+    raise AssertionError(f"ended without {name}")
+
+
 @contextlib.asynccontextmanager
 async def served(file: Path, state: Path, *options: str, admin: str = "127.0.0.1:0"):
     """Run a control server over this file and this folder; kill it at the end."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -22,6 +21,7 @@ from tidegate.stack.processes.supervisor import Supervisor
 from tidegate.stack.processes.waiting import http_ok, wait_until
 from tidegate.stack.runfolder import RunFolder
 from tidegate_api.admin.v1 import admin_pb2, admin_pb2_grpc
+from tidegate_common.children import module_command
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -206,7 +206,7 @@ class ExistingEnvoy:
         await self._start_picker("picker-2", *self.second)
 
     async def _start_picker(self, name: str, address: str, page: str) -> None:
-        command = (sys.executable, "-m", "tidegate", "picker", *self._source(), "--id", name)
+        command = module_command("tidegate", "picker", *self._source(), "--id", name)
         command += ("--listen", address, "--metrics", page)
         await self.supervisor.start(name, (*command, *self._options), service_environment())
         await wait_until(
@@ -278,7 +278,7 @@ class FedEnvoy(ExistingEnvoy):
 
     async def start_control(self) -> None:
         """Start the control server, with what it has stored, and wait until it is ready."""
-        command = (sys.executable, "-m", "tidegate", "xds", "--serve", "clusters")
+        command = module_command("tidegate", "xds", "--serve", "clusters")
         command += ("--fleet", str(self.fleet), "--state", str(self.run.path / "state"))
         command += ("--ads", self.control, "--admin", self.admin, "--metrics", "127.0.0.1:0")
         await self.supervisor.start(_CONTROL, command, service_environment())

@@ -31,8 +31,10 @@ from pathlib import Path
 from tidegate.stack.processes.guard import end_group_after, end_with_parent
 from tidegate_common.logs import quiet_grpc
 
-SERVICES = ("ext_proc", "gateway", "xds_server")
+SERVICES = ("ext_proc", "gateway", "tidegate", "xds_server")
 FLEET = Path(__file__).parents[2] / "docs" / "examples" / "fleet.yaml"
+IMPORTED_LATER = ("ext_proc.app", "gateway.app", "tidegate.picker.run", "xds_server.app")
+"""What their ``__main__`` modules import once they know what is wanted."""
 LARGEST = 1 << 20
 """Bytes of one message, at most."""
 
@@ -110,7 +112,8 @@ def main(parent: int, descriptor: int) -> None:
     quiet_grpc(os.environ)  # as the services do before they import gRPC
     for service in SERVICES:
         import_module(f"{service}.__main__")
-        import_module(f"{service}.app")
+    for module in IMPORTED_LATER:
+        import_module(module)
     write_once()
     gc.collect()
     gc.freeze()

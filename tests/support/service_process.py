@@ -5,22 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import sys
+import os
+import signal
+
+from support.control_process import piped
+from tidegate_common.children import module_command
 
 
 @contextlib.asynccontextmanager
 async def running(module, started, **options):
     """Run a service; yield the event of its start and all its events; kill it at the end."""
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", module, "--log-format", "json", *words),
-        stderr=asyncio.subprocess.PIPE,
-    )
+    process, lines = await piped(module_command(module, "--log-format", "json", *words))
     events: list[dict] = []
     up = asyncio.Event()
 
     async def read() -> None:
-        async for line in process.stderr:
+        async for line in lines:
             with contextlib.suppress(ValueError):
                 events.append(json.loads(line))
                 if events[-1]["event"] == started:
@@ -32,8 +33,8 @@ async def running(module, started, **options):
             await up.wait()
         yield next(each for each in events if each["event"] == started), events
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+        if process.returncode is None:
+            os.kill(process.pid, signal.SIGKILL)
         await process.wait()
         await reading
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ext_proc.requests.forms.http_inputs import Inputs, is_unsigned
 from ext_proc.requests.forms.infer import describe
 from ext_proc.requests.parsing import values
-from ext_proc.requests.parsing.budget import MAX_INPUTS, too_complex
+from ext_proc.requests.parsing.budget import MAX_CUT_BYTES, MAX_INPUTS, too_complex
 from ext_proc.requests.parsing.errors import BadRequest, UnsoundRequest
 from ext_proc.requests.parsing.json_prefix import Rules, read_object
 from ext_proc.requests.parsing.tensors import NOTHING, InputValues, read_tensors
@@ -58,23 +58,25 @@ def read_infer(
     json_end = _json_length(headers)
     if json_end == 0 or (complete and not view):
         return features
-    blobs = None
-    if json_end is None:
-        document = read_object(body, complete=complete, place=_PLACE, rules=Rules.TRITON)
-    else:
+    blobs, text, whole = None, body, complete
+    if json_end is not None:
         if json_end < 0 or (json_end > len(view) and complete):
             raise BadRequest(
                 f"{LENGTH_HEADER} is {json_end}, but the body has only {len(view)} bytes"
             )
         whole = json_end <= len(view)
-        text = bytes(view[:json_end])
-        document = read_object(text, complete=whole, place=_PLACE, rules=Rules.TRITON)
-        blobs = view[json_end:]
+        text, blobs = bytes(view[:json_end]), view[json_end:]
+    document = read_object(text, complete=whole, place=_PLACE, rules=Rules.TRITON)
     features.cut = not document.whole
     members = document.members
     inputs = members.get("inputs")
     reader = Inputs(document, headers, view, blobs, complete=complete)
     try:
+        if whole and not document.whole and len(text) <= MAX_CUT_BYTES:
+            raise too_complex(
+                f"{_PLACE} has too many keys, objects and arrays to be read by Triton's own rules; "
+                "send JSON without `NaN`, invalid texts and repeated keys"
+            )
         tensors = reader.read(inputs) if "inputs" in members or document.whole else {}
         if "outputs" in members:
             _check_outputs(members["outputs"], cut=document.is_cut("outputs"))

@@ -38,7 +38,7 @@ MAX_SECOND_BYTES: Final = MAX_CUT_BYTES + 2**10
 closed has a few more than ``MAX_CUT_BYTES``."""
 
 MAX_SECOND_UNITS: Final = 10_240
-"""Maximum units of it, 80 ns each: 1 for an array, 4 for an object and for a key, 1/2 for any other
+"""Maximum units of it, 80 ns each: 1 for an array, 4 for an object and for a key, 1/4 for any other
 value. Brackets, colons and commas in texts count too."""
 
 MAX_REPAIRED: Final = 16 * 2**10

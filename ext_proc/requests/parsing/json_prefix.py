@@ -36,7 +36,6 @@ from ext_proc.requests.parsing.errors import BadRequest, Malformed
 from ext_proc.requests.parsing.replica_json import (
     as_triton_sees,
     fits,
-    is_hopeless,
     parse_as_python,
     parse_as_triton,
     too_deep,
@@ -176,13 +175,8 @@ def _read_head(head: bytes, place: str, rules: Rules, *, guess: bool) -> Documen
     if members is not None and (rules is not _TRITON or _repeats_no_key(members, head)):
         _mark_last_text(members)
         return Document(members, whole=False)
-    try:
-        return _read_closed(head, place, rules)
-    except Malformed:
-        counted = fits(head)
-        if rules is not _TRITON or (counted and is_hopeless(head)):
-            raise
-    return Document({}, whole=False) if counted else _read_shorter(head, place, rules)
+    document = _read_closed(head, place, rules)
+    return _read_shorter(head, place, rules) if document is None else document
 
 
 def _read_shorter(head: bytes, place: str, rules: Rules) -> Document:
@@ -214,11 +208,13 @@ def _begins(head: bytes, place: str, rules: Rules) -> bool:
     return False
 
 
-def _read_closed(head: bytes, place: str, rules: Rules) -> Document:
-    """Close a first part and parse it.
+def _read_closed(head: bytes, place: str, rules: Rules) -> Document | None:
+    """Close a first part and parse it; return ``None`` if it is beyond the second parser's bounds.
+
+    Where it is closed nothing is left of what the cut made incomplete, so an error is the client's.
 
     Raises:
-        Malformed: It is not valid JSON, or cannot be read within the bounds.
+        Malformed: It is not valid JSON.
         UnsoundRequest: It nests too deeply, or has too many arrays and objects.
     """
     closed, whole, in_text = _close(head, place)
@@ -232,7 +228,7 @@ def _read_closed(head: bytes, place: str, rules: Rules) -> Document:
     elif fits(closed):
         members = _by(rules, closed, place)
     else:
-        raise Malformed(f"{place} cannot be read within its bounds")
+        return None
     if in_text:
         _mark_last_text(members)
     return Document(members, whole)

@@ -15,7 +15,7 @@ Rules:
 2. What these parsers of today do otherwise than the replica's is undone in the text: RapidJSON's
    successors reject an escaped low surrogate, a number that is too large for a double but has a
    small exponent, and ``NaN.5``, which 1.1.0 takes. A document of more than ``MAX_REPAIRED`` bytes
-   or ``MAX_REPAIRED_QUOTES`` is not repaired: it is taken for one that Triton rejects.
+   or ``MAX_REPAIRED_QUOTES`` is not repaired but refused: Triton may act on it.
 3. In texts, bytes that are no UTF-8 become U+FFFD: no name or key that is read has any.
 
 Source: RapidJSON's ``reader.h`` and ``encodedstream.h`` of 1.1.0, tried on Triton 2.51.
@@ -34,6 +34,7 @@ from ext_proc.requests.parsing.budget import (
     MAX_REPAIRED_QUOTES,
     MAX_SECOND_BYTES,
     MAX_SECOND_UNITS,
+    too_complex,
 )
 from ext_proc.requests.parsing.errors import Malformed, UnsoundRequest
 from ext_proc.routing.values.refusal import RefusalKind
@@ -41,12 +42,7 @@ from ext_proc.routing.values.refusal import RefusalKind
 MAX_DEPTH: Final = 1000
 """The depth that RapidJSON's binding reads (Python's limit of recursion); ``json``'s is near it."""
 
-_TAIL: Final = 16
-"""An error so near to the end of a cut text may be due to the cut: no token is longer that is
-reported where it begins."""
-
 _BOM: Final = re.compile(rb"\xef?\xbb?\xbf?")
-_OFFSET: Final = re.compile(r"Parse error at offset (\d+)")
 _CANDIDATES: Final = tuple(
     map(
         re.compile,
@@ -100,7 +96,7 @@ def fits(text: bytes) -> bool:
     if len(text) > MAX_SECOND_BYTES:
         return False
     count = text.count
-    units = count(b"[") + 4 * (count(b"{") + count(b":")) + count(b",") // 2
+    units = count(b"[") + 4 * (count(b"{") + count(b":")) + count(b",") // 4
     return units <= MAX_SECOND_UNITS
 
 
@@ -126,20 +122,18 @@ def parse_as_triton(text: bytes, place: str) -> Any:
 
     Raises:
         Malformed: Triton cannot parse it either.
-        UnsoundRequest: It nests too deeply.
+        UnsoundRequest: It nests too deeply, or Triton may take it but it is too long to repair.
     """
     readable = text.decode("utf-8", "replace")
     try:
         return _parse(readable, place)
-    except Malformed:
-        repairable = len(text) <= MAX_REPAIRED and readable.count('"') <= MAX_REPAIRED_QUOTES
-        if not repairable or not _may_be_older(readable):
+    except Malformed as error:
+        if not any(each.search(readable) is not None for each in _CANDIDATES):
             raise
+        if len(text) > MAX_REPAIRED or readable.count('"') > MAX_REPAIRED_QUOTES:
+            message = f"{error.message}, unless it is shorter and for Triton"
+            raise too_complex(message) from None
     return _parse(_TOKEN.sub(_as_now, readable), place)
-
-
-def _may_be_older(text: str) -> bool:
-    return any(each.search(text) is not None for each in _CANDIDATES)
 
 
 def _parse(text: str, place: str) -> Any:
@@ -149,25 +143,6 @@ def _parse(text: str, place: str) -> Any:
         raise Malformed(f"{place} is not valid JSON: {error}") from None
     except RecursionError:
         raise too_deep(place, MAX_DEPTH) from None
-
-
-def is_hopeless(text: bytes) -> bool:
-    """Return whether Triton rejects a text of which only a first part is known, whatever follows.
-
-    Args:
-        text: The part, as `as_triton_sees`, which `fits`.
-    """
-    readable = text.decode("utf-8", "replace")
-    if _may_be_older(readable):
-        return False
-    try:
-        _decode(readable)
-    except rapidjson.JSONDecodeError as error:
-        found = _OFFSET.match(str(error))
-        return found is not None and int(found[1]) < len(readable.encode()) - _TAIL
-    except RecursionError:
-        return False
-    return False  # a document may be followed by white space
 
 
 def parse_as_python(text: bytes, place: str) -> Any:

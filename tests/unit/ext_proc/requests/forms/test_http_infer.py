@@ -9,6 +9,7 @@ import pytest
 
 from ext_proc.requests.forms.http_infer import LENGTH_HEADER, MAX_INPUTS, read_infer
 from ext_proc.requests.parsing.errors import BadRequest, UnsoundRequest
+from ext_proc.routing.values.refusal import RefusalKind
 from ext_proc.routing.values.request import Features, Form
 
 HEAD = Features(Form.HTTP_INFER, model="m")
@@ -277,6 +278,40 @@ def test_of_a_repeated_key_the_first_value_counts(key):
     twice = body.replace(b"%s", b'1], "' + key + b'": [1099511627776')
     assert read(twice).tensor_bytes == 1
     assert read(twice[:-1] + b', "inputs": 5}').tensor_bytes == 1
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_deadly_shape_does_not_hide_among_texts_that_are_not_repaired(complete):
+    """70 kB with a lone low surrogate, which Triton takes: its first part says too little."""
+    many = ", ".join(json.dumps(inline("x", "INT32", [1], [1])) for _ in range(1100))
+    deadly = json.dumps(inline("x", "INT32", [2**40], [1]))
+    body = f'{{"x":"\\udc00","inputs": [{deadly}, {many}]}}'.encode()
+    assert len(body) > 65_536
+    with pytest.raises(UnsoundRequest, match="surrogate") as error:
+        read(body, {"content-length": str(len(body))}, complete=complete)
+    assert error.value.kind is RefusalKind.TOO_COMPLEX
+
+
+@pytest.mark.parametrize("odd", [b"NaN", b'"\xff"', b'"\\udc00"', b'1, "x": 2'])
+def test_a_deadly_shape_does_not_hide_behind_what_costs_too_much(odd):
+    """A whole body that the second parser does not read to its end is refused."""
+    deadly = json.dumps(inline("x", "INT32", [2**40], [1])).encode()
+    for fill in (b'"' + b":" * 3000 + b'"', b"[" + b"[]," * 11_000 + b"1]"):
+        body = b'{"z": %s, "x": %s, "inputs": [%s]}' % (fill, odd, deadly)
+        for headers in ({}, {LENGTH_HEADER: str(len(body))}):
+            with pytest.raises(UnsoundRequest, match="by Triton's own rules") as error:
+                read(body, headers)
+            assert error.value.kind is RefusalKind.TOO_COMPLEX
+
+
+def test_any_flat_numbers_of_64_kib_are_read_by_the_second_parser():
+    """Clients in Python write `NaN` for what is missing."""
+    numbers = b"NaN," * 2000 + b"0," * 28_000 + b"1"
+    tensor = b'{"name": "x", "datatype": "FP32", "shape": [30001], "data": [%s]}' % numbers
+    body = b'{"inputs": [%s], "parameters": {"sequence_id": 7}}' % tensor
+    assert 63_000 < len(body) < 65_536
+    made = read(body)
+    assert (made.sequence_id, made.tensor_bytes, made.cut) == (7, 120_004, False)
 
 
 def test_an_input_that_is_named_shape_is_no_repetition():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ext_proc.requests.parsing import replica_json
 from ext_proc.requests.parsing.errors import BadRequest, Malformed, UnsoundRequest
 from ext_proc.requests.parsing.json_prefix import Rules, read_object
-from ext_proc.requests.parsing.replica_json import fits, is_hopeless, parse_as_triton
+from ext_proc.requests.parsing.replica_json import fits, parse_as_triton
 from support.tries import tries
 
 DOCUMENT = b'{"a": [1], "b": 2}'
@@ -92,15 +92,16 @@ def test_texts_that_are_no_unicode(text, read):
     assert triton(b'{"a": NaN, "t": "%s", "i": 1}' % text).members["t"] == read
 
 
-def test_few_texts_are_repaired():
-    """Of more the reading is not worth its price."""
+@pytest.mark.parametrize("complete", [True, False])
+def test_few_texts_are_repaired(complete):
+    """Of more the reading is not worth its price: Triton takes them, so they are refused."""
     for texts, read in ((255, True), (256, False)):
         body = b'{"\\udc80": [' + b",".join([b'""'] * texts) + b"]}"
         if read:
-            assert len(triton(body).members["\ufffd"]) == texts
+            assert len(triton(body, complete=complete).members["\ufffd"]) == texts
         else:
-            with pytest.raises(Malformed):
-                triton(body)
+            with pytest.raises(UnsoundRequest, match="unless it is shorter"):
+                triton(body, complete=complete)
 
 
 def test_the_first_of_a_key_counts():
@@ -136,7 +137,7 @@ def test_depth_is_found_behind_anything(head, complete):
 
 def test_a_document_beyond_the_bound_is_read_in_part():
     """It is not known whole, and not refused."""
-    many = b'{"id": "x", "a": [NaN' + b",1" * 40_000 + b"]}"
+    many = b'{"id": "x", "a": [NaN' + b",1" * 50_000 + b"]}"
     document = triton(many)
     assert not document.whole
     assert document.members["id"] == "x"
@@ -147,13 +148,34 @@ def test_a_document_beyond_the_bound_is_read_in_part():
 
 
 def test_a_first_part_is_unreadable_only_for_certain():
-    """What is behind the part may complete it, unless the mistake is before its end."""
+    """What is behind the part may complete it, unless the mistake is before its last comma."""
     for body in (b'{"a": tru', b'{"a": "\\u00', b'{"a": -', b'{"a": NaN, "b": 1e'):
         assert not triton(body, complete=False).whole
     for body in (b'{"a": nan, "b": "' + b"x" * 50, b'{"a": 1} "' + b"x" * 50):
         with pytest.raises(BadRequest):
             triton(body, complete=False)
-    assert not is_hopeless(DOCUMENT)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"NaN",
+        b"-Inf",
+        b"NaN.5e7",
+        b"1.8e308",
+        b'"\xff\\""',
+        b'"\\udc00\\ud83d\\ude00"',
+        b'{"a":1,"a":[2]}',
+    ],
+)
+def test_every_first_part_of_what_triton_takes_is_read(value):
+    """A cut makes no error: it is closed behind what is complete."""
+    whole = b'\xef\xbb{"a": [%s, {"b": %s}, "x"], "c": [[%s],[]], "p": "x"}' % (value, value, value)
+    members = triton(whole).members
+    for end in range(2, len(whole)):
+        document = triton(whole[:end], complete=False)
+        assert set(document.members) <= set(members)
+    assert "a" in triton(whole[:-5], complete=False).members
 
 
 @pytest.mark.parametrize("rules", Rules)
@@ -174,8 +196,8 @@ def test_bounds(monkeypatch):
     monkeypatch.setattr(replica_json, "MAX_SECOND_UNITS", 5)
     assert fits(b"[{")
     assert not fits(b"[[{")
-    assert fits(b"[:,")
-    assert not fits(b"[:,,")
+    assert fits(b"[:,,,")
+    assert not fits(b"[:,,,,")
 
 
 VALUES = st.recursive(

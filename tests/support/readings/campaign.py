@@ -39,14 +39,15 @@ GROUP: Final = 128
 """Requests that are made, read and asked together."""
 MAKERS: Final = (*[json_case] * 10, *[grpc_case] * 7, generate_case, *[killer_case] * 2)
 ODDITIES: Final = (0.0, 0.005, 0.01, 0.02, 0.04)
-DYING_S: Final = 3.0
+DYING_S: Final = 10.0
 """Time that a dying server has to end, seconds: it writes its stack first."""
 STEP_S: Final = 0.1
 MOST_FAILURES: Final = 12
 """After so many broken laws a campaign ends."""
-MOST_DEATHS: Final = 6
-"""After so many deaths deadly requests are not sent any more."""
-BEYOND_DEATHS: Final = "deaths beyond the bound"
+MOST_DEATHS: Final = 24
+"""After so many deaths deadly requests are not sent any more; each costs some seconds."""
+DEATHS: Final = "bodies that end it"
+BEYOND_DEATHS: Final = "of these beyond the bound"
 MOST_KEPT: Final = 6000
 SHRINKS: Final = 400
 DEADLY_SHRINKS: Final = 12
@@ -60,6 +61,9 @@ class Server:
         self._exit = AsyncExitStack()
         self._asking: Asking | None = None
         self.deaths = 0
+        """How often it died: of a request among others, and again of it alone."""
+        self.unexplained: list[list[Case]] = []
+        """For each death of which no request alone is the cause: those that were under way."""
 
     async def __aenter__(self) -> Self:
         await self._start()
@@ -76,23 +80,26 @@ class Server:
         self._asking = self._exit.enter_context(Asking(replica.http, replica.grpc))
 
     async def ask(self, cases: Sequence[Case]) -> list[Answer]:
-        """Return the answers to all; a server that dies of one is started anew for the others."""
+        """Return the answers to all; a server that dies of one is started anew for the others.
+
+        Those that were asked at once with the one of which it died are asked alone.
+        """
         answers = await self._ask(cases)
-        tried: set[int] = set()
-        while lost := [at for at, each in enumerate(answers) if each.died and at not in tried]:
-            # Those that were asked at once with the one of which it died are asked alone.
-            await self._revive(answers[lost[0]])
-            for index in lost[: 2 * AT_ONCE]:
-                tried.add(index)
+        lost = _lost(cases, answers)
+        while lost:
+            dead = await self._revive(answers[lost[0]])
+            suspects, rest = lost[:AT_ONCE], lost[AT_ONCE:]
+            for index in suspects:
                 (answer,) = await self._ask([cases[index]])
                 if answer.died:
                     answer = DIED if await self._revive(answer) else CLOSED
                 answers[index] = answer
-            rest = lost[2 * AT_ONCE :]
-            for index, answer in zip(
-                rest, await self._ask([cases[each] for each in rest]), strict=True
-            ):
+            if dead and not any(answers[index] is DIED for index in suspects):
+                self.unexplained.append([cases[index] for index in suspects])
+            again = await self._ask([cases[index] for index in rest])
+            for index, answer in zip(rest, again, strict=True):
                 answers[index] = answer
+            lost = [index for index in rest if answers[index].died]
         return answers
 
     async def _ask(self, cases: Sequence[Case]) -> list[Answer]:
@@ -114,6 +121,12 @@ class Server:
         self._exit = AsyncExitStack()
         await self._start()
         return True
+
+
+def _lost(cases: Sequence[Case], answers: Sequence[Answer]) -> list[int]:
+    """Return which requests have no answer, in the order in which they were asked."""
+    lost = [index for index, each in enumerate(answers) if each.died]
+    return sorted(lost, key=lambda index: cases[index].is_grpc)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +173,7 @@ class Result:
         self.counts["deadly"] += each.deadly
         self.counts["accepted"] += accepted
         self.counts[verdict.value] += 1
+        self.counts[DEATHS] += each.answer.died
         self.counts[BEYOND_DEATHS] += each.answer.died and verdict is Verdict.BEYOND
         if accepted and verdict is not Verdict.BEYOND:
             self.counts["accepted within the bound"] += 1

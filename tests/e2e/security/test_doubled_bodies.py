@@ -9,16 +9,29 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
+from ext_proc.requests.forms.http_infer import LENGTH_HEADER
+from support import ungated_control_server
 from support.smuggling import Attack, asked_for_the_body, replies
 from support.sockets import Raw
-from support.traffic import GENERATE, VISION, eventually, vision_body
+from support.traffic import VISION, eventually, vision_body
+from tidegate.stack import commands
+from tidegate_api.pools import LEAST_PEEK_BYTES
 
-UNLOADS = (
+SHORT = (
     b"POST /v2/repository/models/counter/unload HTTP/1.1\r\nhost: t\r\ncontent-length: 0\r\n\r\n"
 )
+"""The picker refuses it: it is too short to be a first part, and has no end."""
+LONG = SHORT + b"POST /v2 HTTP/1.1\r\nhost: t\r\ncontent-length: %d\r\n\r\n%s" % (
+    LEAST_PEEK_BYTES,
+    b" " * LEAST_PEEK_BYTES,
+)
+"""It may be a first part: the picker routes it, and only the gate on retries keeps it from harm."""
+RAW_TENSOR = [(LENGTH_HEADER, "0")]
+"""A body of which the picker reads nothing."""
 READY = "/v2/models/counter/ready"
 ATTACKS, INNOCENTS = 12, 36
 
@@ -45,11 +58,11 @@ async def innocent(http, stack, number):
         return answer.status == 200 and (await answer.json())["id"] == body["id"]
 
 
-async def attack(http, stack, picker):
+async def attack(http, stack, picker, body):
     """Attack once, and let the picker hang or die after it has asked for the body."""
     before = await replies(http, stack)
     async with Raw(stack.http_address) as raw:
-        made = Attack(raw, UNLOADS, path=GENERATE)
+        made = Attack(raw, body, path=VISION, headers=RAW_TENSOR)
         await made.flush()
         await asked_for_the_body(http, stack, before)
         stopped = stack.pid("picker")
@@ -71,10 +84,11 @@ async def attack(http, stack, picker):
     return status, reason
 
 
+@pytest.mark.parametrize("body", [SHORT, LONG], ids=["short", "long"])
 @pytest.mark.parametrize(
     ("picker", "times"), [("there", ATTACKS), ("late", 3), ("hung", 3), ("killed", 1)]
 )
-async def test_trailers_unload_nothing_and_cross_no_answers(http, attacked, picker, times):
+async def test_trailers_unload_nothing_and_cross_no_answers(http, attacked, picker, times, body):
     """0 of 3 Tritons unload the model, and each innocent caller gets its own answer."""
     count = len(attacked.replicas)
     assert await loaded(http, attacked) == count
@@ -82,9 +96,9 @@ async def test_trailers_unload_nothing_and_cross_no_answers(http, attacked, pick
     together = INNOCENTS if picker == "there" else 0
     innocents = [asyncio.create_task(innocent(http, attacked, n)) for n in range(together)]
     for _ in range(times):
-        status, reason = await attack(http, attacked, picker)
-        refused = (status, reason) == (400, "trailers")
-        assert refused or picker != "there"
+        told = await attack(http, attacked, picker, body)
+        # Where it is long, a Triton finds that it is no tensor.
+        assert told == (400, "trailers" if body is SHORT else None) or picker != "there"
     assert all(await asyncio.gather(*innocents))
     later = [innocent(http, attacked, number) for number in range(together, INNOCENTS)]
     assert all(await asyncio.gather(*later))
@@ -95,3 +109,27 @@ async def test_trailers_unload_nothing_and_cross_no_answers(http, attacked, pick
             return answer.status == 200
 
     assert await eventually(quiet)
+
+
+async def test_without_the_gate_the_second_copy_unloads_a_model(http, new_stack, monkeypatch):
+    """The planted fault: a control server whose routes repeat what has no known end."""
+    ungated, build = ungated_control_server, commands.control_server
+    monkeypatch.setenv("PYTHONPATH", str(Path(ungated.__file__).parents[1]))
+    monkeypatch.setattr(
+        commands, "control_server", lambda *given: (ungated.__name__, *build(*given)[1:])
+    )
+    stack = await new_stack()
+    assert await loaded(http, stack) == len(stack.replicas)
+    try:
+
+        async def harmed():
+            assert await attack(http, stack, "there", SHORT) == (400, "trailers")
+            await attack(http, stack, "there", LONG)
+            return await loaded(http, stack) < len(stack.replicas)
+
+        assert await eventually(harmed)
+    finally:
+        for one in stack.replicas:
+            url = f"{one.http_url}/v2/repository/models/counter/load"
+            async with http.post(url) as answer:
+                assert answer.status == 200

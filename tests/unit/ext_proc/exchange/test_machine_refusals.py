@@ -69,7 +69,7 @@ def test_a_body_with_mistakes_goes_on():
     [
         Body(b'{"x": "' + b"x" * 70_000, end_of_stream=False),
         Body(b'{"inputs": [{"name": "x", "shape": [1', end_of_stream=False),
-        Body(b'{"a": [NaN' + b",1" * 40_000 + b"]}", end_of_stream=True),
+        Body(b'{"a": [NaN' + b",1" * 70_000 + b"]}", end_of_stream=True),
     ],
 )
 def test_a_body_beyond_the_bound_is_sent_once(body):

@@ -10,7 +10,14 @@ import pytest
 from bench.emulator.http import DataPort
 from bench.emulator.replica import EmulatedReplica
 from bench.engine import EngineConfig
-from support.differential import client_calls, grpc_calls, mistaken_calls, openai_calls, raw_calls
+from support.differential import (
+    client_calls,
+    grpc_calls,
+    mistaken_calls,
+    odd_models,
+    openai_calls,
+    raw_calls,
+)
 from support.differential.accepted import ACCEPTED
 from support.differential.answers import Target, differing, explain
 
@@ -27,6 +34,8 @@ CALLS = (
     *grpc_calls.STREAMS,
     *client_calls.CLIENTS,
     *openai_calls.OPENAI,
+    *odd_models.ODD_NAMES,
+    *odd_models.ODD_MESSAGES,
 )
 GENERAL = tuple(one for one in ACCEPTED if one.is_general)
 

@@ -79,6 +79,7 @@ from xds_server.resources.filters.discovered import picker_filter, strip_filter
 from xds_server.resources.filters.held_uploads import hold_filters
 from xds_server.resources.filters.picked_pool import match_again
 from xds_server.resources.filters.placed import placed_filter
+from xds_server.resources.filters.unknown_models import unknown_model_filter
 from xds_server.resources.filters.usage import usage_filter
 from xds_server.resources.local_replies import local_replies
 from xds_server.resources.reads import upstream_filters
@@ -261,6 +262,7 @@ def _manager(
             *first_filters(spec),
             strip_filter(),
             *filters_before(spec),
+            unknown_model_filter(),
             *map(HttpFilter.parse, before_picker()),
             picker_filter(),
             *map(

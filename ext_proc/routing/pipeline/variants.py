@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Final
 
 import xxhash
 
-from ext_proc.routing.values.refusal import Refusal, RefusalKind
+from ext_proc.routing.values.refusal import (
+    TRITON_FORMS,
+    Refusal,
+    RefusalKind,
+    unknown_in_triton,
+)
 from ext_proc.routing.values.request import Form
 
 if TYPE_CHECKING:
@@ -66,10 +71,7 @@ def draw_variant(
         if not variants and features.form in _QUESTIONS:
             variants = pool.variants
         elif not variants:
-            return Refusal(
-                RefusalKind.UNKNOWN_VERSION,
-                f"pool {pool.name!r} has no replica of version {features.version!r}",
-            )
+            return _unknown_version(pool, features, features.version)
     known = False
     for each in variants:
         if each.headers and all(headers.get(name) == value for name, value in each.headers):
@@ -81,6 +83,15 @@ def draw_variant(
     if pinned and len(variants) == 1:
         return variants[0].name
     return _by_weight(pool, variants, features.session, pinned=pinned, rng=rng)
+
+
+def _unknown_version(pool: Pool, features: Features, version: str) -> Refusal:
+    if features.form in TRITON_FORMS and features.model is not None:
+        return unknown_in_triton(features.model, version, served=True)
+    return Refusal(
+        RefusalKind.UNKNOWN_VERSION,
+        f"pool {pool.name!r} has no replica of version {version!r}",
+    )
 
 
 def _by_weight(

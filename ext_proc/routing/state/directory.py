@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ext_proc.routing.values.refusal import Refusal, RefusalKind
+from ext_proc.routing.values.refusal import (
+    TRITON_FORMS,
+    Refusal,
+    RefusalKind,
+    unknown_in_triton,
+)
 from ext_proc.routing.values.request import Form
 
 if TYPE_CHECKING:
@@ -69,10 +74,7 @@ class Directory:
             if found is not None:
                 return found
         if features.model is not None and features.form is not Form.MODEL_CALL:
-            on = f" on {path}" if own_path else ""
-            return Refusal(
-                RefusalKind.UNKNOWN_MODEL, f"no pool serves the model {features.model!r}{on}"
-            )
+            return _unserved(features, features.model, path if own_path else "")
         default = self.path_defaults.get(path) if own_path else self.http_default
         if protocol == "grpc":
             default = self.grpc_default
@@ -86,3 +88,11 @@ class Directory:
 
     def _any_model(self, protocol: Protocol) -> str | None:
         return self.any_elsewhere if protocol == "http" else None
+
+
+def _unserved(features: Features, model: str, own_path: str) -> Refusal:
+    """Return the refusal of a model that no pool serves; ``own_path``: on this path of pools."""
+    if features.form in TRITON_FORMS and not own_path:
+        return unknown_in_triton(model, features.version, served=False)
+    on = f" on {own_path}" if own_path else ""
+    return Refusal(RefusalKind.UNKNOWN_MODEL, f"no pool serves the model {model!r}{on}")

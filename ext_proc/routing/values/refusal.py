@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+from ext_proc.routing.values.request import Form
 
 
 class RefusalKind(StrEnum):
@@ -74,3 +77,45 @@ TOO_MANY_UPLOADS: Final = Refusal(
     "this client has as many uploads under way as it may have (routing.uploads_per_client);"
     " finish some of them first",
 )
+TRITON_FORMS: Final = frozenset(
+    {Form.GRPC_INFER, Form.GRPC_STREAM, Form.HTTP_INFER, Form.GENERATE, Form.GENERATE_STREAM}
+)
+"""Forms of Triton's own API, whose callers know its words."""
+_NEGATIVE: Final = re.compile(r"[ \t-\r]*(-[0-9]{1,19})(?![0-9])")
+_INT64: Final = 2**63
+_INT64_DIGITS: Final = 19
+
+
+def unknown_in_triton(model: str, version: str | None, *, served: bool) -> Refusal:
+    """Return the refusal of an inference of what is not there, in the words of Triton 2.51.
+
+    Args:
+        model: The model's name.
+        version: The version, as ``values.version`` returns it; ``None`` = none is named.
+        served: Whether a pool serves the model, in other versions.
+    """
+    name = _text(model)
+    if version is not None and not _is_number(version):
+        negative = _NEGATIVE.match(version)
+        wrong = (
+            f"invalid model version specified '{_text(version)}' "
+            if negative is not None and int(negative[1]) >= -_INT64
+            else "failed to get model version from specified version string"
+            f" '{_text(version)}' (details: stol)"
+        )
+        text = f"{wrong}, version should be an integral value > 0"
+        return Refusal(RefusalKind.BAD_REQUEST, text)
+    if served and version is not None:
+        text = f"Request for unknown model: '{name}' version {version} is not found"
+        return Refusal(RefusalKind.UNKNOWN_VERSION, text)
+    return Refusal(RefusalKind.UNKNOWN_MODEL, f"Request for unknown model: '{name}' is not found")
+
+
+def _is_number(version: str) -> bool:
+    decimal = version.isascii() and version.isdecimal() and len(version) <= _INT64_DIGITS
+    return decimal and int(version) < _INT64
+
+
+def _text(value: str) -> str:
+    """Return a text that can be encoded."""
+    return value.encode("utf-8", "replace").decode()

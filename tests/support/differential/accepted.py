@@ -52,6 +52,17 @@ def _refusal(
     }
 
 
+def _marked(*reasons: str) -> dict[str, Any]:
+    """Return the facets of a refusal in Triton's words."""
+    return {
+        "closed": None,
+        "header content-type": "application/json",
+        "header connection": "close",
+        "header x-tidegate-reason": lambda value: value in reasons,
+        "trailing x-tidegate-reason": lambda value: value in reasons,
+    }
+
+
 _NOWHERE: Final = "no pool of this gateway serves this path or model"
 _ONE: Final = "this call addresses one replica and is not balanced; send it to the replica itself"
 _ADMIN: Final = "this call changes replicas; send it to the gateway's port for operators"
@@ -211,41 +222,27 @@ ACCEPTED: Final[tuple[Difference, ...]] = (
         {"status": lambda value: value in {405, None}},
     ),
     Difference(
-        "unknown models by path",
-        "An inference whose path has a model that no pool serves is 404 with other words.",
-        "Envoy answers it without asking a replica.",
-        _UNKNOWN_PATH,
+        "unknown models",
+        "An inference of a model or version that is not there has Triton's status and words, and"
+        " `x-tidegate-reason`; over HTTP always `content-type: application/json`.",
+        "Envoy or the picker answers it; no replica is asked.",
+        _marked("unknown-model", "unknown-version", "bad-request"),
         (
             "mistake: unknown model",
-            "mistake: generate of an unknown model",
-            "tritonclient http*: infer of an unknown model",
-        ),
-    ),
-    Difference(
-        "unknown models by body",
-        "An inference of a model that no pool serves is NOT_FOUND or 404 with other words.",
-        "The picker knows the models of all pools; no replica is asked.",
-        _refusal("unknown-model", 404, "NOT_FOUND"),
-        (
-            "gRPC infer: unknown model",
-            "tritonclient grpc*: infer of an unknown model",
-            "openai: unknown model",
-            "openai async: unknown model",
-        ),
-    ),
-    Difference(
-        "unknown versions",
-        "An inference of a version that no variant declares is 404 or NOT_FOUND with other words"
-        " (Triton: also INVALID_ARGUMENT for one that is no number).",
-        "The picker chooses the variant by the version.",
-        _refusal("unknown-version", 404, "NOT_FOUND"),
-        (
             "mistake: unknown version",
-            "mistake: generate of an unknown version",
+            "mistake: generate of an unknown *",
+            "gRPC infer: unknown model",
             "gRPC infer: unknown version",
             "gRPC infer: version that is no number",
-            "tritonclient *: infer of an unknown version",
+            "odd model: *",
         ),
+    ),
+    Difference(
+        "unknown models of engines",
+        "OpenAI's calls for a model that no pool serves are 404 with other words.",
+        "The picker knows the models of all pools; no engine is asked.",
+        _refusal("unknown-model", 404, "NOT_FOUND"),
+        ("openai: unknown model", "openai async: unknown model"),
     ),
     Difference(
         "changes of replicas",
@@ -356,10 +353,10 @@ WITHOUT_GATEWAY: Final[tuple[Difference, ...]] = (
     ),
     Difference(
         "questions about unknown models",
-        "Their paths are 404 with other words (Triton: also 400).",
+        "Their paths are answered with `x-tidegate-reason`.",
         "Envoy answers without asking a replica.",
-        _UNKNOWN_PATH,
-        ("http: * of an unknown model", "tritonclient http*: get_* of an unknown one"),
+        _marked("unknown-model"),
+        ("http: * of an unknown model",),
     ),
     Difference(
         "unreadable questions",

@@ -78,8 +78,13 @@ local function refuse(handle, status, grpc_status, reason, text)
   handle:respond(headers, body)
 end
 
-local function unserved(handle)
-  refuse(handle, "404", "5", "unknown-model", "no pool serves the model that the body names")
+local function unserved(handle, name)
+  local text = "no pool serves the model that the body names"
+  local grpc = (handle:headers():get("content-type") or ""):sub(1, 16) == "application/grpc"
+  if grpc and #name <= @MAX_NAME_BYTES@ then  -- as Triton says it
+    text = "Request for unknown model: '" .. name .. "' is not found"
+  end
+  refuse(handle, "404", "5", "unknown-model", text)
 end
 """
 
@@ -97,14 +102,16 @@ function envoy_on_request(handle)
   end
   if name == nil or name == "" then return end
   if #name > @MAX_NAME_BYTES@ or name:find("%c") then
-    unserved(handle)
+    unserved(handle, name)
     return
   end
   handle:headers():replace("@MODEL@", name)
   handle:clearRouteCache()
   handle:metadata()  -- matches the route again
   found(handle, name)
-  if handle:streamInfo():routeName():find("@UNSERVED@", 1, true) == 1 then unserved(handle) end
+  if handle:streamInfo():routeName():find("@UNSERVED@", 1, true) == 1 then
+    unserved(handle, name)
+  end
 end
 
 function envoy_on_response(handle)

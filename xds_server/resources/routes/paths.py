@@ -128,6 +128,13 @@ def unary_calls() -> Call:
     return Call(_regex(re.escape(GRPC_SERVICE) + f"({'|'.join(UNARY_CALLS)})"), POST)
 
 
+def of_any_model() -> Iterator[tuple[str, Call]]:
+    """Yield (name suffix, call) of inferences of any model over HTTP, and of questions."""
+    one = "/v2/models/[^/]+(/versions/[0-9]+)?"
+    yield "", Call(_regex(f"{one}/({'|'.join(INFERENCE)})"), POST)
+    yield "/about", questions()
+
+
 def infer_call() -> Call:
     """Return the unary gRPC inference."""
     return Call({"path": GRPC_SERVICE + "ModelInfer"}, POST)

@@ -10,7 +10,7 @@ encoding is fast. Canary weights are runtime values (``weights.py``). The first 
    first, then routes by a pinned variant's headers, then the weighted draw of the variant.
 4. *unnamed*: only the body names the model. The picker chooses pool and variant, and Envoy matches
    again. Without a picker the default pool takes the request.
-5. *no-pool*: no pool matches; 404.
+5. *unknown-model*, *no-pool*: no pool matches; 404, for Triton's paths in Triton's words.
 
 Which paths match at all is in ``paths.py``. Each route names its paths and methods one by one, so
 that no header opens another path of a replica.
@@ -54,6 +54,7 @@ from xds_server.resources.edge.filters import guard_routes
 from xds_server.resources.edge.limits import limit_requests
 from xds_server.resources.filters.discovered import admitted
 from xds_server.resources.filters.picked_pool import follow_picker
+from xds_server.resources.filters.unknown_models import answer_unknown_model
 from xds_server.resources.filters.usage import read_usage
 from xds_server.resources.routes import gateway, paths
 from xds_server.resources.routes.forms import READ_HEADERS, UnnamedForm
@@ -143,6 +144,10 @@ def _fill(
         host.routes.extend(_named(pool, fleet.listener, gateway.asked_over(pool, sight)))
     host.routes.extend(gateway.about_models(fleet.pools, sight))
     host.routes.extend(_unnamed(fleet, reads))
+    for suffix, call in paths.of_any_model():
+        unknown = _answer(f"unknown-model{suffix}", call, 404, "")
+        answer_unknown_model(unknown)
+        host.routes.append(unknown)
     host.routes.append(_answer("no-pool", Call({"prefix": "/"}, ()), 404, ""))
     ask_for_loads(host.routes, fleet)
     read_usage(host.routes, fleet)

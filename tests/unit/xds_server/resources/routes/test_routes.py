@@ -90,14 +90,14 @@ def test_a_version_in_the_path_comes_before_the_weights() -> None:
 
 def test_a_model_whose_name_begins_alike_is_another_model() -> None:
     """Names are matched whole."""
-    assert first(route_configuration(fleet()), MODELS + "-large/infer") == "no-pool"
+    assert first(route_configuration(fleet()), MODELS + "-large/infer") == "unknown-model"
 
 
 def test_a_dot_in_a_model_name_is_no_wildcard() -> None:
     """Model names are escaped in patterns."""
     data = route_configuration(fleet(pool(match={"models": ["m.1"]})))
     assert first(data, "/v2/models/m.1/infer") == "llm/http"
-    assert first(data, "/v2/models/mx1/infer") == "no-pool"
+    assert first(data, "/v2/models/mx1/infer") == "unknown-model"
 
 
 def test_a_pinned_variant_comes_before_the_weights() -> None:
@@ -302,7 +302,7 @@ def test_a_pool_without_http_has_no_http_routes() -> None:
     """No route leads to a cluster that does not exist."""
     grpc_only = [{"id": "g", "grpc": "127.0.0.1:8001"}]
     data = route_configuration(fleet(pool(endpoints=grpc_only)))
-    assert first(data, INFER) == "no-pool"
+    assert first(data, INFER) == "unknown-model"
     assert "server/v2" not in parse(data)
 
 

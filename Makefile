@@ -4,6 +4,10 @@ PYTHON ?= python3
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
 ARGS   ?=
+COVERAGE ?=
+# Where it is set, each process of the tests compiles all that it imports, and pytest rewrites all
+# assertions again: three quarters of the time of a collection.
+unexport PYTHONDONTWRITEBYTECODE
 # Versions of the environments; a Python without a lock file gets what pyproject.toml allows.
 LOCKS  := $(wildcard requirements/*.txt)
 
@@ -16,7 +20,7 @@ FLOOR_xds_server := 97
 # Says at once, in one sentence, that pip would search in vain: before an environment is made.
 CHECK  := $(PYTHON) -I tidegate/stack/machine.py demo
 
-.PHONY: help demo test test-engines test-kubernetes test-rules coverage check lint format protos docs bench compiled test-compiled dist lock clean
+.PHONY: help demo test cpu cpu-record test-engines test-kubernetes test-rules coverage check lint format protos docs bench compiled test-compiled dist lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -47,14 +51,15 @@ $(VENV)/.docs: pyproject.toml $(LOCKS)
 demo: $(VENV)/.demo ## run the whole system on this machine (ARGS="--replicas 3 --exit")
 	$(VENV)/bin/tidegate demo $(ARGS)
 
-# Without ARGS the tests that `coverage` runs are not run twice.
-test: $(VENV)/.dev ## run all tests, with real Envoy and Triton, and check coverage (ARGS="-k drain" runs a part)
-ifeq ($(strip $(ARGS)),)
-	@$(MAKE) coverage && covered=0 || covered=1; \
-	$(PY) -m pytest -n 2 --dist loadfile --ignore=tests/unit --ignore=tests/contract && exit $$covered
-else
-	$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
-endif
+# COVERAGE=1 measures the branch coverage of unit and contract tests on the way, as CI does.
+test: $(VENV)/.dev ## run all tests, with real Envoy and Triton (ARGS="tests/unit/ext_proc -k lease" runs a part)
+	$(PY) -m tools.layers $(if $(strip $(COVERAGE)),--coverage) $(ARGS)
+
+cpu: $(VENV)/.dev ## fail if the last `make test` took 10 % more CPU time than tests/cpu.json says
+	$(PY) -m tools.layers --hold
+
+cpu-record: $(VENV)/.dev ## take the CPU time of the last `make test` as the new record
+	$(PY) -m tools.layers --renew
 
 test-engines: $(VENV)/.dev ## run the tests with real vLLM engines on the CPU; installs 6 GB once (ARGS="-k ids")
 	TIDEGATE_ENGINES=1 $(PY) -m pytest -p no:randomly -rP tests/engines $(ARGS)
@@ -65,8 +70,7 @@ test-kubernetes: $(VENV)/.dev ## run the tests with a real Kubernetes API server
 test-rules: $(VENV)/.dev ## run rules, dashboards and incidents with a real Prometheus; gets it once (ARGS="-k disk")
 	TIDEGATE_RULES=1 $(PY) -m pytest -p no:randomly -rP tests/monitoring $(ARGS)
 
-coverage: $(VENV)/.dev ## check the branch coverage of unit and contract tests against its floors
-	$(PY) -m pytest -n 2 --dist loadfile --cov --cov-report= tests/unit tests/contract
+coverage: $(VENV)/.dev ## check the branch coverage that `make test COVERAGE=1` measured against its floors
 	$(PY) -m coverage report --skip-covered --include='ext_proc/*' --fail-under=$(FLOOR_ext_proc)
 	$(PY) -m coverage report --skip-covered --include='xds_server/*' --fail-under=$(FLOOR_xds_server)
 

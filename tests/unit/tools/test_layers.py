@@ -1,0 +1,70 @@
+"""Layers of the tests: what is run, with which workers, and what it may take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tools.layers import ALONE, LAYERS, OPT_IN, ROOT, WORKERS, Run, table, too_much, workers
+
+
+def test_every_folder_of_tests_is_run_by_a_layer_or_on_request():
+    """A new folder is entered, or no command would run it."""
+    holding = {
+        "/".join(path.relative_to(ROOT).parts[:2]) for path in (ROOT / "tests").rglob("test_*.py")
+    }
+    listed = [folder for folders in LAYERS.values() for folder in folders]
+    assert holding <= {*listed, *OPT_IN}
+    assert len(listed) == len(set(listed))
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Return a tree with a folder of one unit test, one of many, and two end-to-end tests."""
+    for name, count in (("tests/unit/few", 1), ("tests/unit/many", 30), ("tests/e2e", 2)):
+        (tmp_path / name).mkdir(parents=True)
+        for number in range(count):
+            (tmp_path / name / f"test_{number}.py").touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("tests/unit/few",), ALONE),
+        (("tests/unit/many",), WORKERS),
+        (("tests/unit/many", "-k", "lease"), ALONE),
+        (("tests/unit/many/test_1.py::test_it",), ALONE),
+        (("tests/e2e/test_1.py",), ALONE),
+        (("tests/e2e",), WORKERS),
+        (("tests/e2e", "-k", "drain"), WORKERS),
+        (("-k", "drain"), WORKERS),
+        (("-n", "4", "tests/e2e"), ()),
+        (("tests/unit/few", "--cov"), ()),
+    ],
+)
+def test_a_small_selection_runs_in_one_process(tree, arguments, expected):
+    """Workers cost more than they save there; who asks for them gets them."""
+    assert workers(arguments, tree) == expected
+
+
+def test_a_layer_may_take_a_tenth_more_than_its_record():
+    """What is not recorded, and what did not run, is not compared."""
+    record = {"unit": 100.0, "lab": 50.0, "process": 10.0}
+    assert too_much({"unit": 109.0, "lab": 54.0, "contract": 900.0}, record) == []
+    assert too_much({"unit": 111.0, "lab": 54.0}, record) == [
+        "unit took 111 CPU seconds, 11% more than its record of 100"
+    ]
+
+
+def test_the_pace_of_the_machine_is_taken_out():
+    """A machine of half the speed takes twice the seconds for the same work."""
+    run = Run(0, 70.0, 200.0, 2.0)
+    assert run.standard_s == 100.0
+    assert table({"unit": run, "real": run}, {"unit": 99.0}).splitlines() == [
+        "layer                     wall s   CPU s  standard  record",
+        "unit                          70     200       100      99",
+        "real                          70     200       100       -",
+        "all                          140     400       200",
+    ]

@@ -1,0 +1,285 @@
+"""Runs the tests by layer and says how much CPU time each layer took.
+
+``make test`` runs this::
+
+    python -m tools.layers                              # every layer, one after another
+    python -m tools.layers --coverage                   # as CI does: branches of both services too
+    python -m tools.layers tests/unit/ext_proc -k lease # these tests only, as pytest takes them
+    python -m tools.layers --hold                       # fail if the last run took too much
+    python -m tools.layers --renew                      # take the last run as the new record
+
+Rules:
+
+1. A layer is a set of folders that one run of pytest collects (``LAYERS``). All layers run, also
+   after one that failed; the exit code is 1 if any failed.
+2. The measure is CPU time, user and system, of pytest, its workers and all processes that they
+   waited for. A busy machine makes a run longer, but not this; what contention of caches and cores
+   does to it is taken out by the time of a fixed computation during the run (``MachineSpeed``).
+3. ``tests/cpu.json`` is the record, by Python version. ``--hold`` fails where a layer of the last
+   whole run took more than ``MARGIN`` times its record. A layer without a record never fails.
+4. A small selection runs in one process, without pytest-xdist: starting workers takes longer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+LAYERS: Final[dict[str, tuple[str, ...]]] = {
+    "unit": ("tests/unit",),
+    "contract": ("tests/contract", "tests/epp", "tests/fuzz"),
+    "lab": ("tests/lab",),
+    "process": ("tests/process",),
+    "real": ("tests/e2e", "tests/conformance"),
+}
+"""Folders of each layer; one that does not exist is left out."""
+COVERED: Final = ("unit", "contract")
+"""Layers whose branch coverage is measured; services of the others are processes of their own."""
+OPT_IN: Final = ("tests/engines", "tests/kubernetes", "tests/monitoring")
+"""Suites that `make test` does not run: each needs what it installs first."""
+RECORD: Final = ROOT / "tests" / "cpu.json"
+LAST: Final = ROOT / "build" / "cpu.json"
+"""What the last whole run took: not committed."""
+MARGIN: Final = 1.10
+WORKERS: Final = ("-n", "2", "--dist", "loadfile")
+ALONE: Final = ("-p", "no:xdist", "-p", "no:pytest_cov")
+FEW_FILES: Final = 12
+"""At most so many files of tests without processes run faster without workers."""
+STANDARD_S: Final = 0.010
+"""CPU seconds of `MachineSpeed`'s computation on the machine that the record's seconds are of."""
+
+
+class MachineSpeed:
+    """Measures, in a thread, how fast this machine computes while tests run.
+
+    Twice a second a fixed piece of pure Python is timed by the thread's CPU clock; it takes about
+    ``STANDARD_S``. The samples are bounded by the length of a run.
+    """
+
+    EVERY_S = 0.5
+
+    def __init__(self) -> None:
+        self._samples: list[float] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._measure, name="speed", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    @property
+    def factor(self) -> float:
+        """Return how many times slower than the standard the machine was, by the median."""
+        return statistics.median(self._samples) / STANDARD_S
+
+    def _measure(self) -> None:
+        while True:
+            began = time.thread_time()
+            _computation()
+            self._samples.append(time.thread_time() - began)
+            if self._over.wait(self.EVERY_S):
+                return
+
+
+def _computation() -> int:
+    """Compute the same in every run: a mixture of objects, dictionaries and texts."""
+    found: dict[str, list[int]] = {}
+    for number in range(64_000):
+        found.setdefault(str(number % 997), []).append(number)
+    return sum(len(each) for each in found.values())
+
+
+class Run(NamedTuple):
+    """How a run of pytest ended, and what it took."""
+
+    code: int
+    wall_s: float
+    cpu_s: float
+    """User and system time of pytest and of all processes that it waited for."""
+    factor: float
+
+    @property
+    def standard_s(self) -> float:
+        """CPU seconds as on the machine of the record."""
+        return self.cpu_s / self.factor
+
+
+def run_pytest(arguments: Sequence[str]) -> Run:
+    """Run pytest with the terminal's output."""
+    began = time.monotonic()
+    with MachineSpeed() as speed:
+        process = subprocess.Popen(  # noqa: S603 - this Python
+            (sys.executable, "-m", "pytest", *arguments), cwd=ROOT
+        )
+        try:
+            _, status, used = os.wait4(process.pid, 0)
+        except KeyboardInterrupt:  # pytest got it too, and reports
+            _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    wall = time.monotonic() - began
+    return Run(process.returncode, wall, used.ru_utime + used.ru_stime, speed.factor)
+
+
+def workers(arguments: Sequence[str], root: Path = ROOT) -> tuple[str, ...]:
+    """Return the options with which a selection runs: two workers, or none where it is small.
+
+    Args:
+        arguments: What pytest gets.
+        root: The folder that paths are relative to.
+    """
+    if any(each.startswith(("-n", "--dist", "--cov", "-p")) for each in arguments):
+        return ()
+    named = [each.split("::")[0] for each in arguments if not each.startswith("-")]
+    paths = [root / each for each in named if (root / each).exists()]
+    if not paths:
+        return WORKERS
+    if any("::" in each for each in arguments):
+        return ALONE
+    heavy = not all(_is_light(path.relative_to(root)) for path in paths)
+    if not heavy and "-k" in arguments:
+        return ALONE
+    files = [
+        file for path in paths for file in (path.rglob("test_*.py") if path.is_dir() else [path])
+    ]
+    return ALONE if len(files) <= (1 if heavy else FEW_FILES) else WORKERS
+
+
+def _is_light(path: Path) -> bool:
+    return any(path.is_relative_to(folder) for name in COVERED for folder in LAYERS[name])
+
+
+def _folders(name: str) -> list[str]:
+    return [folder for folder in LAYERS[name] if (ROOT / folder).is_dir()]
+
+
+def run_layers(*, coverage: bool) -> int:
+    """Run every layer, print what each took, and return the exit code."""
+    runs: dict[str, Run] = {}
+    for name in LAYERS:
+        folders = _folders(name)
+        if not folders:
+            continue
+        covered = coverage and name in COVERED
+        label = f"{name} with coverage" if covered else name
+        options = (
+            ("--cov", "--cov-report=", *(("--cov-append",) if runs else ())) if covered else ()
+        )
+        _say(f"--- {label}: {' '.join(folders)}")
+        runs[label] = run_pytest((*WORKERS, *options, *folders))
+    LAST.parent.mkdir(exist_ok=True)
+    took = {name: round(run.standard_s, 1) for name, run in runs.items()}
+    LAST.write_text(json.dumps({_python(): took}, indent=2) + "\n")
+    _say(table(runs, _record()))
+    failed = [name for name, run in runs.items() if run.code]
+    if failed:
+        _say(f"failed: {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+def table(runs: Mapping[str, Run], record: Mapping[str, float]) -> str:
+    """Return what each layer took beside its record, as lines of text."""
+    rows = [f"{'layer':<24}{'wall s':>8}{'CPU s':>8}{'standard':>10}{'record':>8}"]
+    for name, run in runs.items():
+        known = f"{record[name]:.0f}" if name in record else "-"
+        rows.append(
+            f"{name:<24}{run.wall_s:>8.0f}{run.cpu_s:>8.0f}{run.standard_s:>10.0f}{known:>8}"
+        )
+    wall = sum(run.wall_s for run in runs.values())
+    cpu = sum(run.cpu_s for run in runs.values())
+    standard = sum(run.standard_s for run in runs.values())
+    rows.append(f"{'all':<24}{wall:>8.0f}{cpu:>8.0f}{standard:>10.0f}")
+    return "\n".join(rows)
+
+
+def too_much(took: Mapping[str, float], record: Mapping[str, float]) -> list[str]:
+    """Return a sentence for each layer that took more than ``MARGIN`` times its record."""
+    return [
+        f"{name} took {took[name]:.0f} CPU seconds, {took[name] / known - 1:.0%} more than its "
+        f"record of {known:.0f}"
+        for name, known in record.items()
+        if name in took and took[name] > known * MARGIN
+    ]
+
+
+def _python() -> str:
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def _read(path: Path) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = json.loads(path.read_text()) if path.exists() else {}
+    return found
+
+
+def _record() -> dict[str, float]:
+    return _read(RECORD).get(_python(), {})
+
+
+def hold() -> int:
+    """Compare the last whole run with the record; return 1 if it took too much."""
+    took = _read(LAST).get(_python())
+    if took is None:
+        _say("no whole run yet: run `make test` first")
+        return 1
+    wrong = too_much(took, _record())
+    for sentence in wrong:
+        _say(sentence)
+    if wrong:
+        _say("find what became slower, or take this run as the record: make cpu-record")
+    else:
+        _say("CPU time of the tests: within the record")
+    return 1 if wrong else 0
+
+
+def renew() -> int:
+    """Make the last whole run the record; layers that it did not run keep theirs."""
+    record = _read(RECORD)
+    took = _read(LAST).get(_python(), {})
+    known = record.setdefault(_python(), {})
+    known |= took
+    RECORD.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
+    _say(f"recorded {', '.join(took) or 'nothing'}")
+    return 0 if took else 1
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201 - a tool
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run what the arguments ask for; return the exit code."""
+    if "--help" in arguments:
+        _say(__doc__ or "")
+        return 0
+    match list(arguments):
+        case ["--hold"]:
+            return hold()
+        case ["--renew"]:
+            return renew()
+        case []:
+            return run_layers(coverage=False)
+        case ["--coverage"]:
+            return run_layers(coverage=True)
+    options = workers(arguments)
+    run = run_pytest((*options, *arguments))
+    _say(f"{shlex.join(arguments)}: {run.wall_s:.1f} s, {run.cpu_s:.1f} CPU seconds")
+    return run.code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -10,6 +10,8 @@ Rules:
 4. A load names no version, so it could replace that of a variant which has one
    (``model_version``). Replicas of such variants that have the model READY are left out; if no
    others are left, the load is refused.
+5. A load with a file path that is longer than file systems take ends Triton 2.51, so it would end
+   all replicas. It is refused as later ones refuse it.
 
 Source: Triton's model repository, trace and logging extensions.
 """
@@ -24,14 +26,14 @@ import orjson
 import structlog
 from google.protobuf.message import DecodeError
 
-from gateway.grpc_answers import NOT_FOUND, UNAVAILABLE, GrpcReply
+from gateway.grpc_answers import INTERNAL, NOT_FOUND, UNAVAILABLE, GrpcReply
 from gateway.http_answers import JSON, HttpQuestion, HttpReply, described, refusal, silence
 from gateway.merge import parity
 from gateway.targets import UnknownReplicaError, pinned
 from tidegate_api.kserve.v1 import kserve_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from gateway.merge.answers import Said
     from gateway.questions import Heard, Questions, Scope
@@ -48,6 +50,12 @@ METHODS: Final = (
     "LogSettings",
 )
 """Methods of ``inference.GRPCInferenceService``."""
+_FILE: Final = "file:"
+"""Beginning of a parameter's name that is a path within the model."""
+MAX_PATH_PART: Final = 255
+"""Longest part of such a path, bytes: Linux' NAME_MAX."""
+MAX_PATH: Final = 4000
+"""Longest such path, bytes: Linux' PATH_MAX without the temporary folder."""
 _FAILED_PRECONDITION: Final = 9
 _ABORTED: Final = 10
 _PINNED: Final = "pinned-version"
@@ -74,6 +82,15 @@ class ReplicaChanges:
     async def http(self, asked: HttpQuestion, scope: Scope) -> HttpReply:
         """Return the outcome of a request for which ``is_change``."""
         found = _PATHS.fullmatch(unquote(asked.path))
+        if found and found["verb"] == "load":
+            text = _unsound(found["model"], _parameters(asked.body))
+            if text is not None:
+                return refusal(500, "bad-request", text)
+        return await self._http(asked, scope, found)
+
+    async def _http(
+        self, asked: HttpQuestion, scope: Scope, found: re.Match[str] | None
+    ) -> HttpReply:
         model = (found["model"] or found["traced"] or "") if found else ""
         pools = self._questions.pools_about(scope, model)
         headers = {"content-type": JSON} if asked.body else {}
@@ -113,6 +130,13 @@ class ReplicaChanges:
 
     async def grpc(self, method: str, message: bytes, scope: Scope) -> GrpcReply:
         """Return the outcome of a call of one of ``METHODS``."""
+        if method == "RepositoryModelLoad":
+            text = _unsound(*_load_in(message))
+            if text is not None:
+                return GrpcReply(INTERNAL, details=text)
+        return await self._grpc(method, message, scope)
+
+    async def _grpc(self, method: str, message: bytes, scope: Scope) -> GrpcReply:
         try:
             model = pb.ChangeRequest.FromString(message).model_name
         except (DecodeError, UnicodeDecodeError):
@@ -147,6 +171,39 @@ class ReplicaChanges:
             if not each.good
         }
         return GrpcReply(_ABORTED, details=_sentence(failed, len(heard.said)), note=heard.note())
+
+
+def _parameters(body: bytes) -> Iterable[str]:
+    """Return the names of a load's parameters; none if the body cannot be read."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return ()
+    found = value.get("parameters") if isinstance(value, dict) else None
+    return found if isinstance(found, dict) else ()
+
+
+def _load_in(message: bytes) -> tuple[str, Iterable[str]]:
+    """Return the model of a load and the names of its parameters, as far as it can be read."""
+    try:
+        load = pb.LoadRequest.FromString(message)
+    except (DecodeError, UnicodeDecodeError):
+        return "", ()
+    return load.model_name, load.parameters
+
+
+def _unsound(model: str, parameters: Iterable[str]) -> str | None:
+    """Return why a load would end replicas (rule 5); ``None`` = it would not."""
+    for name in parameters:
+        path = name.removeprefix(_FILE).encode("utf-8", "replace")
+        longest = max(map(len, path.split(b"/")))
+        if name.startswith(_FILE) and (longest > MAX_PATH_PART or len(path) > MAX_PATH):
+            return (
+                f"failed to load '{model}', failed to poll from model repository: the path"
+                f" {name[:64]!r}... has {len(path)} bytes, a part of it {longest};"
+                f" at most {MAX_PATH} and {MAX_PATH_PART} are possible"
+            )
+    return None
 
 
 def _ready_path(path: str) -> str:

@@ -7,7 +7,8 @@ Rules:
 3. A server is ready if of each pool in sight a share of the replicas that do not drain is usable,
    one at least. A replica is usable if it answers the pool's own probe. The verdict is up to
    ``READY_S`` old, and one that is being made serves all who ask.
-4. A replica that does not answer is named in the note; statistics then count it as it was.
+4. Replicas that are engines do not count where a call is Triton's, also while they do not answer.
+5. A replica that does not answer is named in the note; statistics then count it as it was.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from gateway.targets import (
     UnknownReplicaError,
     about,
     in_sight,
+    of_tritons,
     replicas_of,
+    says_engine,
 )
 from tidegate_api.kserve.v1 import kserve_pb2
 from tidegate_api.pools import ENGINE_READY_PATHS, TRITON_PATHS
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
 READY_S: Final = 0.5
 MAX_SIGHTS: Final = 256
 """Sets of pools whose readiness is remembered."""
+TRITON_API: Final = TRITON_PATHS.rstrip("/")
+"""Beginning of the paths of Triton's HTTP API; what it says of itself is there."""
 SERVICE: Final = "/inference.GRPCInferenceService/"
 _NOT_FOUND: Final = 404
 
@@ -110,6 +115,8 @@ class Questions:
         self._clock = clock
         self._pools: Mapping[str, Pool] = {}
         self._keys: frozenset[EndpointKey] = frozenset()
+        self._engines: set[EndpointKey] = set()
+        """Replicas in force whose newest answer was that of an engine."""
         self._verdicts: dict[frozenset[str] | None, tuple[float, asyncio.Task[FleetReadiness]]] = {}
         self.statistics = StatisticsBook()
 
@@ -118,6 +125,7 @@ class Questions:
         self._pools = pools
         every = [(pool, each) for pool in pools.values() for each in pool.endpoints]
         self._keys = frozenset(each.key for _, each in every)
+        self._engines &= self._keys
         self._asker.keep(
             {(each.grpc, pool.upstream_tls) for pool, each in every if each.grpc is not None}
         )
@@ -159,11 +167,28 @@ class Questions:
         Raises:
             UnknownReplicaError: The one replica that is asked for is not there.
         """
-        targets = replicas_of(pools, "http", scope.endpoint, unversioned).without(without)
+        of_triton = path.startswith(TRITON_API) and not scope.endpoint
+        asked = of_tritons(pools) if of_triton else pools
+        targets = replicas_of(asked, "http", scope.endpoint, unversioned).without(without)
         said = await self._asker.over_http(
             targets.asked, method, path, body=body, headers=headers, timeout_s=scope.timeout_s
         )
-        return Heard(said, targets, pools)
+        heard = Heard(said, targets, pools)
+        return self._without_engines(heard) if of_triton else heard
+
+    def _without_engines(self, heard: Heard) -> Heard:
+        """Return this without the replicas that are engines (rule 4); as it is if all are."""
+        asked, said = [], []
+        for target, one in zip(heard.targets.asked, heard.said, strict=True):
+            if target.may_be_engine and one.fault is None:
+                (self._engines.add if says_engine(one) else self._engines.discard)(target.key)
+            if target.key not in self._engines or not target.may_be_engine:
+                asked.append(target)
+                said.append(one)
+        if not said:
+            return heard
+        targets = heard.targets._replace(asked=tuple(asked))
+        return heard._replace(said=said, targets=targets)
 
     async def grpc(
         self,

@@ -6,7 +6,10 @@ Rules:
 2. A question about a model goes to the replicas of the pools that list it; if none does, to all:
    what a pool does not list, such as the parts of an ensemble, may be loaded all the same.
 3. At most ``MAX_REPLICAS`` replicas are asked, in the order of the pools.
-4. A question about a model that names no version is for that of the replica's variant, as
+4. A call of Triton's API is not for engines. A pool with paths of its own (``match.paths``) that is
+   probed on another path than Triton's is one of engines; of any other with such paths an answer
+   tells (``says_engine``).
+5. A question about a model that names no version is for that of the replica's variant, as
    inferences are: where the variant has one, the replica is asked for it.
 """
 
@@ -15,16 +18,21 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import orjson
+
 from tidegate_api.kserve.v1 import kserve_pb2
+from tidegate_api.pools import TRITON_PATHS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from ext_proc.routing.values.pool import EndpointKey, Pool
+    from gateway.merge.answers import Said
     from tidegate_api.names import Protocol
     from tidegate_common.upstream.contexts import ReplicaTls
 
 MAX_REPLICAS: Final = 256
+_UNKNOWN_PATH: Final = (404, 405)
 _MODEL_PATH: Final = re.compile("^/v2/models/[^/]+")
 
 
@@ -40,6 +48,8 @@ class AskedReplica(NamedTuple):
     """TLS that it speaks; ``None`` = it speaks plain."""
     version: str = ""
     """The version that it is asked for where the question names none; empty = none."""
+    may_be_engine: bool = False
+    """Whether all of these pools have paths of their own."""
 
     def path(self, path: str) -> str:
         """Return the path of a question, as this replica is asked."""
@@ -68,6 +78,33 @@ class AskedReplicas(NamedTuple):
         """Return this without the replicas of these ids."""
         asked = tuple(each for each in self.asked if each.key.id not in names)
         return AskedReplicas(asked, self.unasked + len(self.asked) - len(asked))
+
+
+def of_tritons(pools: Iterable[Pool]) -> tuple[Pool, ...]:
+    """Return the pools that are not surely of engines (rule 4); all if none is left."""
+    every = tuple(pools)
+    return tuple(pool for pool in every if not _of_engines(pool)) or every
+
+
+def _of_engines(pool: Pool) -> bool:
+    probes = [each.probe_path for each in pool.variants]
+    return bool(pool.paths and probes) and not any(
+        not path or path.startswith(TRITON_PATHS) for path in probes
+    )
+
+
+def says_engine(said: Said) -> bool:
+    """Return whether this is the answer of an engine on a path of Triton, which it does not know.
+
+    Triton's errors are objects whose ``error`` is a text.
+    """
+    if said.status not in _UNKNOWN_PATH or said.fault is not None:
+        return False
+    try:
+        value = orjson.loads(said.body)
+    except orjson.JSONDecodeError:
+        return True
+    return not (isinstance(value, dict) and isinstance(value.get("error"), str))
 
 
 class UnknownReplicaError(LookupError):
@@ -120,6 +157,7 @@ def replicas_of(
     """
     found: dict[EndpointKey, tuple[str, set[str], ReplicaTls | None]] = {}
     versions: dict[EndpointKey, str] = {}
+    tritons: set[EndpointKey] = set()
     for pool in pools:
         asks = unversioned in pool.models and not endpoint
         of = {v.name: v.model_version for v in pool.variants if v.model_version and asks}
@@ -128,12 +166,14 @@ def replicas_of(
             if address is not None and (not endpoint or each.key.id == endpoint):
                 known = found.setdefault(each.key, (address, set(), pool.upstream_tls))
                 known[1].add(pool.name)
+                if not pool.paths:
+                    tritons.add(each.key)
                 if of:
                     versions.setdefault(each.key, of.get(each.variant, ""))
     if endpoint and not found:
         raise UnknownReplicaError(endpoint)
     every = tuple(
-        AskedReplica(key, address, frozenset(names), tls, versions.get(key, ""))
+        AskedReplica(key, address, frozenset(names), tls, versions.get(key, ""), key not in tritons)
         for key, (address, names, tls) in found.items()
     )
     return AskedReplicas(every[:MAX_REPLICAS], len(every[MAX_REPLICAS:]))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pytest
 
+from ext_proc.routing.values.pool import Pool, Variant
 from gateway import asking, ports
 from gateway.http_answers import HttpQuestion, HttpReply
 from gateway.ports import scope_of
@@ -326,3 +327,65 @@ async def test_only_the_length_of_an_answer_to_head_is_sent(lab: Lab, path: str,
     reply = await ask(lab, path, method="HEAD")
     assert (reply.status, len(reply.body), reply.content_type) == (405, 30, kind)
     assert not lab.asked
+
+
+async def engine(name: str, writer: asyncio.StreamWriter) -> None:
+    """Answer as vLLM does on a path that it does not know."""
+    await saying(404, {"detail": "Not Found"})(name, writer)
+
+
+LOAD = "/v2/repository/models/other/load"
+MISSING = {"error": "failed to load 'other', failed to poll from model repository"}
+
+
+def beside_engines(lab: Lab, tritons: int, probe: str) -> None:
+    """Put the first replicas into a pool of Tritons, the others into one of engines."""
+    first, rest = tuple(lab.endpoints[:tritons]), tuple(lab.endpoints[tritons:])
+    own = Pool("t", frozenset({"m"}), endpoints=first)
+    variants = (Variant("v", 1, probe_path=probe),)
+    paths = frozenset({"/v1/chat/completions"})
+    lab.questions.set_pools(
+        {"t": own, "e": Pool("e", paths=paths, variants=variants, endpoints=rest)}
+    )
+
+
+@pytest.mark.parametrize("probe", ["/health", "/v2/health/ready", ""])
+async def test_engines_beside_tritons_do_not_count_where_a_call_is_tritons(lab: Lab, probe: str):
+    """Neither for a change of any model, nor for a question; nor do their words win by number."""
+    good = saying(raw=b"")
+    await lab.replicas(good, good, engine, engine, engine)
+    beside_engines(lab, 2, probe)
+    changed = await ask(lab, LOAD, admin=True)
+    assert (changed.status, changed.note) == (200, "2/2")
+    assert ("r3" in {name for name, _ in lab.asked}) == (probe != "/health")
+    lab.endpoints.clear()
+    await lab.replicas(saying(404, MISSING), engine, engine, engine)
+    beside_engines(lab, 1, probe)
+    for path, admin in ((LOAD, True), ("/v2/models/other", False), ("/v2", False)):
+        reply = await ask(lab, path, admin=admin)
+        assert (reply.status, orjson.loads(reply.body)) == (404, MISSING)
+        assert reply.note == "0/1; r1=refuses"
+
+
+async def test_an_engine_that_dies_fails_no_change(lab: Lab):
+    """Once it has said what it is. One that never did may be a Triton, which lacks the change."""
+    dead = asyncio.Event()
+
+    async def mortal(name: str, writer: asyncio.StreamWriter) -> None:
+        await (closing if dead.is_set() else engine)(name, writer)
+
+    await lab.replicas(saying(raw=b""), mortal, closing)
+    for number, note in ((2, "1/1"), (3, "1/2; r3=unreachable")):
+        endpoints, lab.endpoints = lab.endpoints, lab.endpoints[:number]
+        beside_engines(lab, 1, "")
+        lab.endpoints = endpoints
+        for _ in range(2):
+            assert (await ask(lab, LOAD, admin=True)).note == note
+        dead.set()
+
+
+async def test_engines_alone_answer_in_their_own_words(lab: Lab):
+    """There is no Triton to say it otherwise."""
+    await lab.replicas(engine, paths=frozenset({"/v1/completions"}))
+    reply = await ask(lab, "/v2/models/m")
+    assert (reply.status, orjson.loads(reply.body)) == (404, {"detail": "Not Found"})

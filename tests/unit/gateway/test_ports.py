@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import grpc
+import orjson
 import pytest
 from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2 as pb
 
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
 from gateway import ports
+from gateway.http_answers import HttpQuestion
 from gateway.ports import CannotListenError, scope_of, serve_http
 from gateway.settings import GatewaySettings
 from support.identities import Machines
@@ -211,6 +213,39 @@ async def test_changes_over_grpc_are_for_operators_only(lab: Lab):
                 pb.RepositoryModelLoadResponse,
                 tidegate_endpoint="r1",
             )
+
+
+@pytest.mark.parametrize(
+    ("path", "sent"),
+    [
+        ("A" * 255, True),
+        ("A" * 256, False),
+        ("é" * 128, False),
+        ("/".join(["A" * 199] * 20), True),
+        ("/".join(["A" * 199] * 20) + "/A", False),
+    ],
+)
+async def test_a_load_that_would_end_replicas_is_not_sent(lab: Lab, path: str, sent: bool):
+    """Triton 2.51 aborts where a file's path is longer than its file system takes."""
+    replica = Triton(RepositoryModelLoad=b"")
+    asked = pb.RepositoryModelLoadRequest(model_name="m")
+    asked.parameters["config"].string_param = "{}"
+    asked.parameters[f"file:{path}"].bytes_param = b"a"
+    body = {"parameters": {"config": "{}", f"file:{path}": "YQ=="}}
+    question = HttpQuestion("POST", "/v2/repository/models/m/load", orjson.dumps(body))
+    async with tritons(lab, replica), channel(lab, admin=True) as to:
+        if sent:
+            await call(to, "RepositoryModelLoad", asked, pb.RepositoryModelLoadResponse)
+        else:
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await call(to, "RepositoryModelLoad", asked, pb.RepositoryModelLoadResponse)
+            assert error.value.code() == grpc.StatusCode.INTERNAL
+            words = "failed to load 'm', failed to poll from model repository"
+            assert str(error.value.details()).startswith(words)
+            reply = await lab.calls.http(question, scope_of("*", None), admin=True)
+            assert (reply.status, reply.reason) == (500, "bad-request")
+            assert orjson.loads(reply.body)["error"].startswith(words)
+        assert replica.asked == ["RepositoryModelLoad"] * sent
 
 
 async def test_a_load_leaves_out_replicas_whose_version_it_could_replace(lab: Lab):

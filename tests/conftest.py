@@ -25,9 +25,9 @@ settings.register_profile("search", max_examples=2000, **UNTIMED)
 settings.load_profile("repeatable")
 
 
-# pytest-randomly shuffles files and tests. Files keep their order here, and so do the tests of e2e
-# files, which share running services.
-E2E = Path(__file__).parent / "e2e"
+# pytest-randomly shuffles files and tests. Files keep their order here, and so do the tests of
+# files that share running services.
+SHARING = tuple(Path(__file__).parent / name for name in ("lab", "process", "soak", "e2e"))
 COLLECTED = pytest.StashKey[int]()
 _numbers = itertools.count()
 
@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         first[item.path] = min(number, first.get(item.path, number))
 
     def place(item: pytest.Item) -> tuple[int, int]:
-        fixed = item.path.is_relative_to(E2E)
+        fixed = any(map(item.path.is_relative_to, SHARING))
         return first[item.path], item.stash[COLLECTED] if fixed else 0
 
     items.sort(key=place)  # stable: what has no fixed place keeps its random one

@@ -2,7 +2,7 @@
 
 An Envoy refuses an extension that it lacks. A field that it lacks it ignores or, if it was started
 with ``--reject-unknown-dynamic-fields``, refuses. Found with ``envoy --mode validate`` of 1.36.4,
-1.37.0, 1.38.3, 1.39.3 and 1.40.0 (``tests/e2e/test_older_envoys.py`` repeats it).
+1.37.0, 1.38.3, 1.39.3 and 1.40.0 (``tests/soak/test_older_envoys.py`` repeats it).
 """
 
 from __future__ import annotations

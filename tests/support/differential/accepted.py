@@ -1,7 +1,7 @@
 """The table of accepted differences between a call to the gateway and one to a replica.
 
 The documentation's table is made of it. A difference that is not here fails
-``tests/e2e/test_differential.py``, and so does a call named here whose answer does not have it.
+``tests/lab/test_differential.py``, and so does a call named here whose answer does not have it.
 """
 
 from __future__ import annotations

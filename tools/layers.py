@@ -47,8 +47,8 @@ LAYERS: Final[dict[str, tuple[str, ...]]] = {
 """Folders of each layer; one that does not exist is left out."""
 COVERED: Final = ("unit", "contract")
 """Layers whose branch coverage is measured; services of the others are processes of their own."""
-OPT_IN: Final = ("tests/engines", "tests/kubernetes", "tests/monitoring")
-"""Suites that `make test` does not run: each needs what it installs first."""
+OPT_IN: Final = ("tests/engines", "tests/kubernetes", "tests/monitoring", "tests/soak")
+"""Suites that `make test` does not run: each needs what it installs first, or takes minutes."""
 RECORD: Final = ROOT / "tests" / "cpu.json"
 LAST: Final = ROOT / "build" / "cpu.json"
 """What the last whole run took: not committed."""

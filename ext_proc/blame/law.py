@@ -452,8 +452,3 @@ def abandons(attempt: Attempt) -> bool:
 def keeps_prompt(attempt: Attempt) -> bool:
     """Return whether the replica has computed the prompt: an answer below 400 had begun."""
     return attempt.began and is_good(attempt.status, attempt.grpc_status)
-
-
-def teaches(blame: Blame) -> bool:
-    """Return whether an attempt's times are samples of the replica's speed."""
-    return blame is Blame.NONE

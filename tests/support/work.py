@@ -53,7 +53,7 @@ class Work:
         )
         of_c += sum(
             (text.count(b"[") + 4 * (text.count(b"{") + text.count(b":"))) * _AGAIN_NS
-            + text.count(b",") * _AGAIN_NS // 2
+            + text.count(b",") * _AGAIN_NS // 4
             + len(text) * _BYTE_NS
             for text in self.parsed_again
         )

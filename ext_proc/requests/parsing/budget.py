@@ -41,11 +41,8 @@ MAX_SECOND_UNITS: Final = 10_240
 """Maximum units of it, 80 ns each: 1 for an array, 4 for an object and for a key, 1/4 for any other
 value. Brackets, colons and commas in texts count too."""
 
-MAX_REPAIRED: Final = 16 * 2**10
-"""Maximum bytes of JSON that is repaired for a second parser; up to 80 ns each."""
-
-MAX_REPAIRED_QUOTES: Final = 512
-"""Maximum quotes of it; 0.8 us each."""
+MAX_ESCAPES: Final = 1024
+"""Maximum backslashes of JSON that is repaired for a second parser; 0.5 us each."""
 
 MAX_REWRITTEN: Final = 256 * 2**10
 """Maximum bytes of a gRPC message that is given to protobuf's own parser; 3 ns each."""

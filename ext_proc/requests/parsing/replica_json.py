@@ -12,10 +12,10 @@ orjson takes RFC 8259 only. Replicas take more, and what they take they act on:
 Rules:
 
 1. A document is parsed only within bounds of its length and its tokens, ``fits``: at most 2 ms.
-2. What these parsers of today do otherwise than the replica's is undone in the text: RapidJSON's
-   successors reject an escaped low surrogate, a number that is too large for a double but has a
-   small exponent, and ``NaN.5``, which 1.1.0 takes. A document of more than ``MAX_REPAIRED`` bytes
-   or ``MAX_REPAIRED_QUOTES`` is not repaired but refused: Triton may act on it.
+2. An escaped low surrogate alone, which RapidJSON's successors reject, is replaced in the text of a
+   document with at most ``MAX_ESCAPES``; one with more is refused, because Triton may act on it.
+   Numbers beyond a double (``1.8e308``) and the like of ``NaN.5``, which 1.1.0 takes and no client
+   writes, make a document invalid here.
 3. In texts, bytes that are no UTF-8 become U+FFFD: no name or key that is read has any.
 
 Source: RapidJSON's ``reader.h`` and ``encodedstream.h`` of 1.1.0, tried on Triton 2.51.
@@ -30,8 +30,7 @@ from typing import Any, Final
 import rapidjson
 
 from ext_proc.requests.parsing.budget import (
-    MAX_REPAIRED,
-    MAX_REPAIRED_QUOTES,
+    MAX_ESCAPES,
     MAX_SECOND_BYTES,
     MAX_SECOND_UNITS,
     too_complex,
@@ -43,20 +42,7 @@ MAX_DEPTH: Final = 1000
 """The depth that RapidJSON's binding reads (Python's limit of recursion); ``json``'s is near it."""
 
 _BOM: Final = re.compile(rb"\xef?\xbb?\xbf?")
-_CANDIDATES: Final = tuple(
-    map(
-        re.compile,
-        (r"\\u[dD][c-fC-F]", r"NaN[.eE]", r"Inf(?:inity)?[.eE]", r"[eE]\+?0*[0-9]{3}"),
-    )
-)
-"""What may need rule 2; one by one, as each is found by its beginning."""
-_TOKEN: Final = re.compile(
-    r'(?P<text>"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z))'
-    r"|(?P<word>NaN|Inf(?:inity)?)(?:\.[0-9]++)?(?:[eE][-+]?[0-9]++)?"
-    r"|(?<![0-9.])-?[0-9]++(?:\.(?P<fraction>[0-9]++))?+[eE]\+?(?P<exponent>[0-9]{3,})",
-    re.DOTALL,
-)
-"""Linear in the text: no part of it is tried from two places, nor given back."""
+_LOW_HALF: Final = re.compile(r"\\u[dD][c-fC-F]")
 _LOW_SURROGATE: Final = re.compile(
     r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
     r"|(?P<low>u[dD][c-fC-F][0-9a-fA-F]{2})|.)",
@@ -67,7 +53,6 @@ _SURROGATE: Final = re.compile(
     r"|(?P<low>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
     re.DOTALL,
 )
-_MAX_EXPONENT: Final = 308
 
 
 def _pairs() -> list[tuple[str, Any]]:
@@ -122,18 +107,19 @@ def parse_as_triton(text: bytes, place: str) -> Any:
 
     Raises:
         Malformed: Triton cannot parse it either.
-        UnsoundRequest: It nests too deeply, or Triton may take it but it is too long to repair.
+        UnsoundRequest: It nests too deeply, or has too many escapes to be repaired.
     """
     readable = text.decode("utf-8", "replace")
+    halves = _LOW_HALF.search(readable) is not None
+    repaired = halves and readable.count("\\") <= MAX_ESCAPES
+    if repaired:
+        readable = _LOW_SURROGATE.sub(_replaced, readable)
     try:
         return _parse(readable, place)
     except Malformed as error:
-        if not any(each.search(readable) is not None for each in _CANDIDATES):
+        if repaired or not halves:
             raise
-        if len(text) > MAX_REPAIRED or readable.count('"') > MAX_REPAIRED_QUOTES:
-            message = f"{error.message}, unless it is shorter and for Triton"
-            raise too_complex(message) from None
-    return _parse(_TOKEN.sub(_as_now, readable), place)
+        raise too_complex(f"{error.message}, or has too many escapes") from None
 
 
 def _parse(text: str, place: str) -> Any:
@@ -166,20 +152,6 @@ def parse_as_python(text: bytes, place: str) -> Any:
 def too_deep(place: str, most: int) -> UnsoundRequest:
     """Return the error for a document of more than ``most`` levels."""
     return UnsoundRequest(RefusalKind.TOO_DEEP, f"{place} nests deeper than {most} levels")
-
-
-def _as_now(found: re.Match[str]) -> str:
-    """Return a token of RapidJSON 1.1.0 as later versions take it (rule 2)."""
-    whole = found[0]
-    if found["text"] is not None:
-        return _LOW_SURROGATE.sub(_replaced, whole) if "\\u" in whole else whole
-    if found["word"] is not None:
-        return found["word"]
-    exponent, fraction = found["exponent"].lstrip("0"), found["fraction"] or ""
-    fits_now = len(exponent) <= len(str(_MAX_EXPONENT)) and (
-        int(exponent or "0") <= _MAX_EXPONENT + len(fraction)
-    )
-    return "1e300" if fits_now else whole
 
 
 def _replaced(found: re.Match[str]) -> str:

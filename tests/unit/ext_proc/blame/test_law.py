@@ -23,7 +23,6 @@ from ext_proc.blame.law import (
     stands_alone,
     survived,
     suspected_death,
-    teaches,
     verdict,
 )
 from ext_proc.blame.retries import RETRIES, Repeat, repeat, retry
@@ -164,7 +163,7 @@ def test_the_marks_agree_with_what_follows_from_attempts():
         missing = marks.placement is Mark.FAILED or server_error
         assert not lacks_model(attempt) or missing or marks.reuse is Mark.GOOD
     for rule in RULES:
-        assert teaches(rule.blame) <= (rule.speed is Mark.GOOD)
+        assert rule.blame is not Blame.NONE or rule.speed is Mark.GOOD
 
 
 def test_a_running_request_is_the_replicas_only_once_its_client_has_sent_it():
@@ -178,7 +177,7 @@ def test_only_replica_and_network_lose_by_a_verdict():
     """What the caller, the request or we did counts against no replica."""
     for case, rule in cases():
         assert (rule.effect in COUNTS) <= (rule.blame in {Blame.REPLICA, Blame.NETWORK})
-        assert (rule.effect is Effect.GOOD) == (rule.blame is Blame.NONE) == teaches(rule.blame)
+        assert (rule.effect is Effect.GOOD) == (rule.blame is Blame.NONE)
         if case.attempt.ended in {Ended.TIMEOUT, Ended.TRY_TIMEOUT, Ended.LEFT, Ended.LOCAL}:
             assert rule.effect not in COUNTS
 

@@ -281,15 +281,18 @@ def test_of_a_repeated_key_the_first_value_counts(key):
 
 
 @pytest.mark.parametrize("complete", [True, False])
-def test_a_deadly_shape_does_not_hide_among_texts_that_are_not_repaired(complete):
-    """70 kB with a lone low surrogate, which Triton takes: its first part says too little."""
+def test_a_deadly_shape_does_not_hide_among_escapes_that_are_not_repaired(complete):
+    """70 kB with a lone low surrogate, which Triton takes: it is not routed as unread."""
     many = ", ".join(json.dumps(inline("x", "INT32", [1], [1])) for _ in range(1100))
     deadly = json.dumps(inline("x", "INT32", [2**40], [1]))
-    body = f'{{"x":"\\udc00","inputs": [{deadly}, {many}]}}'.encode()
-    assert len(body) > 65_536
-    with pytest.raises(UnsoundRequest, match="surrogate") as error:
-        read(body, {"content-length": str(len(body))}, complete=complete)
-    assert error.value.kind is RefusalKind.TOO_COMPLEX
+    for escapes, words in (
+        ("", "own rules" if complete else "declares"),
+        ("\\\\n" * 1024, "too many escapes"),
+    ):
+        body = f'{{"x":"\\udc00{escapes}","inputs": [{deadly}, {many}]}}'.encode()
+        assert len(body) > 65_536
+        with pytest.raises(UnsoundRequest, match=words):
+            read(body, {"content-length": str(len(body))}, complete=complete)
 
 
 @pytest.mark.parametrize("odd", [b"NaN", b'"\xff"', b'"\\udc00"', b'1, "x": 2'])

@@ -16,7 +16,7 @@ from ext_proc.requests.forms.sglang import read_sglang
 from ext_proc.requests.parsing import values
 from ext_proc.requests.parsing.budget import QUIET_BYTES
 from ext_proc.requests.parsing.errors import BadRequest
-from ext_proc.requests.parsing.inflate import inflate, inflate_as_triton, is_supported
+from ext_proc.requests.parsing.inflate import inflate, is_supported
 from ext_proc.routing.values.request import HTTP_INFER, OTHER, Features, Form
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ _ENGINE_READERS: Final = {
     Form.SGLANG: read_sglang,
 }
 """Of engines that serve without Triton."""
-_MAX_DIGITS: Final = 18
 _GRPC_READERS: Final = {
     Form.GRPC_INFER: read_grpc,
     Form.GRPC_STREAM: read_grpc,
@@ -79,11 +78,12 @@ def read_body(  # noqa: C901 - a function for a part costs each request a call
             if not is_supported(coding):
                 if features.form in _ENGINE_READERS:
                     return features
-                raise BadRequest(
-                    f"the content coding {coding[:32]!r} is unknown; use gzip or deflate"
-                )
+                raise _unknown(coding)
             body, whole, most = inflate(
-                body, complete=complete, place="the request body", announced=announced(headers)
+                body,
+                complete=complete,
+                place="the request body",
+                announced=values.announced(headers),
             )
             complete = complete and whole
             if features.form not in _ENGINE_READERS:  # engines inflate nothing
@@ -93,12 +93,6 @@ def read_body(  # noqa: C901 - a function for a part costs each request a call
     finally:
         if quiet:
             gc.enable()
-
-
-def announced(headers: Mapping[str, str]) -> int | None:
-    """Return the length of the body as announced; ``None`` if it is unknown."""
-    text = headers.get("content-length", "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else None
 
 
 def _unknown(coding: str) -> BadRequest:
@@ -119,8 +113,8 @@ def _read_coded_infer(
             raise _unknown(coding)
         if complete and not len(body):
             raise BadRequest("the request body is empty; there is nothing to decompress")
-        body, complete, features.inflated_bytes = inflate_as_triton(
-            body, complete=complete, announced=announced(headers)
+        body, complete, features.inflated_bytes = inflate(
+            body, complete=complete, place=None, announced=values.announced(headers)
         )
     return read_infer(features, headers, body, complete=complete)
 

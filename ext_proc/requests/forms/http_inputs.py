@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from ext_proc.requests.parsing import shapes, values
 from ext_proc.requests.parsing.budget import MAX_DIMENSIONS, MAX_INPUTS, Levels, too_complex
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ext_proc.requests.parsing.json_prefix import Document
-
-_MAX_LENGTH_DIGITS: Final = 10
 
 
 def is_unsigned(value: object) -> bool:
@@ -57,8 +55,10 @@ class Inputs:
         self._blobs = blobs
         self._complete = complete
         self._cut = document.is_cut("inputs")
-        self._room = len(body) if document.whole else _announced(headers)
+        self._room = len(body) if document.whole else None
         """Upper bound of the bytes of JSON; ``None`` = unknown."""
+        if not document.whole and "content-encoding" not in headers:
+            self._room = values.announced(headers)
         self._found: dict[str, Tensor] = {}
         self._offset = 0
         self._dimensions = MAX_DIMENSIONS
@@ -172,14 +172,6 @@ class Inputs:
             shapes.check_room(declared, self._room, index)
         if width is not None and (self.largest is None or declared * width > self.largest):
             self.largest = declared * width
-
-
-def _announced(headers: Mapping[str, str]) -> int | None:
-    """Return the body's length as announced; ``None`` if unknown or of compressed data."""
-    text = headers.get("content-length", "")
-    if not (text.isascii() and text.isdigit()) or "content-encoding" in headers:
-        return None
-    return int(text) if len(text) <= _MAX_LENGTH_DIGITS else None
 
 
 def _is_empty(shape: object) -> bool:

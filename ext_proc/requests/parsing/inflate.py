@@ -46,14 +46,14 @@ class Inflated(NamedTuple):
 
 
 def inflate(
-    body: bytes | memoryview, *, complete: bool, place: str, announced: int | None = None
+    body: bytes | memoryview, *, complete: bool, place: str | None, announced: int | None = None
 ) -> Inflated:
     """Decompress gzip or zlib data (``deflate`` of HTTP and gRPC is zlib).
 
     Args:
         body: The data, or its first part.
         complete: Whether it is all of the data.
-        place: Name of the data in error messages.
+        place: Name of the data in error messages; ``None`` = no error is raised (rule 2).
         announced: Length of all of the data, if it is not complete; ``None`` = unknown.
 
     Raises:
@@ -64,34 +64,16 @@ def inflate(
     try:
         content = inflater.decompress(source[:MAX_COMPRESSED], MAX_INFLATED)
     except zlib.error as error:
-        raise Malformed(f"{place} is not valid gzip or deflate data: {error}") from None
-    bounded = len(source) > MAX_COMPRESSED or len(content) >= MAX_INFLATED
-    if complete and not inflater.eof and not bounded:
-        raise Malformed(f"{place} ends in the middle of its compressed data; send all of it")
-    most = _most(inflater, source, len(content), announced, complete=complete)
-    return Inflated(content, inflater.eof, most)
-
-
-def inflate_as_triton(
-    body: bytes | memoryview, *, complete: bool, announced: int | None = None
-) -> Inflated:
-    """Decompress a body as Triton's HTTP server does, whether it is gzip, zlib or neither (rule 2).
-
-    Args:
-        body: The data, or its first part.
-        complete: Whether it is all of the data.
-        announced: Length of all of the data, if it is not complete; ``None`` = unknown.
-    """
-    source = memoryview(body)
-    inflater = decompressobj(_GZIP_OR_ZLIB)
-    try:
-        content = inflater.decompress(source[:MAX_COMPRESSED], MAX_INFLATED)
-    except zlib.error:
+        if place is not None:
+            raise Malformed(f"{place} is not valid gzip or deflate data: {error}") from None
         content, found = _before_damage(source)
         return Inflated(content, found, len(content) if found else UNKNOWN)
     bounded = len(source) > MAX_COMPRESSED or len(content) >= MAX_INFLATED
+    ends_early = complete and not inflater.eof and not bounded
+    if ends_early and place is not None:
+        raise Malformed(f"{place} ends in the middle of its compressed data; send all of it")
     most = _most(inflater, source, len(content), announced, complete=complete)
-    return Inflated(content, inflater.eof or (complete and not bounded), most)
+    return Inflated(content, inflater.eof or ends_early, most)
 
 
 def _most(

@@ -8,12 +8,15 @@ the replica validates it.
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import xxhash
 
 from ext_proc.requests.parsing.cut_text import CutText
 from ext_proc.requests.parsing.errors import BadRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MAX_NAME_CHARS: Final = 256
 """Bound of a model name, version, adapter or sequence id; Triton's models are directories."""
@@ -94,6 +97,12 @@ def sequence_id(value: object, place: str) -> int | str | None:
     if value is None or isinstance(value, str):
         return name(value, place)
     raise BadRequest(f"{place} must be an integer or a string, not {json_type(value)}")
+
+
+def announced(headers: Mapping[str, str]) -> int | None:
+    """Return the length of a body as its headers announce it; ``None`` if it is unknown."""
+    text = headers.get("content-length", "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < _INT64_DIGITS else None
 
 
 def positive(value: object) -> int | None:

@@ -17,7 +17,6 @@ from ext_proc.requests.parsing.inflate import (
     MAX_RATIO,
     UNKNOWN,
     inflate,
-    inflate_as_triton,
     is_supported,
 )
 
@@ -112,14 +111,14 @@ OVERLOOKED = {
 @pytest.mark.parametrize("name", OVERLOOKED)
 def test_what_triton_overlooks(name):
     """Its content is all that was decompressed before, as tried on Triton 2.51."""
-    made = inflate_as_triton(OVERLOOKED[name], complete=True)
+    made = inflate(OVERLOOKED[name], complete=True, place=None)
     assert (made.content, made.whole) == (DOCUMENT, True)
 
 
 def test_what_has_no_content():
     """Triton takes it for an empty body: other data, a dictionary of zlib, bare DEFLATE."""
     for body in (b"neither", b"\x78\xbb\0\0\0\0", zlib.compress(DOCUMENT)[2:]):
-        made = inflate_as_triton(body, complete=True)
+        made = inflate(body, complete=True, place=None)
         assert (made.content, made.whole) == (b"", True)
 
 
@@ -127,6 +126,6 @@ def test_damage_beyond_the_bound_is_not_found():
     """What Triton has read of it is not known."""
     body = zlib.compress(bytes(range(256)) * 100, level=0)
     for broken in (body[:-4] + b"1234", body[:20_000] + b"\xff" * 20_000):
-        made = inflate_as_triton(broken, complete=True)
+        made = inflate(broken, complete=True, place=None)
         assert not made.whole
-    assert not inflate_as_triton(gzip.compress(DOCUMENT)[:20], complete=False).whole
+    assert not inflate(gzip.compress(DOCUMENT)[:20], complete=False, place=None).whole

@@ -119,7 +119,9 @@ class Picker:
             traffic=self._traffic,
         )
         shown = self._metrics.registry
-        show_replicas(shown, router.registry.replicas, router.suspicion, router.placement)
+        show_replicas(
+            shown, router.registry.replicas, router.suspicion, router.placement, router.scales
+        )
         CertificateMetrics(shown, "tidegate_picker", self._secured)
         contexts = ReplicaContexts()
         self._telemetry = Hub(

@@ -26,7 +26,7 @@ from ext_proc.routing.values.request import OTHER, Form, Request
 from tidegate_api.names import SUBSET_KEY, UNNAMED_ROUTE_PREFIX, ClusterRef, parse_cluster
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ext_proc.exchange.events import Head
     from ext_proc.requests import Blocks, Chats, Tokenizer
@@ -142,6 +142,7 @@ def request_of(
     subset: frozenset[str] | None,
     tokenizers: Mapping[str, Tokenizer],
     chats: Mapping[str, Chats],
+    scale_of: Callable[[str, str | None], float],
 ) -> tuple[Request, Blocks]:
     """Return the router's request and the blocks of its prompt.
 
@@ -151,6 +152,7 @@ def request_of(
         subset: The subset hint of the proxy; ``None`` = no limit.
         tokenizers: Loaded tokenizers, by the path that pools name.
         chats: Chats of pools that name a template, by pool.
+        scale_of: Returns the bytes per token of a pool's and model's text.
     """
     head, ref = known.head, known.ref
     features = split_adapter(known.features, pool.models)
@@ -159,7 +161,10 @@ def request_of(
         features.session = session  # safe: readers create the features for this request only
     tokenizer = tokenizers.get(pool.tokenizer) if pool.tokenizer else None
     chat = chats.get(pool.name) if features.chat is not None else None
-    blocks = token_blocks(features, pool.block_chars, pool.block_tokens, tokenizer, pool.seed, chat)
+    scale = scale_of(pool.name, features.model)
+    blocks = token_blocks(
+        features, pool.block_chars, pool.block_tokens, tokenizer, pool.seed, chat, scale
+    )
     request = Request(
         pool=pool.name,
         variant=ref.variant if pool.name == ref.pool else None,
@@ -173,5 +178,6 @@ def request_of(
         body=known.body if pool.refuse_deadly else None,
         repeatable=known.repeatable,
         client=head.client,
+        bytes_per_token=blocks.bytes_per_token,
     )
     return request, blocks

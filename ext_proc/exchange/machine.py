@@ -410,7 +410,8 @@ class Exchange:
         head, ref = known.head, known.ref
         if head.header_bytes is not None and (refusal := judge_headers(head, pool)):
             return self._refuse(known, refusal)
-        request, blocks = request_of(known, pool, subset, self._tokenizers, self._chats)
+        scale = self._router.bytes_per_token
+        request, blocks = request_of(known, pool, subset, self._tokenizers, self._chats, scale)
         decision = self._router.decide(request, now, unix_now)
         if isinstance(decision, Refusal):
             return self._refuse(known, decision)

@@ -14,7 +14,6 @@ from ext_proc.exchange.actions import (
     ReplyTrailers,
 )
 from ext_proc.exchange.events import Body, BodySending, ResponsePart, Trailers
-from ext_proc.requests.tokens import CHARS_PER_TOKEN
 from tidegate_api.names import (
     CONTROL_CLUSTER_HEADER,
     CONTROL_POOL_HEADER,
@@ -99,7 +98,7 @@ def write_pick(
         headers.append((CONTROL_CLUSTER_HEADER, str(cluster)))
     prompt, tokens = features.prompt, blocks.tokens
     if tokens is None and prompt is not None:
-        tokens = len(prompt) // CHARS_PER_TOKEN
+        tokens = int(len(prompt) / blocks.bytes_per_token)
     return Pick(
         destination=destination,
         headers=tuple(headers),

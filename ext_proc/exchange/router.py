@@ -27,6 +27,9 @@ class RequestRouter(Protocol):
     def uploads(self) -> Uploads:
         """The uploads under way."""
 
+    def bytes_per_token(self, pool: str, model: str | None = None) -> float:
+        """Return the scale of a pool's text (``routing.scales``)."""
+
     def pool_for(self, features: Features, path: str, protocol: Spoken) -> str | Refusal:
         """Return the pool of a request whose route does not name one."""
 

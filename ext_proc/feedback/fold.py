@@ -213,6 +213,8 @@ class Feedback:
                 origin = router.origins.of(number)
         if entry.usage is not None and pool in router.pools:
             self.usage.take(router.pools[pool], entry)
+            if number is not None and entry.usage.prompt is not None:
+                router.scales.told(number, entry.usage.prompt)
         answer_s = self._times.take(entry, number)
         if answer_s is not None:
             self._began(entry, key, number, answer_s)

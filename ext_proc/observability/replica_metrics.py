@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from ext_proc.routing.health.placement import Placement
+    from ext_proc.routing.scales import Scales
     from ext_proc.routing.state.replica import Replica
     from ext_proc.routing.suspicion import Suspicion
 
@@ -153,13 +154,40 @@ class VersionMetrics(Collector):
         yield family
 
 
+class ScaleMetrics(Collector):
+    """Bytes of prompts per token, as far as they were learned.
+
+    Args:
+        registry: Registry of the metrics.
+        scales: The scales; their models are those that pools list.
+    """
+
+    def __init__(self, registry: CollectorRegistry, scales: Scales) -> None:
+        self._scales = scales
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the current values."""
+        family = GaugeMetricFamily(
+            "tidegate_picker_bytes_per_token",
+            "Bytes of a prompt's text for each of its tokens, learned from engines' counts; an "
+            "empty model is the pool as a whole.",
+            labels=["pool", "model"],
+        )
+        for pool, model, scale in islice(self._scales.each(), MAX_SERIES):
+            family.add_metric([pool, model], scale.force)
+        yield family
+
+
 def show_replicas(
     registry: CollectorRegistry,
     replicas: Callable[[], Iterable[Replica]],
     suspicion: Suspicion,
     placement: Placement,
+    scales: Scales,
 ) -> None:
-    """Register the metrics of replicas, of their deaths and of their versions."""
+    """Register the metrics of replicas, of their deaths, versions and texts."""
     ReplicaMetrics(registry, replicas)
     DeathMetrics(registry, suspicion)
     VersionMetrics(registry, placement)
+    ScaleMetrics(registry, scales)

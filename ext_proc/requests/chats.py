@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from ext_proc.requests.blocks import MAX_BLOCKS, chained
 from ext_proc.requests.conversations import MEDIA, conversation
-from ext_proc.requests.tokens import ID_BYTES, Blocks
+from ext_proc.requests.tokens import Blocks
+from ext_proc.routing.values.scale import ID_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -21,6 +21,8 @@ import struct
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ext_proc.routing.values.scale import BYTES_PER_TOKEN
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -37,7 +39,6 @@ DROPPED_BYTES: Final = 16 * 4
 _TAIL_CHARS: Final = 1024
 _LAST_SPACE: Final = re.compile(r"(?<=\S)\s+\S*$")
 _TRIALS: Final = ("", "a", "tide gate", " x ", "end\n", "\n\n", "Ä中 ", "1.5")
-_CHARS_PER_TOKEN: Final = 4
 
 
 class Ids(NamedTuple):
@@ -110,7 +111,8 @@ class Pieces:
         whole = done == len(text) and not partial
         tokens = len(joined) // 4
         if not whole:
-            tokens += (len(text) - done) * tokens // done if done else len(text) // _CHARS_PER_TOKEN
+            left = len(text) - done
+            tokens += left * tokens // done if done else int(left / BYTES_PER_TOKEN)
         return Ids(joined, tokens, whole)
 
     def _starts(self, text: str) -> list[int]:

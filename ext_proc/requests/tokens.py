@@ -17,16 +17,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from ext_proc.requests.blocks import MAX_BLOCKS, chained
 from ext_proc.routing.values.request import Truncation
+from ext_proc.routing.values.scale import BYTES_PER_TOKEN, ID_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ext_proc.routing.values.request import Features
-
-ID_BYTES: Final = 4
-
-CHARS_PER_TOKEN: Final = 4
-"""The usual estimate without a tokenizer."""
 
 MAX_TEXT_BYTES: Final = 65_536
 """Maximum bytes of a text that are tokenized: tokenizing blocks the picker for tens of ms."""
@@ -62,6 +58,8 @@ class Blocks(NamedTuple):
     tokens: int | None
     """Tokens of the whole prompt, estimated beyond ``MAX_TEXT_BYTES``; ``None`` = unknown: there
     are no ids, or not all of the prompt was read."""
+    bytes_per_token: float = ID_BYTES
+    """Bytes of the canonical prompt for each token, as far as its tokens are not counted."""
 
 
 def token_blocks(
@@ -71,6 +69,7 @@ def token_blocks(
     tokenizer: Tokenizer | None,
     seed: int = 0,
     chats: ChatBlocks | None = None,
+    bytes_per_token: float = BYTES_PER_TOKEN,
 ) -> Blocks:
     """Split a prompt into blocks: of tokens if these are known, else of text.
 
@@ -81,6 +80,7 @@ def token_blocks(
         tokenizer: The model's tokenizer; ``None`` = unknown.
         seed: The fleet's seed, below ``2 ** 64``.
         chats: Knows the tokens of the pool's chats; ``None`` = unknown.
+        bytes_per_token: The scale of the text (``routing.scales``).
     """
     if features.chat is not None:
         found = None if chats is None else chats.blocks(features, block_tokens, seed)
@@ -90,7 +90,7 @@ def token_blocks(
     prompt = features.prompt
     if prompt is not None:
         if features.truncation is not None and (features.token_ids or tokenizer is not None):
-            return _truncated(features, prompt, block_tokens, tokenizer, seed)
+            return _truncated(features, prompt, block_tokens, tokenizer, seed, bytes_per_token)
         if features.token_ids:
             whole = None if features.prompt_is_partial else len(prompt) // ID_BYTES
             hashes = chained(features, prompt, block_tokens * ID_BYTES, seed=seed)
@@ -102,7 +102,7 @@ def token_blocks(
             hashes = chained(features, packed, block_tokens * ID_BYTES, seed=seed)
             return Blocks(hashes, float(block_tokens), tokens)
     hashes = () if prompt is None else chained(features, prompt, block_chars, seed=seed)
-    return Blocks(hashes, block_chars / CHARS_PER_TOKEN, None)
+    return Blocks(hashes, block_chars / bytes_per_token, None, bytes_per_token)
 
 
 def _tokenise(
@@ -130,7 +130,12 @@ def _tokenise(
 
 
 def _truncated(
-    features: Features, prompt: bytes, block_tokens: int, tokenizer: Tokenizer | None, seed: int
+    features: Features,
+    prompt: bytes,
+    block_tokens: int,
+    tokenizer: Tokenizer | None,
+    seed: int,
+    bytes_per_token: float,
 ) -> Blocks:
     """Return the blocks of what the engine keeps of a prompt; none where that is not known."""
     most, left, whole = features.truncation or Truncation(1, left=True, whole=True)
@@ -144,7 +149,9 @@ def _truncated(
         ids, total = found
         if features.prompt_is_partial or len(prompt) > MAX_TEXT_BYTES:
             ids = None
-    tokens = min(len(prompt) // CHARS_PER_TOKEN if total is None else total, most)
+    if total is None:
+        total = int(len(prompt) / (ID_BYTES if features.token_ids else bytes_per_token))
+    tokens = min(total, most)
     if ids is None:
         return Blocks((), float(block_tokens), tokens)
     if len(ids) > most:

@@ -126,6 +126,7 @@ def explain(
         "blocks": context.blocks,
         "shared_blocks": context.shared,
         "tokens": context.tokens,
+        "bytes_per_token": round(request.bytes_per_token, 3),
         "candidates": [
             _candidate(choice, index, prices[order[0]], preferred) for index in order[:EXPLAINED]
         ],
@@ -283,6 +284,8 @@ def _reading(reading: Reading, now: float) -> dict[str, object]:
         "saturated": reading.saturated,
         "kv_used": reading.kv_used,
         "reused_blocks": reading.reused_blocks,
+        "prompt_tokens": reading.prompt_tokens,
+        "prompts": reading.prompts,
         "iterations": reading.iterations,
         "cpu_used": reading.cpu_used,
         "memory_used": reading.memory_used,

@@ -59,6 +59,17 @@ class Learner:
         model = self._replicas[endpoint].latency_models.get(pool)
         return 0.0 if fleet is None or model is None else fleet.seconds_per_token * model.slowness
 
+    def rescale(self, pool: str, factor: float) -> None:
+        """Note that a pool's prompts are taken to have ``factor`` times as many tokens."""
+        fleet = self.models.get(pool)
+        if fleet is None:
+            return
+        fleet.rescale(factor)
+        for replica in self._replicas.values():
+            model = replica.latency_models.get(pool)
+            if model is not None:
+                model.rescale(factor)
+
     def sent(self, ticket: Ticket, expected_s: float, cold_s: float) -> None:
         """Note a streamed request with a prompt that was just sent.
 

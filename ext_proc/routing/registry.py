@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ext_proc.routing.cache.reuse import Reuse
     from ext_proc.routing.health.conditions import Conditions
     from ext_proc.routing.latency.model import FleetLatencyModel
+    from ext_proc.routing.scales import Scales
     from ext_proc.routing.state.leases import LeaseEvent, Leases
     from ext_proc.routing.state.ledger import Ledger, LedgerEvent
     from ext_proc.routing.values.pool import EndpointKey, Pool, Protocol
@@ -62,6 +63,7 @@ class EndpointRegistry:
         leases: Leases,
         conditions: Conditions,
         reuse: Reuse,
+        scales: Scales,
         *,
         on_event: Callable[[LedgerEvent | IndexEvent | LeaseEvent], None] | None,
         on_removed: Callable[[EndpointKey], None],
@@ -71,6 +73,7 @@ class EndpointRegistry:
         self._leases = leases
         self._conditions = conditions
         self._reuse = reuse
+        self._scales = scales
         self._on_event = on_event
         self._on_removed = on_removed
         self.placement = Placement()
@@ -98,10 +101,7 @@ class EndpointRegistry:
             models: The latency model of each pool.
             now: Monotonic seconds.
         """
-        bounds: dict[EndpointKey, IndexBounds] = {}
-        for pool in pools.values():
-            for endpoint in pool.endpoints:
-                bounds[endpoint.key] = bounds.get(endpoint.key, NO_BOUNDS).with_pool(pool)
+        bounds = self._bounds(pools)
         for key in [each for each in self.members if each not in bounds]:
             self._remove(key)
         for key, each in bounds.items():
@@ -122,6 +122,22 @@ class EndpointRegistry:
         self.placement.set_pools(pools)
         self._reuse.keep(self._by_id)
         self.index.expire(now)
+
+    def bound(self) -> None:
+        """Apply the bounds of all replicas' blocks anew, after a change of a pool's scale."""
+        for key, each in self._bounds(self.pools).items():
+            replica = self.members[key]
+            if replica.bounds != each:
+                replica.bounds = each
+                self._bound(replica)
+
+    def _bounds(self, pools: Mapping[str, Pool]) -> dict[EndpointKey, IndexBounds]:
+        bounds: dict[EndpointKey, IndexBounds] = {}
+        for pool in pools.values():
+            scale = self._scales.of(pool.name)
+            for endpoint in pool.endpoints:
+                bounds[endpoint.key] = bounds.get(endpoint.key, NO_BOUNDS).with_pool(pool, scale)
+        return bounds
 
     def _bound(self, replica: Replica) -> None:
         """Apply the bound of a replica's blocks (rule 6)."""
@@ -190,6 +206,7 @@ class EndpointRegistry:
                 self._bound(replica)
         if endpoint_id in self._by_id:
             self._reuse.observe(endpoint_id, readings)
+            self._scales.observe(endpoint_id, readings)
 
     def cached(self, event: CacheEvent) -> None:
         """Apply an engine's cache event to the index; an unknown endpoint is ignored."""
@@ -227,6 +244,7 @@ class EndpointRegistry:
         settle when Envoy ends their streams.
         """
         self.observe(endpoint_id, ())
+        self._scales.restarted(endpoint_id)
         for replica in self._by_id.get(endpoint_id, ()):
             replica.restarted_unix_s = unix_now
             replica.busy_until = float("-inf")

@@ -35,6 +35,7 @@ from ext_proc.routing.pipeline.sampling import worth_remembering
 from ext_proc.routing.pipeline.scheduler import Scheduler
 from ext_proc.routing.recent import Recent
 from ext_proc.routing.registry import EndpointRegistry
+from ext_proc.routing.scales import Scales, prompt_bytes
 from ext_proc.routing.state.abandoned import GOES_ON
 from ext_proc.routing.state.leases import Lease, Leased, LeaseEvent, Leases, Released
 from ext_proc.routing.state.ledger import MAX_TICKETS, Charged, Ledger, LedgerEvent, Settled
@@ -94,12 +95,16 @@ class Router:
         """Health conditions that keep registered replicas from new work."""
         self.reuse = Reuse()
         """Prompt tokens that replicas report as reused from their caches."""
+        self.scales = Scales(self._rescaled)
+        """Bytes per token of each pool's text."""
+        self.bytes_per_token = self.scales.of
         self.registry = EndpointRegistry(
             self.ledger,
             self.index,
             self.leases,
             self.conditions,
             self.reuse,
+            self.scales,
             on_event=on_event,
             on_removed=lambda key: self.peers.removed(key),  # noqa: PLW0108 - made below
         )
@@ -163,10 +168,16 @@ class Router:
         policies = self._scheduler.make_policies(pools, self._rng)
         self._scheduler.policies = policies
         self.learner.set_pools(pools, policies)
+        self.scales.set_pools(pools)
         self.registry.set_pools(pools, self.learner.models, now)
         self.suspicion.set_pools(pools)
         self.slowness.set_pools(pools)
         self.pools = self.registry.pools
+
+    def _rescaled(self, pool: str, factor: float) -> None:
+        """Convert what is measured in tokens of a pool's text."""
+        self.learner.rescale(pool, factor)
+        self.registry.bound()
 
     def pool_for(self, features: Features, path: str, protocol: Protocol) -> str | Refusal:
         """Find the pool of a request whose route names none; see ``EndpointRegistry.pool_for``."""
@@ -269,6 +280,9 @@ class Router:
         if pool.refuse_deadly:
             self.suspicion.picked(number, key.id, request, now)
         if prompted:
+            self.scales.sent(
+                number, pool.name, features.model, key.id, prompt_bytes(request), request.tokens
+            )
             expected = drain + work * per_token
             pool_state.prefilled = replica.prompted(work, now + expected, pool_state.prefilled)
             if features.streaming and context.tokens is not None:
@@ -351,6 +365,11 @@ class Router:
             ticket = self._moved.pop(ticket.id, ticket)
         if not self._settled(ticket.id, outcome):
             return False
+        if ticket.prompted:
+            if outcome is DONE:
+                self.scales.began(ticket.id, ticket.endpoint.id)
+            else:
+                self.scales.failed(ticket.id)
         self.learner.settled(ticket, outcome, now)
         if outcome is DONE and now >= self.slowness.due:
             self.slowness.took(ticket, now)
@@ -368,6 +387,7 @@ class Router:
 
     def confirmed(self, ticket_id: int, endpoint: EndpointKey) -> None:
         """Note that a request's answer began on a replica with a status below 400."""
+        self.scales.began(ticket_id, endpoint.id)
         self.trials.confirm(ticket_id, endpoint)
 
     def rejected(self, ticket_id: int) -> None:
@@ -404,6 +424,7 @@ class Router:
             "pools": {
                 name: describe(pool_state.pool, self._members, self.index, self.conditions, now)
                 | self.learner.describe(name, now)
+                | {"text": self.scales.describe(name)}
                 for name, pool_state in self._pool_states.items()
             },
             "recent": self.recent.describe(now),

@@ -26,6 +26,8 @@ def test_recorded_page():
             kv_block_tokens=32,
             kv_blocks=21631,
             reused_blocks=5,
+            prompt_tokens=560,
+            prompts=3,
         ),
     )
     assert page.successes == {ModelVersion("tiny", None): 3}

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bench.simulate.schedulers.base import SimulatedChoice
 from ext_proc.routing.cache.prefix_index import MAX_BLOCKS
-from ext_proc.routing.pipeline.context import CHARS_PER_TOKEN
 from ext_proc.routing.router import Router
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.refusal import Refusal
 from ext_proc.routing.values.request import Features, Form, Request
+from ext_proc.routing.values.scale import ID_BYTES
 from ext_proc.routing.values.settings import SlowStart
 from ext_proc.routing.values.ticket import Outcome, Ticket
 
@@ -74,7 +74,7 @@ class ProductionScheduler:
             ),
             policy=self._policy,
             fallbacks=_FALLBACKS,
-            block_chars=self._world.block_tokens * CHARS_PER_TOKEN,
+            block_chars=self._world.block_tokens * ID_BYTES,
             index_blocks=scenario.index_blocks or MAX_BLOCKS,
             slow_start=SlowStart(window_s=scenario.slow_start_s),
         )
@@ -175,9 +175,9 @@ def _address(index: int) -> str:
 
 def _prompt(job: Job, block_tokens: int) -> bytes:
     """Return a prompt of the job's length in which equal blocks have equal bytes."""
-    repeat = block_tokens * CHARS_PER_TOKEN // _BLOCK_ID_BYTES
+    repeat = block_tokens * ID_BYTES // _BLOCK_ID_BYTES
     full = b"".join(
         [block.to_bytes(_BLOCK_ID_BYTES, "little", signed=True) * repeat for block in job.blocks]
     )
-    tail = job.input_tokens * CHARS_PER_TOKEN - len(full)
+    tail = job.input_tokens * ID_BYTES - len(full)
     return full + job.index.to_bytes(_BLOCK_ID_BYTES, "little") * (tail // _BLOCK_ID_BYTES + 1)

@@ -185,6 +185,20 @@ class FleetLatencyModel:
         self.seconds_per_token = self._answers.b
         return self._against_usual(sample, self._first_bytes)
 
+    def rescale(self, factor: float) -> None:
+        """Note that prompts are taken to have ``factor`` times as many tokens from now on.
+
+        What was learned is kept: a token takes as much less. A default stays, as its tokens are
+        true ones.
+        """
+        for fit in (self._answers, self._durations):
+            fit.rescale(factor)
+        self.slope.rescale(factor)
+        if self.uses_first_bytes:
+            self.seconds_per_token = self._answers.b
+        elif self._durations.count >= SURE:
+            self.seconds_per_token = self._durations.b
+
     def note_first_byte(self, sent_at: float) -> None:
         """Note that the first byte of a request sent at ``sent_at`` is known."""
         self.reported_until = max(self.reported_until, sent_at)
@@ -286,6 +300,11 @@ class LatencyModel:
         if capacity != self._capacity:
             self._capacity = capacity
             self._weigh()
+
+    def rescale(self, factor: float) -> None:
+        """Note that prompts are taken to have ``factor`` times as many tokens from now on."""
+        if self._slope is not None:
+            self._slope.rescale(factor)
 
     def learn(
         self, tokens: float | None, drain_s: float, ahead: int, elapsed_s: float, now: float

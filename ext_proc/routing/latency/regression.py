@@ -121,6 +121,14 @@ class Fit:
         self.c = min(max((left * down - uw * up) / determinant, 0.0), 2.0)
         self.a = max(0.0, self.my - self.b * self.mu - self.c * self.mw)
 
+    def rescale(self, factor: float) -> None:
+        """Note that ``u`` is measured in units of which there are ``factor`` times as many."""
+        uu, uw, ww, uy, wy = self.sums
+        self.sums = (uu * factor * factor, uw * factor, ww, uy * factor, wy)
+        self.mu *= factor
+        b = self.b / factor
+        self.b = min(max(b, self.prior / self.range), self.prior * self.range)
+
 
 class Slope:
     """The slope of ``y`` over ``u`` and its standard error: least squares with forgetting.
@@ -145,6 +153,12 @@ class Slope:
         self._uu = KEEP * self._uu + part * du * du
         self._uy = KEEP * self._uy + part * du * dy
         self._yy = KEEP * self._yy + part * dy * dy
+
+    def rescale(self, factor: float) -> None:
+        """Note that ``u`` is measured in units of which there are ``factor`` times as many."""
+        self._mu *= factor
+        self._uu *= factor * factor
+        self._uy *= factor
 
     @property
     def value(self) -> float:

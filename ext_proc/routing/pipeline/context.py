@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from ext_proc.routing.pipeline.ramp import factor
 from ext_proc.routing.state.context import SchedulingContext
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.pool import Pool
     from ext_proc.routing.values.request import Request
     from ext_proc.routing.values.rng import Rng
-
-CHARS_PER_TOKEN: Final = 4
-"""A common rule of thumb for text; exact for prompts of 32-bit token ids."""
 
 
 def make_context(
@@ -59,13 +56,14 @@ def make_context(
         else candidate.load.in_flight
         for candidate in candidates
     ]
-    block_tokens = request.block_tokens or pool.block_chars / CHARS_PER_TOKEN
+    scale = request.bytes_per_token
+    block_tokens = request.block_tokens or pool.block_chars / scale
     tokens: float | None = request.tokens
     if tokens is None:
         prompt = request.features.prompt
         tokens = len(request.blocks) * block_tokens
-        if prompt is not None and len(prompt) > tokens * CHARS_PER_TOKEN:
-            tokens = len(prompt) / CHARS_PER_TOKEN
+        if prompt is not None and len(prompt) > tokens * scale:
+            tokens = len(prompt) / scale
     ramp = _ramp(pool, candidates, unix_now) if pool.slow_start.window_s > 0.0 else None
     return SchedulingContext(
         request,

@@ -17,6 +17,8 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ext_proc.routing.values.scale import BYTES_PER_TOKEN
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 
 LEAST_BLOCKS: Final = 16
 """Minimum of ``index_blocks`` in the fleet file."""
-CHARS_PER_TOKEN: Final = 4
 MAX_TOLD: Final = 2**40
 """Maximum of either number on a page; a larger one counts as this."""
 
@@ -38,12 +39,12 @@ class IndexBounds(NamedTuple):
     block_tokens: float
     """Tokens of a block of the index; the fewest of its pools."""
 
-    def with_pool(self, pool: Pool) -> IndexBounds:
-        """Return the bounds with those of a further pool."""
+    def with_pool(self, pool: Pool, bytes_per_token: float = BYTES_PER_TOKEN) -> IndexBounds:
+        """Return the bounds with those of a further pool, whose text has this scale."""
         return IndexBounds(
             max(self.max_blocks, pool.index_blocks),
             max(self.ttl_s, pool.index_ttl_s),
-            min(self.block_tokens, tokens_per_block(pool)),
+            min(self.block_tokens, tokens_per_block(pool, bytes_per_token)),
         )
 
     def blocks(self, cache_tokens: float | None) -> int:
@@ -58,9 +59,9 @@ NO_BOUNDS: Final = IndexBounds(0, 0.0, float("inf"))
 """The bounds of a replica that no pool lists."""
 
 
-def tokens_per_block(pool: Pool) -> float:
+def tokens_per_block(pool: Pool, bytes_per_token: float = BYTES_PER_TOKEN) -> float:
     """Return the tokens of a block of a pool's prompts, estimated where they are cut as text."""
-    return float(pool.block_tokens) if pool.tokenizer else pool.block_chars / CHARS_PER_TOKEN
+    return float(pool.block_tokens) if pool.tokenizer else pool.block_chars / bytes_per_token
 
 
 def cache_tokens(readings: Iterable[Reading]) -> float | None:

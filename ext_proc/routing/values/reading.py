@@ -33,6 +33,10 @@ class Reading:
     kv_block_tokens: int | None = None
     reused_blocks: float | None = None
     """Counter of prefix blocks served from the cache, if the replica exports one."""
+    prompt_tokens: float | None = None
+    """Counter of the tokens of all prompts, cached ones included."""
+    prompts: float | None = None
+    """Counter of these prompts."""
     kv_blocks: int | None = None
     """Total blocks of its KV cache."""
     gpu_memory_used: float | None = None

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ext_proc.routing.values.plain import Plain
+from ext_proc.routing.values.scale import BYTES_PER_TOKEN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -238,6 +239,7 @@ class Request(Plain):
         blocks: Chained hashes of the prompt's full blocks, root first; signed 64-bit integers.
         block_tokens: Tokens per block; ``None`` = estimated from the pool's ``block_chars``.
         tokens: Tokens of the whole prompt; ``None`` = estimated from its length.
+        bytes_per_token: Bytes of the prompt for each token, where they are not counted.
         subset: ``ip:port`` or bare ``ip`` entries that limit the choice; ``None`` = no limit.
         headers: Request headers by lower-case name, read for the header pins of variants.
         body: The whole body as sent; ``None`` = not read, or not to its end.
@@ -251,6 +253,7 @@ class Request(Plain):
         "block_tokens",
         "blocks",
         "body",
+        "bytes_per_token",
         "care",
         "client",
         "features",
@@ -278,6 +281,7 @@ class Request(Plain):
         repeatable: bool = True,
         care: Care | None = None,
         client: str | None = None,
+        bytes_per_token: float = BYTES_PER_TOKEN,
     ) -> None:
         self.pool = pool
         self.variant = variant
@@ -292,3 +296,4 @@ class Request(Plain):
         self.repeatable = repeatable
         self.care = care
         self.client = client
+        self.bytes_per_token = bytes_per_token

@@ -37,7 +37,10 @@ PAGE_SIZE: Final = "sglang:page_size"
 PAGES: Final = "sglang:num_pages"
 CACHED: Final = "sglang:cached_tokens_total"
 SUCCESS: Final = "sglang:num_requests_total"
-FAMILIES: Final = frozenset({WAITING, RUNNING, CACHE, PAGE_SIZE, PAGES, CACHED, SUCCESS})
+PROMPT_TOKENS: Final = "sglang:prompt_tokens_total"
+FAMILIES: Final = frozenset(
+    {WAITING, RUNNING, CACHE, PAGE_SIZE, PAGES, CACHED, SUCCESS, PROMPT_TOKENS}
+)
 
 _PRIORITY: Final = "priority"
 _NOT_APART: Final = frozenset({"tp_rank", "pp_rank", "moe_ep_rank", _PRIORITY})
@@ -51,7 +54,10 @@ def read(families: Families, at: float) -> dict[ModelVersion, Reading]:
     )
     cache = by_name(_once_per_rank(families[CACHE]), mean)
     sizes = by_name(families[PAGE_SIZE], equal)
-    cached = by_name(_once_per_rank(families[CACHED]), total)
+    cached, counted, prompts = (
+        by_name(_once_per_rank(families[family]), total)
+        for family in (CACHED, PROMPT_TOKENS, SUCCESS)
+    )
     found = {}
     for name in waiting.keys() | running.keys() | cache.keys():
         size, tokens = sizes.get(name), cached.get(name)
@@ -60,6 +66,8 @@ def read(families: Families, at: float) -> dict[ModelVersion, Reading]:
             model=name,
             queued=waiting.get(name),
             running=running.get(name),
+            prompt_tokens=counted.get(name),
+            prompts=prompts.get(name),
             kv_used=cache.get(name),
             kv_block_tokens=int(size) if size else None,
             kv_blocks=int(pages.get(name, 0.0)) or None,

@@ -47,7 +47,8 @@ def read(
 ) -> dict[ModelVersion, Reading]:
     """Return a reading per model on the page; ``decoupled`` models are known by other means."""
     handed_on = by_model(families[VLLM]).keys()
-    pending = totals(families[PENDING])
+    pending, done = totals(families[PENDING]), totals(families[SUCCESS])
+    tokens = totals(families[VLLM])
     named = (*families[PENDING], *families[SUCCESS])
     keys = handed_on | {sample.key for sample in named if sample.key is not None}
     return {
@@ -55,6 +56,8 @@ def read(
             at=at,
             model=key.model,
             version=key.version,
+            prompt_tokens=tokens.get(key),
+            prompts=done.get(key) if key in tokens else None,
             queued=None if key in handed_on or key.model in decoupled else pending.get(key),
         )
         for key in keys

@@ -45,8 +45,24 @@ LORA: Final = "vllm:lora_requests_info"
 the lists were valid; series of earlier lists stay on the page."""
 SLEEP: Final = "vllm:engine_sleep_state"
 SUCCESS: Final = "vllm:request_success_total"
+PROMPT_TOKENS: Final = "vllm:prompt_tokens_total"
+FIRST_TOKENS: Final = "vllm:time_to_first_token_seconds_count"
+"""Counts a prompt when its tokens are counted; ``SUCCESS`` counts it at its end."""
 FAMILIES: Final = frozenset(
-    {WAITING, REASONS, RUNNING, CACHE, CACHE_V0, CONFIG, HITS, LORA, SLEEP, SUCCESS}
+    {
+        WAITING,
+        REASONS,
+        RUNNING,
+        CACHE,
+        CACHE_V0,
+        CONFIG,
+        HITS,
+        LORA,
+        SLEEP,
+        SUCCESS,
+        PROMPT_TOKENS,
+        FIRST_TOKENS,
+    }
 )
 
 
@@ -61,10 +77,14 @@ def read(families: Families, at: float) -> dict[ModelVersion, Reading]:
     awake = by_name(
         (each for each in families[SLEEP] if each.labels.get("sleep_state") == "awake"), total
     )
+    tokens = by_name(families[PROMPT_TOKENS], total)
+    prompts = by_name(families[SUCCESS], total) | by_name(families[FIRST_TOKENS], total)
     found = {
         ModelVersion(name, None): Reading(
             at=at,
             model=name,
+            prompt_tokens=tokens.get(name),
+            prompts=prompts.get(name),
             queued=waiting.get(name),
             running=running.get(name),
             deferred=deferred.get(name),

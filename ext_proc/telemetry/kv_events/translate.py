@@ -23,8 +23,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.requests.blocks import continued, root_of
-from ext_proc.requests.tokens import ID_BYTES
 from ext_proc.routing.cache.exact_index import CacheEvent, Cleared, Removed, Stored
+from ext_proc.routing.values.scale import ID_BYTES
 from ext_proc.telemetry.kv_events.events import AllBlocksCleared, BlockStored
 
 if TYPE_CHECKING:

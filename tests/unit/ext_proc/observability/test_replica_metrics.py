@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from ext_proc.observability import replica_metrics
-from ext_proc.observability.replica_metrics import ReplicaMetrics
+from ext_proc.observability.replica_metrics import ReplicaMetrics, ScaleMetrics
 from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.request import Features, Form, Request
@@ -44,3 +44,22 @@ def test_series_are_bounded(monkeypatch):
     sample = pages(router(llm()))
     shown = [sample(QUEUE, {"endpoint": f"r{number}"}) for number in (1, 2, 3)]
     assert shown.count(None) == 1
+
+
+def test_what_was_learned_of_a_pools_text():
+    """Bytes per token have a sample once an engine has counted some."""
+    request_router = router(llm(policy="round-robin"))
+    registry = CollectorRegistry()
+    ScaleMetrics(registry, request_router.scales)
+    labels = {"pool": "llm", "model": ""}
+    assert registry.get_sample_value("tidegate_picker_bytes_per_token", labels) is None
+    request_router.registry.observe("r1", [Reading(0.0, "m", prompt_tokens=0.0)])
+    features = Features(Form.GENERATE, prompt=b"x" * 1000)
+    sent = 0
+    for _ in range(60):
+        made = request_router.decide(Request("llm", None, "http", features), 9.0, 9.0)
+        request_router.confirmed(made.ticket.id, made.ticket.endpoint)
+        sent += made.ticket.endpoint.id == "r1"
+    request_router.registry.observe("r1", [Reading(1.0, "m", prompt_tokens=500.0 * sent)])
+    found = registry.get_sample_value("tidegate_picker_bytes_per_token", labels)
+    assert 1.9 < found < 2.2

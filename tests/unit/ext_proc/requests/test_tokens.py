@@ -78,7 +78,9 @@ def test_ids_are_cut_by_tokens():
 def test_texts_are_cut_by_characters_without_a_tokenizer():
     """Without a tokenizer blocks consist of characters, as before."""
     features = text("x" * 100)
-    assert token_blocks(features, 16, 8, None) == (prompt_blocks(features, 16), 4.0, None)
+    assert token_blocks(features, 16, 8, None) == (prompt_blocks(features, 16), 4.0, None, 4.0)
+    found = token_blocks(features, 16, 8, None, bytes_per_token=0.5)
+    assert found == (prompt_blocks(features, 16), 32.0, None, 0.5)
 
 
 def test_a_text_without_ids_is_cut_by_characters():
@@ -89,7 +91,7 @@ def test_a_text_without_ids_is_cut_by_characters():
 
 def test_no_prompt():
     """An unknown prompt has no blocks and no tokens."""
-    assert token_blocks(Features(Form.OTHER), 16, 8, Words()) == ((), 4.0, None)
+    assert token_blocks(Features(Form.OTHER), 16, 8, Words()) == ((), 4.0, None, 4.0)
 
 
 def test_ids_and_text_are_the_same_prompt():

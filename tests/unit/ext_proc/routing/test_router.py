@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ext_proc.routing.cache.prefix_index import Inserted, PrefixIndex, Purged
 from ext_proc.routing.pipeline.decision import Decision
 from ext_proc.routing.state.ledger import Charged, EndpointRemoved, Ledger, Settled
+from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.refusal import Refusal, RefusalKind
 from ext_proc.routing.values.request import Form
@@ -332,3 +333,33 @@ def test_loads_always_match_the_open_requests(
         assert set(loads) == {f"r{number}" for number in range(members)}
         assert sum(loads.values()) == len(router.ledger)
         assert min(loads.values(), default=0) >= 0
+
+
+def test_the_scale_of_a_text_sets_the_bound_of_the_index_and_its_work(build: Build) -> None:
+    """Where a byte has four tokens a cache holds a sixteenth of the blocks, and speeds are kept."""
+    router = build.router(build.pool(1, index_blocks=2_000))
+    cache = {"kv_blocks": 1_000, "kv_block_tokens": 64}
+
+    def page(prompts: float, tokens: float, at: float) -> None:
+        reading = Reading(at, "m", prompt_tokens=tokens, prompts=prompts, **cache)
+        router.registry.observe("r0", [reading])
+
+    key = EndpointKey("r0", 1)
+    page(0.0, 0.0, 0.0)
+    assert router.index.bound(key) == 1_000
+    for number in range(300):
+        blocks = tuple(range(1_000 * number, 1_000 * number + 8))
+        decision = decide(router, build.request(blocks, prompt=b"x" * 2048, streaming=True))
+        assert decision.ticket is not None
+        router.confirmed(decision.ticket.id, decision.ticket.endpoint)
+        router.learner.began(decision.ticket.id, decision.ticket.endpoint, 0.5)
+        end(router, decision)
+    before = router.learner.models["llm"].seconds_per_token
+    page(300.0, 300.0 * 8192.0, 1.0)
+    scale = router.bytes_per_token("llm", None)
+    assert scale == pytest.approx(0.25, rel=0.05)
+    assert router.index.bound(key) == pytest.approx(63, abs=3)
+    after = router.learner.models["llm"].seconds_per_token
+    assert after == pytest.approx(before * scale / 4.0, rel=0.01)
+    state = router.state(1.0)["pools"]["llm"]  # type: ignore[index] # ready for JSON
+    assert state["text"]["bytes_per_token"] == round(scale, 3)

@@ -26,6 +26,36 @@ def test_vllm_engines_of_one_server():
     assert (reading.kv_block_tokens, reading.kv_blocks, reading.reused_blocks) == (16, 200, 20)
 
 
+def test_prompts_and_their_tokens():
+    """Of vLLM the first tokens count prompts when their tokens count; else finished requests do."""
+    page = (
+        'vllm:num_requests_waiting{engine="0",model_name="m"} 0\n'
+        'vllm:prompt_tokens_total{engine="0",model_name="m"} 100\n'
+        'vllm:prompt_tokens_total{engine="1",model_name="m"} 50\n'
+        'vllm:request_success_total{engine="0",finished_reason="stop",model_name="m"} 3\n'
+    )
+    (reading,) = read_all(page, 1.0).readings
+    assert (reading.prompt_tokens, reading.prompts) == (150, 3)
+    page += 'vllm:time_to_first_token_seconds_count{engine="0",model_name="m"} 4\n'
+    (reading,) = read_all(page, 1.0).readings
+    assert (reading.prompt_tokens, reading.prompts) == (150, 4)
+    page = (
+        'sglang:num_queue_reqs{model_name="m"} 0\n'
+        'sglang:prompt_tokens_total{model_name="m"} 70\n'
+        'sglang:num_requests_total{model_name="m"} 2\n'
+    )
+    (reading,) = read_all(page, 1.0).readings
+    assert (reading.prompt_tokens, reading.prompts) == (70, 2)
+    page = (
+        'vllm:prompt_tokens_total{model="m",version="1"} 70\n'
+        'nv_inference_request_success{model="m",version="1"} 2\n'
+        'nv_inference_request_success{model="other",version="1"} 2\n'
+    )
+    of_m, of_other = read_all(page, 1.0).readings
+    assert (of_m.prompt_tokens, of_m.prompts) == (70, 2)
+    assert (of_other.prompt_tokens, of_other.prompts) == (None, None)
+
+
 def test_vllm_cache_of_several_models_is_unknown():
     """The cache's configuration names no model, so with several models it is not used."""
     page = (

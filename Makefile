@@ -5,6 +5,7 @@ VENV   ?= .venv
 PY     := $(VENV)/bin/python
 ARGS   ?=
 COVERAGE ?=
+MINUTES ?= 30
 # Where it is set, each process of the tests compiles all that it imports, and pytest rewrites all
 # assertions again: three quarters of the time of a collection.
 unexport PYTHONDONTWRITEBYTECODE
@@ -20,7 +21,7 @@ FLOOR_xds_server := 97
 # Says at once, in one sentence, that pip would search in vain: before an environment is made.
 CHECK  := $(PYTHON) -I tidegate/stack/machine.py demo
 
-.PHONY: help demo test cpu cpu-record test-engines test-kubernetes test-rules coverage check lint format protos docs bench compiled test-compiled dist lock clean
+.PHONY: help demo test cpu cpu-record soak test-all test-engines test-kubernetes test-rules coverage check lint format protos docs bench compiled test-compiled dist lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -60,6 +61,12 @@ cpu: $(VENV)/.dev ## fail if the last `make test` took 10 % more CPU time than t
 
 cpu-record: $(VENV)/.dev ## take the CPU time of the last `make test` as the new record
 	$(PY) -m tools.layers --renew
+
+soak: $(VENV)/.dev ## long forms of tests, with seeds of their own (MINUTES=30 ARGS="--only storm,churn")
+	$(PY) -m tools.suites soak --minutes $(MINUTES) $(ARGS)
+
+test-all: $(VENV)/.dev ## every layer and every suite on request; says what could not run (ARGS="--only rules")
+	$(PY) -m tools.suites all $(ARGS)
 
 test-engines: $(VENV)/.dev ## run the tests with real vLLM engines on the CPU; installs 6 GB once (ARGS="-k ids")
 	TIDEGATE_ENGINES=1 $(PY) -m pytest -p no:randomly -rP tests/engines $(ARGS)

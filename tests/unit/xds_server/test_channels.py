@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import typing
 from typing import TYPE_CHECKING, Any
 
@@ -248,12 +249,14 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 LEAVES = dict(leaves())
 MEMO = Memo()
 """Resources that a field does not touch are built once."""
+BEFORE = Fleet.model_validate(FLEET)
+BEFORE_JSON = BEFORE.model_dump(mode="json")
 
 
 def changed(path: str) -> tuple[Fleet, Fleet]:
     """Return a fleet, and the same with another value of one field."""
-    before = Fleet.model_validate(FLEET)
-    after = copy.deepcopy(before.model_dump(mode="json"))
+    before = BEFORE
+    after = copy.deepcopy(BEFORE_JSON)
     place: Any = after
     kind = path.removeprefix("pools.endpoints_from.")
     source = SOURCES.get("kubernetes" if kind.startswith("kubernetes.") else kind)
@@ -281,15 +284,25 @@ def _other(annotation: Any, value: Any) -> Any:
 
 def sent(before: Fleet, after: Fleet) -> set[str]:
     """Return the short names of the types whose resources differ."""
-    was, now = (
-        {
-            **upstream_resources(fleet, MEMO),
-            **front_resources(fleet, memo=MEMO),
-            **picker_resources(View(fleet)),
-        }
-        for fleet in (standing(before, {}), standing(after, {}))
-    )
+    was = first() if before is BEFORE else resources(before)
+    now = resources(after)
     return {SHORT_TYPE[url] for url in was if was[url] != now[url]}
+
+
+def resources(given: Fleet) -> dict[str, Any]:
+    """Return all resources of a fleet, by type."""
+    fleet = standing(given, {})
+    return {
+        **upstream_resources(fleet, MEMO),
+        **front_resources(fleet, memo=MEMO),
+        **picker_resources(View(fleet)),
+    }
+
+
+@functools.cache
+def first() -> dict[str, Any]:
+    """Return those of the fleet before each change, built once."""
+    return resources(BEFORE)
 
 
 @pytest.mark.parametrize("path", LEAVES)

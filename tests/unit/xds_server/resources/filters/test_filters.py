@@ -39,7 +39,7 @@ def test_the_picker_stands_between_the_filters() -> None:
     names = filters(fleet(pool("a", default=True), pool("b")))
     at = names.index(EXT_PROC)
     assert names[0] == "tidegate.strip"
-    assert all(name.startswith("(tidegate.before.") for name in names[1:at])
+    assert all(name.startswith(("(tidegate.unknown.", "(tidegate.before.")) for name in names[1:at])
     assert names[at + 1] == "(tidegate.picked)"
     assert all(
         name.startswith(("(tidegate.without.", "(tidegate.late.")) for name in names[at + 2 : -2]

@@ -11,6 +11,7 @@ from tidegate_api.kserve.v1 import kserve_pb2
 
 SAME = {
     "ModelRequest": "ModelConfigRequest",
+    "LoadRequest": "RepositoryModelLoadRequest",
     "ReadyResponse": "ModelReadyResponse",
     "ChangeRequest": "TraceSettingRequest",
     "TensorMetadata": "ModelMetadataResponse.TensorMetadata",

@@ -70,15 +70,17 @@ def test_every_test_says_what_it_holds() -> None:
     assert not wrong
 
 
-def test_unit_tests_mirror_the_modules() -> None:
-    """Each folder of unit tests of the product exists as a folder of the product."""
+def test_unit_and_contract_tests_mirror_the_modules() -> None:
+    """Each folder of tests of a package exists as a folder of that package."""
     wrong = [
         folder.relative_to(ROOT).as_posix()
+        for layer in (ROOT / "tests" / "unit", ROOT / "tests" / "contract")
         for package in (*PRODUCT, "tools")
-        for folder in (ROOT / "tests" / "unit" / package).rglob("*")
+        for folder in (layer / package).rglob("*")
         if folder.is_dir()
         and folder.name != "__pycache__"
-        and not (ROOT / folder.relative_to(ROOT / "tests" / "unit")).is_dir()
+        and any(folder.rglob("*.py"))
+        and not (ROOT / folder.relative_to(layer)).is_dir()
     ]
     assert not wrong
 

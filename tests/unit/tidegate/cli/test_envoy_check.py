@@ -12,7 +12,7 @@ from tidegate.cli import envoy_check
 from tidegate.terminal.errors import CliError
 
 if TYPE_CHECKING:
-    from .conftest import FakeAdmin, Run
+    from support.command_line import FakeAdmin, Run
 
 FLEET = "pools: [{name: a, match: {models: [m]}, endpoints: [{http: '127.0.0.1:8000'}]}]"
 

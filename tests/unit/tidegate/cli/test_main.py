@@ -12,7 +12,7 @@ from tidegate.cli.main import VERBS
 from tidegate.stack.assets import ExtraMissingError
 
 if TYPE_CHECKING:
-    from .conftest import Run
+    from support.command_line import Run
 
 
 @pytest.mark.parametrize("verb", [one.name for one in VERBS])

@@ -13,7 +13,7 @@ from tidegate.cli.main import VERBS, Verb, app
 from tidegate.cli.mistakes import close
 
 if TYPE_CHECKING:
-    from .conftest import FakeAdmin, Run
+    from support.command_line import FakeAdmin, Run
 
 LIBRARY = ("Traceback", "pydantic", "Input should", "Value error", "pattern", "grpc", "usage:")
 """Words that only libraries use."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from .conftest import FakeAdmin, Run
+    from support.command_line import FakeAdmin, Run
 
 FLEET = """\
 pools:

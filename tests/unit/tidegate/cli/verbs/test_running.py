@@ -19,7 +19,7 @@ from xds_server.settings import ControlSettings
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from .conftest import Run
+    from support.command_line import Run
 
 SERVICES = {
     "picker": (picker, PickerSettings),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from tidegate_api.admin.v1 import admin_pb2 as api
 
 if TYPE_CHECKING:
-    from .conftest import FakeAdmin, Run
+    from support.command_line import FakeAdmin, Run
 
 
 def filled(admin: FakeAdmin) -> None:

@@ -13,7 +13,7 @@ from tidegate.terminal.errors import UNREACHABLE, CliError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .conftest import FakeAdmin, Run
+    from support.command_line import FakeAdmin, Run
 
 
 class Rounds:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from .conftest import FakeAdmin, Run
+    from support.command_line import FakeAdmin, Run
 
 
 def test_limits_are_sent_by_name(run: Run, admin: FakeAdmin) -> None:

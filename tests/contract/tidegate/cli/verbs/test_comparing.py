@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .conftest import FakeAdmin, Run
+    from support.command_line import FakeAdmin, Run
 
 
 def test_two_revisions_are_compared(run: Run, admin: FakeAdmin) -> None:

@@ -12,7 +12,7 @@ from tidegate_api.admin.v1 import admin_pb2 as api
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .conftest import FakeAdmin, Ran, Run
+    from support.command_line import FakeAdmin, Ran, Run
 
 STEPS = [api.ModelOperationStep(at_unix_ms=5, text=each) for each in ("checking", "r1: loaded [x]")]
 DONE = api.ModelOperation(
@@ -32,7 +32,7 @@ def run_model(run: Run, admin: FakeAdmin, *arguments: str, answer: Any = DONE) -
     """Run the verb against a server that answers so."""
     names = ("LoadModel", "UnloadModel", "AbortModel", "GetOperations", "GetModelParity")
     admin.calls |= {name: lambda _self, _request, _context: answer for name in names}
-    return run("model", *arguments, "--server", admin.address)  # type: ignore[attr-defined]  # conftest
+    return run("model", *arguments, "--server", admin.address)  # type: ignore[attr-defined]  # set by the fixture
 
 
 def test_a_load_says_what_is_wanted(run: Run, admin: FakeAdmin, tmp_path: Path) -> None:

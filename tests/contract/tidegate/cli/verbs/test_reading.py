@@ -12,7 +12,7 @@ import yaml
 from xds_server.fleet.load import load_text
 
 if TYPE_CHECKING:
-    from .conftest import FakeAdmin, Run
+    from support.command_line import FakeAdmin, Run
 
 EXAMPLES = Path(__file__).parents[5] / "docs" / "examples"
 

@@ -10,7 +10,7 @@ import pytest
 from tidegate_api.admin.v1 import admin_pb2 as api
 
 if TYPE_CHECKING:
-    from .conftest import FakeAdmin, Run
+    from support.command_line import FakeAdmin, Run
 
 
 @pytest.fixture

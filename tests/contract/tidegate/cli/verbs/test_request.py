@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tidegate_api.admin.v1 import admin_pb2 as api
 
 if TYPE_CHECKING:
-    from .conftest import FakeAdmin, Run
+    from support.command_line import FakeAdmin, Run
 
 RECORD: dict[str, Any] = {
     "request_id": "a",

@@ -10,7 +10,7 @@ import yaml
 from tidegate_api.admin.v1 import admin_pb2 as api
 
 if TYPE_CHECKING:
-    from .conftest import FakeAdmin, Run
+    from support.command_line import FakeAdmin, Run
 
 V1, V2 = "1" * 32, "2" * 32
 ANSWER = api.GetConfigResponse(

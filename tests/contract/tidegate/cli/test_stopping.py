@@ -12,7 +12,7 @@ from tidegate.cli import stopping
 from tidegate_api.admin.v1 import admin_pb2 as api
 
 if TYPE_CHECKING:
-    from .conftest import FakeAdmin, Run
+    from support.command_line import FakeAdmin, Run
 
 SAFE = api.GetDrainResponse(safe=True, pickers=2)
 BUSY = api.GetDrainResponse(waits_for=["picker p1: 1 request in flight"], in_flight=1, pickers=2)

@@ -20,7 +20,7 @@ from tidegate.cli.verbs.explaining import answer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .conftest import Run
+    from support.command_line import Run
 
 BLOCKS = tuple(range(1, 9))
 

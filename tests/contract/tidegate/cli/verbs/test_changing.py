@@ -17,7 +17,7 @@ from tidegate_api.admin.v1 import admin_pb2 as api
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .conftest import FakeAdmin, Run
+    from support.command_line import FakeAdmin, Run
 
 
 STARTED_S = 5.0

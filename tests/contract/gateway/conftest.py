@@ -11,18 +11,22 @@ import orjson
 import pytest
 
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
-from gateway.asking import Asker
+from gateway.asking import AT_ONCE, Asker
 from gateway.changes import ReplicaChanges
 from gateway.grpc_answers import GrpcAnswers
 from gateway.http_answers import HttpAnswers
 from gateway.ports import GatewayCalls, serve_grpc
 from gateway.questions import Questions
 from gateway.streams.watches import StreamAnswers
+from support.time import Clock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     Act = Callable[[str, asyncio.StreamWriter], Awaitable[None]]
+
+ANSWER_S = 50.0
+"""Seconds for a replica's answer: passed only by the clock that a test moves."""
 
 
 def saying(status: int = 200, body: Any = None, raw: bytes | None = None) -> Act:
@@ -47,15 +51,25 @@ class Lab:
             HttpAnswers(self.questions),
             GrpcAnswers(self.questions),
             ReplicaChanges(self.questions),
-            StreamAnswers(self.questions, 0.5, self.pause),
-            timeout_s=0.5,
-            change_timeout_s=0.5,
+            StreamAnswers(self.questions, ANSWER_S, self.pause),
+            timeout_s=ANSWER_S,
+            change_timeout_s=ANSWER_S,
         )
+        self._asker, self._clock = asker, Clock()
         self.looks: asyncio.Queue[None] = asyncio.Queue()
         """Lets a watch look once more, for each entry."""
         self.asked: list[tuple[str, str]] = []
         """Replica and request line of each request."""
         self.endpoints: list[Endpoint] = []
+
+    async def asked_of(self, count: int) -> None:
+        """Wait until replicas have so many requests."""
+        await self._clock.until(lambda: len(self.asked) == count)
+
+    async def let_answers_be_late(self, count: int) -> None:
+        """Let the time for answers pass once exactly ``count`` of them are missing."""
+        await self._clock.until(lambda: AT_ONCE - self._asker._places._value == count)
+        self._clock.advance(ANSWER_S)
 
     async def pause(self, seconds: float) -> None:
         """Wait until a test lets a watch go on; the time has then passed."""

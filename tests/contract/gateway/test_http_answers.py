@@ -101,7 +101,11 @@ async def test_what_all_say_is_passed_on_as_it_came(lab: Lab):
 async def test_one_bad_replica_spoils_no_sum(lab: Lab, act: Any, word: str):
     """Its fault is told; the sum is that of the others."""
     await lab.replicas(saying(body=counted(3)), act, saying(body=counted(4)))
-    reply = await ask(lab, STATS)
+    asking = asyncio.create_task(ask(lab, STATS))
+    if act is silent:
+        await lab.asked_of(3)
+        await lab.let_answers_be_late(1)
+    reply = await asking
     assert orjson.loads(reply.body) == {
         "model_stats": [{"name": "m", "version": "1", "inference_count": 7, "memory_usage": []}]
     }
@@ -257,7 +261,10 @@ async def test_calls_above_the_bound_are_refused_at_once(lab: Lab, monkeypatch: 
     """Slow replicas do not pile up callers."""
     monkeypatch.setattr(ports, "MAX_CALLS", 2)
     await lab.replicas(silent)
-    replies = await asyncio.gather(*(ask(lab, "/v2") for _ in range(5)))
+    asking = asyncio.gather(*(ask(lab, "/v2") for _ in range(5)))
+    await lab.asked_of(2)
+    await lab.let_answers_be_late(2)
+    replies = await asking
     assert sorted(each.reason for each in replies) == ["saturated"] * 3 + ["unavailable"] * 2
     assert lab.calls.answered == {("http", "busy"): 3, ("http", "error"): 2}
     assert lab.calls.running == 0

@@ -80,7 +80,7 @@ async def call(to: Any, method: str, message: Any, kind: Any, **metadata: str) -
     path = method if method.startswith("/") else SERVICE + method
     sent = tuple((name.replace("_", "-"), value) for name, value in metadata.items())
     running = to.unary_unary(path, type(message).SerializeToString, kind.FromString)(
-        message, metadata=sent, timeout=10
+        message, metadata=sent, timeout=60
     )
     answer = await running
     return answer, dict(await running.trailing_metadata()).get(REPLICAS_HEADER, "")

@@ -132,6 +132,8 @@ async def test_workers_read_the_file_each_and_agree(tmp_path, found):
         )
         try:
             states = [await ready(page) for page in pages]
+            while not any(each["fleet"]["found"]["finds"] for each in states):
+                states = [await ready(page) for page in pages]  # one of them begins to find
         finally:
             process.send_signal(signal.SIGTERM)
             await process.wait()

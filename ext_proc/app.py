@@ -40,7 +40,7 @@ from ext_proc.feedback.places import Places
 from ext_proc.feedback.service import LogService
 from ext_proc.observability.metrics import Metrics, debug_app
 from ext_proc.observability.page_server import serve_page
-from ext_proc.observability.replica_metrics import show_replicas
+from ext_proc.observability.replica_metrics import ToldMetrics, show_replicas
 from ext_proc.observability.requests.records import RequestRecords
 from ext_proc.observability.spans import tracing_to
 from ext_proc.observability.traffic import TrafficCounts
@@ -134,13 +134,17 @@ class Picker:
             contexts=contexts,
             not_named=self._not_named,
         )
+        self._tokenizers = TokenizerFiles()
+        self._chats = ChatFiles(self._tokenizers.ready, contexts=contexts)
         self._watching = ReplicaWatch(
             router,
             time.monotonic,
             time.time,
             lambda: self._leading,
             self._telemetry.kv_notes,
+            self._chats.notes,
         )
+        ToldMetrics(shown, self._watching.notes, self._traffic.endpoints, self._chats.checks)
         life = f"{secrets.token_hex(8)}-"
         self._records = RequestRecords(life)
         self._feedback = Feedback(
@@ -148,6 +152,7 @@ class Picker:
             picker=settings.id,
             life=life,
             on_judged=None if place is None else self._publish,
+            on_chat=self._chats.counted,
         )
         self._logs = LogService(
             self._feedback,
@@ -155,8 +160,6 @@ class Picker:
             self._traffic,
             self._records,
         )
-        self._tokenizers = TokenizerFiles()
-        self._chats = ChatFiles(self._tokenizers.ready, contexts=contexts)
         self._tracing = None if settings.otlp is None else tracing_to(settings.otlp, settings.id)
         self._server = PickerServer(
             router,

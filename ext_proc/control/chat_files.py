@@ -7,13 +7,18 @@ Rules:
    special tokens are those of a ``tokenizer_config.json`` beside it.
 2. A file that cannot be used is logged once, with the fix; the pool's chats then have the blocks of
    chats without a template. It is tried again when a pool's files change.
-3. Every ``CHECK_S``, and at once with ``PROBE`` when a template is loaded, one engine of each pool
-   gets a chat that the pool's engines have just got from a client, at ``/tokenize``, and its ids
-   are compared. An engine that answers anything but ids says nothing. What differs is logged when
-   the verdict on a template changes.
-4. At most ``MAX_TEMPLATES`` pools have a template; files have at most ``MAX_FILE_BYTES``, answers
-   ``MAX_ANSWER_BYTES``.
-5. Where the pool speaks TLS to its replicas, so do questions (``ReplicaContexts``).
+3. Every ``CHECK_S``, and at once with ``PROBE`` when a template is loaded, up to ``AT_ONCE``
+   engines of each pool get a chat that the pool's engines have just got from a client, at
+   ``/tokenize``, and their ids are compared. An engine that answers anything but ids says nothing.
+   One that differs gets ``PROBE``, too, which tells an unusual chat from another template. What
+   differs is logged when the verdict on a template changes.
+4. Engines of pools with a tokenizer and no template get ``TEXT`` every ``CHECK_S``.
+5. A replica is known to have other tokens while ``PROBE`` or ``TEXT`` differs there, or at least
+   half of its latest ``LATEST`` chats did, and ``LEAST`` of them. Where engines count the tokens of
+   chats in their answers (``telemetry.usage``), these counts are such answers.
+6. At most ``MAX_TEMPLATES`` pools have a template, and as many a tokenizer alone; files have at
+   most ``MAX_FILE_BYTES``, answers ``MAX_ANSWER_BYTES``.
+7. Where the pool speaks TLS to its replicas, so do questions (``ReplicaContexts``).
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections import Counter, deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -33,19 +39,22 @@ from ext_proc.requests import Chats, Pieces, Sample
 from tidegate_common.upstream.contexts import ReplicaContexts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ext_proc.requests import ChatTemplate, Tokenizer
-    from ext_proc.routing.values.pool import Pool
+    from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool
 
 MAX_TEMPLATES: Final = 32
 MAX_FILE_BYTES: Final = 16 * 2**20
 MAX_ANSWER_BYTES: Final = 4 * 2**20
-CHECK_S: Final = 10.0
+CHECK_S: Final = 5.0
+AT_ONCE: Final = 4
+LATEST: Final = 8
+LEAST: Final = 3
 TICK_S: Final = 1.0
 TIMEOUT_S: Final = 5.0
 _TOKENS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
-_ASKED: Final = ("messages", "tools", "add_generation_prompt")
+_ASKED: Final = ("messages", "tools", "add_generation_prompt", "prompt")
 _OPTIONS: Final = ("reasoning_effort", "documents")
 _OK: Final = 200
 
@@ -56,6 +65,8 @@ PROBE: Final[Mapping[str, Any]] = {
         {"role": "user", "content": " And\nat six? "},
     ]
 }
+
+TEXT: Final = "What is the tide at noon?\n  1,024 m, 中 x=[1.5]"
 
 _log = structlog.stdlib.get_logger("ext_proc.control.chat_files")
 
@@ -142,6 +153,28 @@ def _tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
+class _Engine:
+    """What one engine said of tokens."""
+
+    __slots__ = ("chats", "words")
+
+    def __init__(self) -> None:
+        self.chats: deque[bool] = deque(maxlen=LATEST)
+        """Whether it agreed on the latest chats."""
+        self.words = ""
+        """How `PROBE` or `TEXT` differs there; empty = it does not, or is not known."""
+
+    @property
+    def why(self) -> str:
+        """How its tokens differ; empty = they do not, as far as is known."""
+        if self.words:
+            return self.words
+        others = self.chats.count(False)
+        if others >= LEAST and 2 * others >= len(self.chats):
+            return f"it has other tokens of {others} of its latest {len(self.chats)} chats"
+        return ""
+
+
 class ChatFiles:
     """The chats of pools that name a template, by pool; the module states the rules.
 
@@ -170,6 +203,11 @@ class ChatFiles:
         self._probe: set[str] = set()
         """Pools whose template is new: `PROBE` is asked about next."""
         self._unanswered: dict[str, int] = {}
+        self._plain: dict[str, Pool] = {}
+        """Pools with a tokenizer and no template."""
+        self._engines: dict[tuple[str, EndpointKey], _Engine] = {}
+        self.checks: Counter[tuple[str, bool]] = Counter()
+        """Answers of engines by pool and whether they agreed."""
         self.ready: dict[str, Chats] = {}
         """Chats by pool."""
 
@@ -187,6 +225,30 @@ class ChatFiles:
                 self._probe.discard(name)
         for name in self._failed.keys() - {pool.name for pool in wanted}:
             del self._failed[name]
+        plain = [pool for pool in pools.values() if pool.tokenizer and not pool.chat_template]
+        self._plain = {pool.name: pool for pool in plain[:MAX_TEMPLATES]}
+        asked = (*self._pools.values(), *self._plain.values())
+        places = {(pool.name, each.key) for pool in asked for each in pool.endpoints}
+        self._engines = {k: each for k, each in self._engines.items() if k in places}
+        self.checks = Counter({k: n for k, n in self.checks.items() if k[0] in pools})
+
+    def notes(self) -> Iterator[tuple[tuple[str, EndpointKey], str]]:
+        """Yield pool and replica of each engine that makes other tokens, and how that shows."""
+        for place, engine in self._engines.items():
+            if why := engine.why:
+                yield place, why
+
+    def counted(self, pool: str, key: EndpointKey, tokens: int, engines: int) -> None:
+        """Take the tokens of a chat as they are known here, and as its engine counted them."""
+        chats = self.ready.get(pool)
+        if chats is not None:
+            equal = tokens == engines
+            chats.answered(equal=equal)
+            self._engine(pool, key).chats.append(equal)
+            self.checks[pool, equal] += 1
+
+    def _engine(self, pool: str, key: EndpointKey) -> _Engine:
+        return self._engines.setdefault((pool, key), _Engine())
 
     async def run(self) -> None:
         """Load and check until cancelled."""
@@ -201,9 +263,11 @@ class ChatFiles:
                 until_check = CHECK_S if due else until_check - TICK_S
                 for name in list(self.ready):
                     await self.check(session, name, due=due)
+                for name in list(self._plain) if due else ():
+                    await self.check_text(session, name)
 
     async def check(self, session: aiohttp.ClientSession, name: str, *, due: bool) -> None:
-        """Ask one of a pool's engines about a chat, where one is kept.
+        """Ask some of a pool's engines about a chat, where one is kept.
 
         Args:
             session: Asks.
@@ -221,12 +285,14 @@ class ChatFiles:
         if sample is None:
             return
         self._probe.discard(name)
-        found = await self._ask(session, pool, sample.members)
-        if found is None:
-            self._unanswered[name] = self._unanswered.get(name, 0) + 1
-            return
-        before = chats.trusted
-        chats.note(sample.ids, found)
+        before, differs = chats.trusted, 0
+        asked = self._some(pool)
+        answers = await self._answers(session, pool, asked, sample.members)
+        for each, found in zip(asked, answers, strict=True):
+            if found is not None and not await self._agrees(
+                session, chats, pool, each, sample, found
+            ):
+                differs = len(found)
         after = chats.trusted
         if after is before:
             return
@@ -238,18 +304,76 @@ class ChatFiles:
                 "chat_template_differs",
                 **about,
                 tokens=sample.ids.tokens,
-                engine_tokens=len(found),
+                engine_tokens=differs,
                 instead="chats are predicted by their text",
                 fix="name the template and the tokenizer that the engines serve",
             )
 
+    async def _agrees(
+        self,
+        session: aiohttp.ClientSession,
+        chats: Chats,
+        pool: Pool,
+        each: Endpoint,
+        sample: Sample,
+        found: list[int],
+    ) -> bool:
+        """Note an engine's answer; where it differs, ask about `PROBE` too."""
+        equal, probed = chats.note(sample.ids, found), sample.ids
+        self.checks[pool.name, equal] += 1
+        engine, answer = self._engine(pool.name, each.key), found
+        if sample.members is not PROBE:
+            engine.chats.append(equal)
+            if not equal:
+                ids = chats.ids(PROBE)
+                (other,) = await self._answers(session, pool, [each], PROBE)
+                if other is None or ids is None:
+                    return False
+                probed, answer = ids, other
+        same = chats.equal(probed, answer)
+        engine.words = "" if same else _differ(probed.tokens, answer)
+        return equal
+
+    async def check_text(self, session: aiohttp.ClientSession, name: str) -> None:
+        """Ask some engines of a pool with a tokenizer and no template about `TEXT` (rule 4)."""
+        pool = self._plain.get(name)
+        tokenizer = None if pool is None else self._tokenizers.get(pool.tokenizer)
+        ids = None if tokenizer is None else tokenizer.encode(TEXT)
+        if pool is None or ids is None:
+            return
+        asked = self._some(pool)
+        answers = await self._answers(session, pool, asked, {"prompt": TEXT})
+        for each, found in zip(asked, answers, strict=True):
+            if found is not None:
+                equal = list(ids) == found
+                self.checks[name, equal] += 1
+                engine = self._engine(name, each.key)
+                engine.words = "" if equal else _differ(len(ids), found)
+
+    def _some(self, pool: Pool) -> list[Endpoint]:
+        """Return the engines to ask next."""
+        able = [each for each in pool.endpoints if each.http and not each.draining]
+        first = int(self._choose() * len(able))
+        return [able[(first + n) % len(able)] for n in range(min(AT_ONCE, len(able)))]
+
+    async def _answers(
+        self,
+        session: aiohttp.ClientSession,
+        pool: Pool,
+        asked: Sequence[Endpoint],
+        members: Mapping[str, Any],
+    ) -> list[list[int] | None]:
+        found = await asyncio.gather(
+            *(self._ask(session, pool, each.http or "", members) for each in asked)
+        )
+        missing = found.count(None)
+        if missing or not asked:
+            self._unanswered[pool.name] = self._unanswered.get(pool.name, 0) + max(missing, 1)
+        return found
+
     async def _ask(
-        self, session: aiohttp.ClientSession, pool: Pool, members: Mapping[str, Any]
+        self, session: aiohttp.ClientSession, pool: Pool, address: str, members: Mapping[str, Any]
     ) -> list[int] | None:
-        able = [each.http for each in pool.endpoints if each.http and not each.draining]
-        if not able:
-            return None
-        address = able[int(self._choose() * len(able))]
         body: dict[str, Any] = {name: members[name] for name in _ASKED if name in members}
         if "model" in members:
             body["model"] = members["model"]
@@ -320,6 +444,12 @@ class ChatFiles:
             reason=reason,
             instead="chats are predicted by their text",
         )
+
+
+def _differ(tokens: int, found: Sequence[int]) -> str:
+    if tokens == len(found):
+        return f"its {tokens} tokens of a test text are others"
+    return f"it makes {len(found)} tokens of a test text, the picker {tokens}"
 
 
 def _files(pool: Pool) -> Files:

@@ -173,6 +173,7 @@ def request_of(
         blocks=blocks.hashes,
         block_tokens=blocks.block_tokens,
         tokens=blocks.tokens,
+        chat=blocks.chat,
         subset=subset if known.hint is None else both(subset, known.hint),
         headers=head.headers,
         body=known.body if pool.refuse_deadly else None,

@@ -83,6 +83,8 @@ class Feedback:
         picker: This picker's id.
         life: Prefix of this run's tickets.
         on_judged: Receives the judgements of this picker's own entries.
+        on_chat: Receives pool and replica of a chat whose tokens are known here, these, and those
+            that its engine counted.
     """
 
     def __init__(
@@ -92,8 +94,10 @@ class Feedback:
         picker: str,
         life: str,
         on_judged: Callable[[Judged], None] | None = None,
+        on_chat: Callable[[str, EndpointKey, int, int], None] | None = None,
     ) -> None:
         self._on_judged = on_judged
+        self._on_chat = on_chat
         self._router = router
         self._learner = router.learner
         self._standing = router.conditions.standing
@@ -215,6 +219,9 @@ class Feedback:
             self.usage.take(router.pools[pool], entry)
             if number is not None and entry.usage.prompt is not None:
                 router.scales.told(number, entry.usage.prompt)
+                tokens = router.chat_tokens.pop(number, None)
+                if tokens is not None and self._on_chat is not None:
+                    self._on_chat(pool, key, tokens, entry.usage.prompt)
         answer_s = self._times.take(entry, number)
         if answer_s is not None:
             self._began(entry, key, number, answer_s)

@@ -10,17 +10,22 @@ import time
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    SummaryMetricFamily,
+)
 from prometheus_client.registry import Collector
 
 from ext_proc.observability.counts import MAX_SERIES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
 
+    from ext_proc.observability.traffic import EndpointCounts
     from ext_proc.routing.health.placement import Placement
     from ext_proc.routing.scales import Scales
     from ext_proc.routing.state.replica import Replica
@@ -177,6 +182,75 @@ class ScaleMetrics(Collector):
         for pool, model, scale in islice(self._scales.each(), MAX_SERIES):
             family.add_metric([pool, model], scale.force)
         yield family
+
+
+class ToldMetrics(Collector):
+    """What is told of replicas besides their conditions, and their requests, by endpoint.
+
+    Args:
+        registry: Registry of the metrics.
+        notes: Returns pool, endpoint and name of what is wrong with replicas.
+        counts: Requests by pool and endpoint.
+        checks: Answers of engines about tokens, by pool and whether they agreed.
+    """
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        notes: Callable[[], Iterable[tuple[str, str, str]]],
+        counts: Mapping[tuple[str, str], EndpointCounts],
+        checks: Mapping[tuple[str, bool], int],
+    ) -> None:
+        self._notes = notes
+        self._counts = counts
+        self._checks = checks
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the current values."""
+        labels = ["pool", "endpoint"]
+        notes = GaugeMetricFamily(
+            "tidegate_picker_replica_note",
+            "1 while something is wrong with the replica that keeps no requests from it: slow,"
+            " slower, queue, tokens, kv-events.",
+            labels=[*labels, "note"],
+        )
+        for series in islice(self._notes(), MAX_SERIES):
+            notes.add_metric(series, 1)
+        yield notes
+        counted = list(islice(self._counts.items(), MAX_SERIES))
+        requests = CounterMetricFamily(
+            "tidegate_picker_replica_requests", "Requests that have ended.", labels=labels
+        )
+        failed = CounterMetricFamily(
+            "tidegate_picker_replica_failed_requests",
+            "Those of them that failed by a fault of the service.",
+            labels=labels,
+        )
+        took = SummaryMetricFamily(
+            "tidegate_picker_replica_request_seconds",
+            "Seconds of requests that ended well, from their start at the proxy to their end.",
+            labels=labels,
+        )
+        for key, each in counted:
+            requests.add_metric(key, each.requests)
+        yield requests
+        for key, each in counted:
+            failed.add_metric(key, each.failed)
+        yield failed
+        for key, each in counted:
+            if each.timed:
+                took.add_metric(list(key), each.timed, each.timed_s)
+        yield took
+        checks = CounterMetricFamily(
+            "tidegate_picker_token_checks",
+            "Answers of engines that were compared with the tokens that the picker computes, by"
+            " result: agreed or differed.",
+            labels=["pool", "result"],
+        )
+        for (pool, equal), count in list(self._checks.items()):
+            checks.add_metric([pool, "agreed" if equal else "differed"], count)
+        yield checks
 
 
 def show_replicas(

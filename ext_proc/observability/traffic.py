@@ -58,11 +58,19 @@ class VariantCounts:
 class EndpointCounts:
     """The counts of one endpoint in one pool."""
 
-    __slots__ = ("failed", "requests")
+    __slots__ = ("begun", "begun_s", "failed", "requests", "timed", "timed_s")
 
     def __init__(self) -> None:
         self.requests = 0
         self.failed = 0
+        self.timed = 0
+        """Requests that ended well."""
+        self.timed_s = 0.0
+        """Seconds that these took in all."""
+        self.begun = 0
+        """Those of them whose first byte's time is known."""
+        self.begun_s = 0.0
+        """Seconds to these first bytes in all."""
 
 
 class Resolved(NamedTuple):
@@ -140,7 +148,13 @@ class TrafficCounts:
             variant.failed[kind] = variant.failed.get(kind, 0) + 1
         if endpoint is not None:
             endpoint.requests += 1
-            if outcome in FAILURES:
+            if outcome == GOOD:
+                endpoint.timed += 1
+                endpoint.timed_s += lasted_s
+                if first_byte_s is not None:
+                    endpoint.begun += 1
+                    endpoint.begun_s += first_byte_s
+            elif outcome in FAILURES:
                 endpoint.failed += 1
 
     def picked(self, pool: str, variant: str, prompt_tokens: int, cached_tokens: int) -> None:

@@ -120,7 +120,7 @@ class Chats:
             tokens = most
         packed = packed[: MAX_BLOCKS * block_tokens * ID_BYTES]
         hashes = chained(features, packed, block_tokens * ID_BYTES, seed=seed)
-        return Blocks(hashes, float(block_tokens), tokens)
+        return Blocks(hashes, float(block_tokens), tokens, chat=ids.whole)
 
     # --- Asking engines ---------------------------------------------------------------------------
 
@@ -135,17 +135,26 @@ class Chats:
 
     def note(self, ids: Ids, engines: list[int]) -> bool:
         """Compare ids with the engine's for the same chat; return whether they agree."""
+        equal = self.equal(ids, engines)
+        self.answered(equal=equal)
+        return equal
+
+    @staticmethod
+    def equal(ids: Ids, engines: list[int]) -> bool:
+        """Return whether ids are the engine's for the same chat."""
         try:
             packed = struct.pack(f"<{len(engines)}I", *engines)
         except struct.error:
             packed = b""
-        equal = packed == ids.packed if ids.whole else packed.startswith(ids.packed)
+        return packed == ids.packed if ids.whole else packed.startswith(ids.packed)
+
+    def answered(self, *, equal: bool) -> None:
+        """Note whether an engine has the tokens of a chat that are known here."""
         self._answers.append(equal)
         if equal:
             self.agreed += 1
         else:
             self.differed += 1
-        return equal
 
     def describe(self) -> dict[str, Any]:
         """Return the state for ``/debug/state``."""

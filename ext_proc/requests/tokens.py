@@ -60,6 +60,8 @@ class Blocks(NamedTuple):
     are no ids, or not all of the prompt was read."""
     bytes_per_token: float = ID_BYTES
     """Bytes of the canonical prompt for each token, as far as its tokens are not counted."""
+    chat: bool = False
+    """``tokens`` are all of a chat's, by the pool's template: its engine must count as many."""
 
 
 def token_blocks(

@@ -15,7 +15,7 @@ Rules:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ext_proc.blame.origins import Origins
 from ext_proc.routing.cache.exact_index import ExactIndex
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.request import Features, Request
     from ext_proc.routing.values.rng import Rng
 
+MAX_CHATS: Final = 4096
 __all__ = ["Router"]
 
 
@@ -149,6 +150,9 @@ class Router:
         self._moved: dict[int, Ticket] = {}
         """The current ticket of each moved charge, by the id of the caller's ticket."""
         self._last_ticket = 0
+        self.chat_tokens: dict[int, int] = {}
+        """Exact tokens of the latest chats whose engines tell theirs, by ticket; at most
+        ``MAX_CHATS``."""
 
     def __repr__(self) -> str:
         return f"<Router pools={len(self.pools)} open={len(self.ledger)} {self.index!r}>"
@@ -267,9 +271,13 @@ class Router:
         request, features = context.request, context.request.features
         coming = self.index.coming(key, request.blocks, matched) * context.block_tokens
         kind = None if features.form is GRPC_STREAM else features.model or ""
-        ticket = Ticket(number, key, pool.name, work, now, prompted, drain, ahead, coming, kind)
+        most = features.max_tokens or 0
+        ticket = Ticket(
+            number, key, pool.name, work, now, prompted, drain, ahead, coming, kind, most
+        )
         if not self._charged(ticket):
             return None
+        replica.sent += work
         self.origins.note(number, request, choice.experiment)
         if features.form in GOES_ON:
             self.registry.abandoned.note(ticket)
@@ -289,6 +297,10 @@ class Router:
                 self.learner.sent(ticket, expected + coming * per_token, context.tokens * per_token)
         if choice.policy.learns:
             choice.policy.charged(ticket)
+        if request.chat and pool.usage and request.tokens is not None:
+            if len(self.chat_tokens) >= MAX_CHATS:
+                del self.chat_tokens[next(iter(self.chat_tokens))]
+            self.chat_tokens[number] = request.tokens
         return ticket
 
     def explain(self, request: Request, now: float, unix_now: float) -> dict[str, object]:

@@ -103,7 +103,7 @@ async def test_a_slow_replica_is_named(http, stack, replicas):
     """By status and by the list of endpoints, while it goes on serving."""
     slow = replicas[3]
     slow.hold_s = 0.5
-    said = f"replica {slow.name} of pool llm is slow: its requests take "
+    said = f"replica {slow.name} of pool llm is slow for "
 
     async def named() -> bool:
         status = await ask(stack, "GetStatus", admin_pb2.GetStatusRequest())
@@ -115,7 +115,7 @@ async def test_a_slow_replica_is_named(http, stack, replicas):
         slow.hold_s = 0.0
         await load.more(100)
     (row,) = (each for each in rows if each["endpoint"] == slow.name)
-    assert row["state"].startswith("slow: ")
+    assert row["state"].startswith("slow for ")
     assert row["usable"]
 
 

@@ -17,13 +17,17 @@ if TYPE_CHECKING:
         GetFleetResponse,
         GetStatusResponse,
         PoolStatus,
+        ReplicaCondition,
         ReplicaStatus,
+        RequestTimes,
         Revision,
         TrafficMinute,
         VariantStatus,
     )
 
 Row = dict[str, Any]
+STALE_S = 15.0
+"""Age of a picker's last report from which on it says nothing of the present."""
 
 
 def pools(answer: GetFleetResponse) -> list[Row]:
@@ -120,10 +124,14 @@ def _unreported(row: Row) -> Row:
         "usable": None,
         "age_seconds": None,
         "conditions": [],
+        "notes": [],
         "ramp_percent": None,
         "pickers": 0,
         "requests": None,
         "errors": None,
+        "minute": None,
+        "peers": None,
+        "hour": None,
     }
 
 
@@ -132,21 +140,33 @@ def _reported(one: ReplicaStatus) -> Row:
         "state": one.state,
         "usable": one.usable,
         "age_seconds": round(one.age_seconds, 3) if one.HasField("age_seconds") else None,
-        "conditions": [
-            {
-                "name": each.name,
-                "cause": each.cause or None,
-                "left_seconds": (
-                    round(each.left_seconds, 1) if each.HasField("left_seconds") else None
-                ),
-                "pickers": each.pickers,
-            }
-            for each in one.conditions
-        ],
+        "conditions": [_condition(each) for each in one.conditions],
+        "notes": [_condition(each) for each in one.notes],
         "ramp_percent": one.ramp_percent if one.HasField("ramp_percent") else None,
         "pickers": one.pickers,
+        "requests": one.requests if one.counted else None,
+        "errors": one.errors if one.counted else None,
+        "minute": _times(one.minute) if one.HasField("minute") else None,
+        "peers": _times(one.peers) if one.HasField("peers") else None,
+        "hour": _times(one.hour) if one.HasField("hour") else None,
+    }
+
+
+def _condition(each: ReplicaCondition) -> Row:
+    return {
+        "name": each.name,
+        "cause": each.cause or None,
+        "for_seconds": round(each.for_seconds, 1) if each.HasField("for_seconds") else None,
+        "left_seconds": round(each.left_seconds, 1) if each.HasField("left_seconds") else None,
+        "pickers": each.pickers,
+    }
+
+
+def _times(one: RequestTimes) -> Row:
+    return {
         "requests": one.requests,
-        "errors": one.errors,
+        "duration_seconds": round(one.duration, 4),
+        "first_byte_seconds": round(one.first_byte, 4) if one.HasField("first_byte") else None,
     }
 
 
@@ -171,8 +191,18 @@ def _quantiles(one: VariantStatus | TrafficMinute) -> Row:
     }
 
 
-def pool_status(one: PoolStatus) -> Row:
-    """Return a pool's last minute, with its variants nested."""
+def counted(answer: GetStatusResponse) -> bool:
+    """Return whether any picker reports, so that 0 requests are none; else it is not known."""
+    return any(age_s <= STALE_S for age_s in answer.reports.values())
+
+
+def pool_status(one: PoolStatus, *, counted: bool = True) -> Row:
+    """Return a pool's last minute, with its variants nested.
+
+    Args:
+        one: The pool.
+        counted: Whether any picker reports requests; else what they are is not known.
+    """
     return {
         "pool": one.pool,
         "refused": dict(one.refused),
@@ -183,10 +213,12 @@ def pool_status(one: PoolStatus) -> Row:
                 "replicas": each.replicas,
                 "usable": each.usable,
                 "seconds": round(each.seconds, 1),
-                "requests": each.requests,
-                "requests_per_second": round(each.requests / max(each.seconds, 1.0), 2),
+                "requests": each.requests if counted else None,
+                "requests_per_second": (
+                    round(each.requests / max(each.seconds, 1.0), 2) if counted else None
+                ),
                 "failed": dict(each.failed),
-                "errors": each.errors,
+                "errors": each.errors if counted else None,
                 **_quantiles(each),
             }
             for each in one.variants
@@ -282,7 +314,7 @@ def status(answer: GetStatusResponse) -> Row:
         "verdict": answer.verdict or None,
         "why": answer.why or None,
         "reasons": list(answer.reasons),
-        "pools": [pool_status(one) for one in answer.pools],
+        "pools": [pool_status(one, counted=counted(answer)) for one in answer.pools],
         "drift": list(answer.drift),
         "reports": {picker: round(age, 1) for picker, age in sorted(answer.reports.items())},
         "revision": answer.revision,

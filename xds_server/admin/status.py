@@ -10,7 +10,8 @@ from xds_server.fleet.diff import diff
 from xds_server.observability import Assessment
 from xds_server.traffic.book import LONG_S, RecentTraffic
 from xds_server.traffic.placements import VersionedReplica, shown, unlike_versions
-from xds_server.traffic.replicas import UNKNOWN, noted, words
+from xds_server.traffic.replicas import STALE_S, UNKNOWN, noted, words
+from xds_server.traffic.sums import NOTHING, Sums, added, since
 from xds_server.traffic.verdict import (
     KINDS,
     ClientState,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from xds_server.traffic.book import TrafficBook
     from xds_server.traffic.lives import Key
     from xds_server.traffic.placements import PlacementBook
-    from xds_server.traffic.replicas import ReplicaBook, State
+    from xds_server.traffic.replicas import Condition, ReplicaBook, State
     from xds_server.traffic.verdict import CertificateState, Verdict
 
 MAX_DRIFT: Final = 50
@@ -144,34 +145,40 @@ class StatusBoard:
         if not self._control.revision:
             return
         states, loads = self._replicas.merged(), self._loads()
+        counted = any(age_s <= STALE_S for age_s in self._replicas.ages().values())
         for pool in self._control.fleet.pools:
             if only and pool.name != only:
                 continue
             held = self._held(pool.name)
+            recent = {
+                each.id: self._traffic.endpoint(pool.name, each.id) for each in pool.endpoints
+            }
+            variants: dict[str, Sums] = {}
+            for endpoint in pool.endpoints:
+                variant = pool.variant_of(endpoint)
+                sums = recent[endpoint.id].sums
+                variants[variant] = added(variants.get(variant, NOTHING), sums)
             for endpoint in pool.endpoints:
                 state = states.get((pool.name, endpoint.id), UNKNOWN)
-                rates = self._traffic.endpoint(pool.name, endpoint.id)
+                rates, variant = recent[endpoint.id], pool.variant_of(endpoint)
                 yield admin_pb2.ReplicaStatus(
                     pool=pool.name,
                     endpoint=endpoint.id,
-                    variant=pool.variant_of(endpoint),
+                    variant=variant,
                     state=self._words(endpoint, state, loads, held),
                     usable=_usable(endpoint, state),
-                    conditions=[
-                        admin_pb2.ReplicaCondition(
-                            name=each.name,
-                            cause=each.cause,
-                            left_seconds=each.left_s,
-                            pickers=each.pickers,
-                        )
-                        for each in state.conditions
-                    ],
+                    conditions=[_condition(each) for each in state.conditions],
+                    notes=[_condition(each) for each in state.notes],
                     age_seconds=state.reading_age_s,
                     in_flight=None if loads is None else loads.get(endpoint.id, 0),
                     ramp_percent=state.ramp_percent,
                     pickers=state.pickers,
                     requests=rates.sums.requests,
                     errors=rates.failed,
+                    counted=counted,
+                    minute=_times(rates.sums),
+                    peers=_times(since(variants[variant], rates.sums)),
+                    hour=_times(self._traffic.hour(pool.name, endpoint.id)),
                 )
 
     def models(self, only: str) -> Iterator[admin_pb2.PlacedModel]:
@@ -401,6 +408,24 @@ def _variants(pool: PoolSpec, states: Mapping[Key, State]) -> list[VariantView]:
         VariantView(each.name, each.weight, sizes.get(each.name, 0), usable.get(each.name, 0))
         for each in pool.variants
     ]
+
+
+def _condition(each: Condition) -> admin_pb2.ReplicaCondition:
+    return admin_pb2.ReplicaCondition(
+        name=each.name,
+        cause=each.cause,
+        left_seconds=each.left_s,
+        pickers=each.pickers,
+        for_seconds=each.for_s,
+    )
+
+
+def _times(sums: Sums) -> admin_pb2.RequestTimes | None:
+    """Return the means of an endpoint's requests; ``None`` = there were none."""
+    mean = sums.duration_s
+    if mean is None:
+        return None
+    return admin_pb2.RequestTimes(requests=sums.timed, duration=mean, first_byte=sums.first_byte_s)
 
 
 def _usable(endpoint: EndpointSpec, state: State) -> bool:

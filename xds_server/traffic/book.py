@@ -1,4 +1,4 @@
-"""The traffic book: an hour of requests by variant, and a minute by endpoint. Pure.
+"""The traffic book: an hour of requests by variant and by endpoint. Pure.
 
 Rules:
 
@@ -6,7 +6,8 @@ Rules:
    that were refused before their pool was known. At most ``MAX_VARIANTS`` variants and
    ``MAX_ENDPOINTS`` endpoints have a series.
 2. A variant has slots of ``SHORT_S`` for a minute, and slots of ``LONG_S`` for an hour: at most
-   300 kB of histograms.
+   300 kB of histograms. An endpoint has slots of ``SHORT_S`` for a minute and of ``COARSE_S`` for
+   an hour, without histograms: at most 8 kB.
 3. What a report adds ended since the report before it. Where that is longer ago than ``LATE_S``, as
    after a lost stream, it counts in the hour only: in a short slot it would look like a burst.
 4. A rate is over ``WINDOW`` short slots, of which the last one has only begun; or since the book
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from tidegate_common.histogram import quantile
 from xds_server.traffic.lives import Counted, Key, Lives
 from xds_server.traffic.ring import Ring
-from xds_server.traffic.sums import NOTHING, Sums
+from xds_server.traffic.sums import NOTHING, Sums, since
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 SHORT_S: Final = 5.0
 LONG_S: Final = 60.0
 LONG_SLOTS: Final = 60
+COARSE_S: Final = 600.0
+COARSE_SLOTS: Final = 6
 LATE_S: Final = 15.0
 WINDOW: Final = 12
 """Short slots of a rate: a minute."""
@@ -89,7 +92,7 @@ class TrafficBook:
         self._began = clock()
         self._lives = Lives()
         self._variants: dict[Key, tuple[Ring, Ring]] = {}
-        self._endpoints: dict[Key, Ring] = {}
+        self._endpoints: dict[Key, tuple[Ring, Ring]] = {}
         self._known: tuple[Collection[Key], Collection[Key]] | None = None
 
     def fleet_changed(self) -> None:
@@ -122,8 +125,12 @@ class TrafficBook:
             if found is None:
                 if len(self._endpoints) >= MAX_ENDPOINTS:
                     continue
-                found = self._endpoints[key] = Ring(SHORT_S, WINDOW)
-            found.add(sums, now)
+                found = self._endpoints[key] = (
+                    Ring(SHORT_S, WINDOW),
+                    Ring(COARSE_S, COARSE_SLOTS),
+                )
+            for ring in found:
+                ring.add(sums, now)
 
     def variant(self, pool: str, variant: str) -> RecentTraffic:
         """Return the last minute of a variant; the empty one has the pool's refusals."""
@@ -132,7 +139,15 @@ class TrafficBook:
 
     def endpoint(self, pool: str, endpoint: str) -> RecentTraffic:
         """Return the last minute of an endpoint."""
-        return self._rates(self._endpoints.get((pool, endpoint)))
+        rings = self._endpoints.get((pool, endpoint))
+        return self._rates(None if rings is None else rings[0])
+
+    def hour(self, pool: str, endpoint: str) -> Sums:
+        """Return what is known of an endpoint in the hour before the last minute."""
+        rings, now = self._endpoints.get((pool, endpoint)), self._clock()
+        if rings is None:
+            return NOTHING
+        return since(rings[1].total(now, COARSE_SLOTS), rings[0].total(now, WINDOW))
 
     def history(self, pool: str = "") -> Iterator[tuple[Key, float, Sums]]:
         """Yield the minutes of the last hour: series, age of the minute's begin, counts.

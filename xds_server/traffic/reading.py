@@ -68,7 +68,14 @@ def read_traffic(message: report_pb2.Traffic) -> Counted:
     endpoints: dict[Key, Sums] = {}
     for one in message.endpoints:
         bad = {"error": _count(one.failed)} if one.failed else {}
-        endpoints[_text(one.pool), _text(one.id)] = Sums(_count(one.requests), bad)
+        endpoints[_text(one.pool), _text(one.id)] = Sums(
+            _count(one.requests),
+            bad,
+            timed=_count(one.timed),
+            timed_us=_count(one.timed_us),
+            begun=_count(one.begun),
+            begun_us=_count(one.begun_us),
+        )
     return Counted(message.life, age_s, variants, endpoints)
 
 

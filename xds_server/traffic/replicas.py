@@ -146,6 +146,8 @@ def _aged(reported: Reported, passed_s: float) -> State:
     conditions, age, ramp, notes = reported
     if conditions:
         conditions = tuple([_later(each, passed_s) for each in conditions])
+    if notes:
+        notes = tuple([_later(each, passed_s) for each in notes])
     return State(conditions, None if age is None else age + passed_s, ramp, 1, notes)
 
 
@@ -227,8 +229,10 @@ def span(seconds: float) -> str:
 
 
 def noted(note: Condition) -> str:
-    """Return a note in words: its name and its cause."""
+    """Return a note in words: its name, since when, and its cause."""
     name = note.name.replace("-", " ")
+    if note.for_s is not None:
+        name += f" for {span(note.for_s)}"
     return f"{name}: {note.cause}" if note.cause else name
 
 

@@ -28,6 +28,24 @@ class Sums(NamedTuple):
     duration: Mapping[int, int] = _NONE
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    timed: int = 0
+    """Requests of an endpoint that ended well."""
+    timed_us: int = 0
+    """Microseconds that these took in all."""
+    begun: int = 0
+    """Those of them whose first byte's time is known."""
+    begun_us: int = 0
+    """Microseconds to these first bytes in all."""
+
+    @property
+    def duration_s(self) -> float | None:
+        """Mean seconds of an endpoint's requests that ended well; ``None`` = there are none."""
+        return self.timed_us / self.timed / 1e6 if self.timed else None
+
+    @property
+    def first_byte_s(self) -> float | None:
+        """Mean seconds to their first bytes; ``None`` = none is known."""
+        return self.begun_us / self.begun / 1e6 if self.begun else None
 
 
 NOTHING: Final = Sums()
@@ -42,6 +60,10 @@ def added(one: Sums, other: Sums) -> Sums:
         _plus(one.duration, other.duration),
         one.prompt_tokens + other.prompt_tokens,
         one.cached_tokens + other.cached_tokens,
+        one.timed + other.timed,
+        one.timed_us + other.timed_us,
+        one.begun + other.begun,
+        one.begun_us + other.begun_us,
     )
 
 
@@ -54,6 +76,10 @@ def highest(one: Sums, other: Sums) -> Sums:
         _max(one.duration, other.duration),
         max(one.prompt_tokens, other.prompt_tokens),
         max(one.cached_tokens, other.cached_tokens),
+        max(one.timed, other.timed),
+        max(one.timed_us, other.timed_us),
+        max(one.begun, other.begun),
+        max(one.begun_us, other.begun_us),
     )
 
 
@@ -66,6 +92,10 @@ def since(later: Sums, before: Sums) -> Sums:
         _minus(later.duration, before.duration),
         later.prompt_tokens - before.prompt_tokens,
         later.cached_tokens - before.cached_tokens,
+        later.timed - before.timed,
+        later.timed_us - before.timed_us,
+        later.begun - before.begun,
+        later.begun_us - before.begun_us,
     )
 
 

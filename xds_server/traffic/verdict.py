@@ -25,6 +25,8 @@ SILENT_PICKER_S: Final = 8.0
 """A picker reports every 5 s; one whose last report is so old hangs, or cannot keep up."""
 MAX_SHARES: Final = 2
 """Most replicas that are named as those of a pool's failures."""
+MAX_NAMED: Final = 3
+"""Most further replicas that are named where several have the same note."""
 LATE_CLIENT_S: Final = 10.0
 """A client that has not acknowledged a change for so long is late."""
 MAX_REASONS: Final = 50
@@ -279,6 +281,37 @@ def _slow(seen: Situation) -> Iterator[str]:
             yield f"replica {each.endpoint} of pool {each.pool} is {each.words}"
 
 
+def _slower(seen: Situation) -> Iterator[str]:
+    for pool, first, others in _by_pool(seen, "slower"):
+        yield f"replica {first.endpoint} of pool {pool} is {first.words}{others}"
+
+
+def _queue(seen: Situation) -> Iterator[str]:
+    for pool, first, others in _by_pool(seen, "queue"):
+        yield f"pool {pool} has a {first.words} at {first.endpoint}{others}"
+
+
+def _tokens(seen: Situation) -> Iterator[str]:
+    for pool, first, others in _by_pool(seen, "tokens"):
+        yield f"replica {first.endpoint} of pool {pool} has other {first.words}{others}"
+
+
+def _by_pool(seen: Situation, kind: str) -> Iterator[tuple[str, NoteView, str]]:
+    """Yield each pool with such a note, its first one, and words for the other replicas'.
+
+    What is true of several replicas of a pool is one reason.
+    """
+    pools: dict[str, list[NoteView]] = {}
+    for each in seen.notes:
+        if each.kind == kind:
+            pools.setdefault(each.pool, []).append(each)
+    for pool, (first, *others) in pools.items():
+        names = ", ".join(each.endpoint for each in others[:MAX_NAMED])
+        more = len(others) - MAX_NAMED
+        also = f"; also {names}{f' and {more} more' if more > 0 else ''}" if others else ""
+        yield pool, first, also
+
+
 def _kv_events(seen: Situation) -> Iterator[str]:
     for each in seen.notes:
         if each.kind == "kv-events":
@@ -346,7 +379,10 @@ RULES: Final[Sequence[ReasonRule]] = (
     ReasonRule(Word.DEGRADED, "picker-missing", _missing_pickers),
     ReasonRule(Word.DEGRADED, "picker-silent", _silent_pickers),
     ReasonRule(Word.DEGRADED, "in-doubt", _doubtful),
+    ReasonRule(Word.DEGRADED, "queue", _queue),
     ReasonRule(Word.DEGRADED, "slow", _slow),
+    ReasonRule(Word.DEGRADED, "slower", _slower),
+    ReasonRule(Word.DEGRADED, "tokens", _tokens),
     ReasonRule(Word.DEGRADED, "kv-events", _kv_events),
     ReasonRule(Word.DEGRADED, "not-in-force", _file),
     ReasonRule(Word.DEGRADED, "store", _store),

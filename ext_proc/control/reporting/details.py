@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 PLACEMENT_S: Final = 1.0
 MAX_ROWS: Final = 65_536
 _MAX_MS: Final = 2**31
+_US: Final = 1e6
 _LIVES: Final = 2**64
 _Key = tuple[str, str]
 
@@ -162,5 +163,12 @@ def _histogram(counts: Mapping[int, int]) -> report_pb2.Histogram | None:
 
 def _endpoint(key: _Key, counts: EndpointCounts) -> report_pb2.EndpointTraffic:
     return report_pb2.EndpointTraffic(
-        pool=key[0], id=key[1], requests=counts.requests, failed=counts.failed
+        pool=key[0],
+        id=key[1],
+        requests=counts.requests,
+        failed=counts.failed,
+        timed=counts.timed,
+        timed_us=int(counts.timed_s * _US),
+        begun=counts.begun,
+        begun_us=int(counts.begun_s * _US),
     )

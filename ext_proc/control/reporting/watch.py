@@ -7,16 +7,18 @@ Rules:
 2. At most ``MAX_LINES`` replicas are logged in one look; one more line counts the others.
 3. Of the workers of a picker only the one that leads logs: all know the same conditions.
 4. A look costs time only for replicas with conditions; ``states`` passes over all of them.
-5. A *note* is what is wrong with a replica that does not keep requests from it: it is slow, or its
-   KV events do not tell its cache. Notes are reported; they are not logged and no conditions.
+5. A *note* is what is wrong with a replica that does not keep requests from it: it is slow, or
+   slower than before, its variant queues, its KV events do not tell its cache, or it has another
+   chat template or tokenizer. Notes are reported; they are not logged and no conditions.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 
+from ext_proc.control.reporting.queues import Queues
 from ext_proc.routing.health.conditions import EJECTED, SILENT
 from ext_proc.routing.health.ejection_record import Cause
 from ext_proc.routing.pipeline.ramp import factor
@@ -29,14 +31,28 @@ if TYPE_CHECKING:
     from ext_proc.routing.router import Router
     from ext_proc.routing.values.pool import EndpointKey
 
+    Place = tuple[str, EndpointKey]
+    """A pool, and a replica in it."""
+
 MAX_LINES: Final = 20
 MAX_AGE_MS: Final = 2**31
 SLOW: Final = "slow"
+SLOWER: Final = "slower"
+QUEUE: Final = "queue"
 KV_EVENTS: Final = "kv-events"
+TOKENS: Final = "tokens"
 HALF_OPEN: Final = "half-open"
 """Reported in place of ``ejected`` once the ejection is over and single requests are tried."""
 
 _log = structlog.stdlib.get_logger("ext_proc.replicas")
+
+
+class Note(NamedTuple):
+    """What is wrong with a replica that does not keep requests from it."""
+
+    cause: str
+    since: float
+    """When it was first seen, monotonic seconds."""
 
 
 class ReplicaWatch:
@@ -48,6 +64,8 @@ class ReplicaWatch:
         wall_clock: Unix seconds, for slow start.
         leads: Returns whether this worker logs.
         kv_notes: Returns the replicas whose KV events do not tell their caches, and why.
+        token_notes: Returns pool and replica where prompts have other tokens than the picker
+            computes, and how that shows.
     """
 
     def __init__(
@@ -57,27 +75,26 @@ class ReplicaWatch:
         wall_clock: Callable[[], float],
         leads: Callable[[], bool] = lambda: True,
         kv_notes: Callable[[], Iterable[tuple[EndpointKey, str]]] = tuple,
+        token_notes: Callable[[], Iterable[tuple[Place, str]]] = tuple,
     ) -> None:
         self._router = router
         self._clock = clock
         self._wall_clock = wall_clock
         self._leads = leads
         self._kv_notes = kv_notes
+        self._token_notes = token_notes
+        self._queues = Queues()
         self._known: dict[tuple[str, EndpointKey], tuple[str, ...]] = {}
         self._since: dict[tuple[str, EndpointKey, str], float] = {}
         """When each condition was first seen, monotonic seconds."""
-        self._noted: dict[tuple[str, EndpointKey], Slow] = {}
+        self._noted: dict[Place, dict[str, Note]] = {}
         self.changes = 0
         """Number of looks that found other conditions than the one before."""
 
     def look(self) -> None:
         """Compare the conditions with those of the last look."""
-        now, slowness = self._clock(), self._router.slowness
-        slowness.look(now)
-        noted = {(pool, key): slow for pool, key, slow in slowness.slow()}
-        if noted.keys() != self._noted.keys():
-            self.changes += 1
-        self._noted = noted
+        now = self._clock()
+        self._note(now)
         found = {place: tuple(names) for place, names in self._unwell()}
         before = self._known
         if found == before:
@@ -91,6 +108,43 @@ class ReplicaWatch:
         }
         if self._leads():
             self._tell(before, found)
+
+    def _note(self, now: float) -> None:
+        before, self._noted = self._noted, {}
+        for place, name, cause in self._notes(now):
+            known = before.get(place, {}).get(name)
+            note = Note(cause, now if known is None else known.since)
+            self._noted.setdefault(place, {})[name] = note
+        if {k: v.keys() for k, v in before.items()} != {
+            k: v.keys() for k, v in self._noted.items()
+        }:
+            self.changes += 1
+
+    def _notes(self, now: float) -> Iterator[tuple[Place, str, str]]:
+        """Yield pool and replica, the name of a note, and its cause."""
+        router, slowness = self._router, self._router.slowness
+        members = router.registry.members
+        slowness.look(now, members)
+        for pool, key, slow in slowness.slow():
+            yield (pool, key), SLOW, cause_of_slowness(slow, "its peers'")
+        for pool, key, slow in slowness.slower():
+            yield (pool, key), SLOWER, cause_of_slowness(slow, "those of the last 15 minutes")
+        self._queues.look(now, router.pools, members, {*router.conditions.unwell()})
+        for place, waiting in self._queues.found():
+            yield place, QUEUE, str(waiting)
+        guessed = dict(self._kv_notes())
+        for name, each in router.pools.items() if guessed else ():
+            for endpoint in each.endpoints:
+                if endpoint.key in guessed:
+                    yield (name, endpoint.key), KV_EVENTS, guessed[endpoint.key]
+        for place, cause in self._token_notes():
+            yield place, TOKENS, cause
+
+    def notes(self) -> Iterator[tuple[str, str, str]]:
+        """Yield pool, endpoint id and name of each note."""
+        for (pool, key), found in self._noted.items():
+            for name in found:
+                yield pool, key.id, name
 
     def _unwell(self) -> Iterator[tuple[tuple[str, EndpointKey], list[str]]]:
         router = self._router
@@ -139,7 +193,6 @@ class ReplicaWatch:
         """Yield the state of each replica in each pool."""
         router, now, unix_now = self._router, self._clock(), self._wall_clock()
         unwell = {*router.conditions.unwell()}
-        guessed = dict(self._kv_notes())
         members = router.registry.members
         for name, pool in router.pools.items():
             for endpoint in pool.endpoints:
@@ -147,11 +200,10 @@ class ReplicaWatch:
                 state = report_pb2.ReplicaState(pool=name, id=key.id)
                 if replica.silent or (name, key) in unwell:
                     state.conditions.extend(self._conditions(name, key, silent=replica.silent))
-                slow = self._noted.get((name, key))
-                if slow is not None:
-                    state.notes.add(name=SLOW, cause=cause_of_slowness(slow))
-                if key in guessed:
-                    state.notes.add(name=KV_EVENTS, cause=guessed[key])
+                for noted, note in self._noted.get((name, key), {}).items():
+                    state.notes.add(
+                        name=noted, cause=note.cause, for_seconds=max(now - note.since, 0.0)
+                    )
                 if replica.readings:
                     age = now - min(each.at for each in replica.readings)
                     state.reading_age_ms = int(min(max(age, 0.0) * 1000.0, MAX_AGE_MS))
@@ -213,11 +265,10 @@ def cause_of(cause: str, row: object, share: object) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}".strip()
 
 
-def cause_of_slowness(slow: Slow) -> str:
+def cause_of_slowness(slow: Slow, than: str) -> str:
     """Return in words how slow a replica is."""
     return (
-        f"its requests take {slow.factor:.1f} times as long as its peers'"
-        f" (the latest {slow.requests})"
+        f"its requests take {slow.factor:.1f} times as long as {than} (the latest {slow.requests})"
     )
 
 

@@ -47,6 +47,7 @@ class Replica:
         "prefilled",
         "readings",
         "restarted_unix_s",
+        "sent",
         "served",
         "silent",
     )
@@ -64,6 +65,8 @@ class Replica:
         """The virtual clock: when the prefill that we sent will be done, monotonic seconds."""
         self.prefilled = 0.0
         """Tokens that we and the other workers sent it to compute, as ``prompted`` counts them."""
+        self.sent = 0.0
+        """Work that this worker has sent it, as tickets count it."""
         self.latency_models: dict[str, LatencyModel] = {}
         """Its latency model in each pool."""
         self.served: dict[str, Served] = {}

@@ -240,6 +240,7 @@ class Request(Plain):
         block_tokens: Tokens per block; ``None`` = estimated from the pool's ``block_chars``.
         tokens: Tokens of the whole prompt; ``None`` = estimated from its length.
         bytes_per_token: Bytes of the prompt for each token, where they are not counted.
+        chat: ``tokens`` are exactly those of a chat, so its engine must count as many.
         subset: ``ip:port`` or bare ``ip`` entries that limit the choice; ``None`` = no limit.
         headers: Request headers by lower-case name, read for the header pins of variants.
         body: The whole body as sent; ``None`` = not read, or not to its end.
@@ -255,6 +256,7 @@ class Request(Plain):
         "body",
         "bytes_per_token",
         "care",
+        "chat",
         "client",
         "features",
         "headers",
@@ -282,7 +284,9 @@ class Request(Plain):
         care: Care | None = None,
         client: str | None = None,
         bytes_per_token: float = BYTES_PER_TOKEN,
+        chat: bool = False,
     ) -> None:
+        self.chat = chat
         self.pool = pool
         self.variant = variant
         self.protocol = protocol

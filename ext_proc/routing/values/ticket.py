@@ -60,3 +60,5 @@ class Ticket(NamedTuple):
     kind: str | None = None
     """Model of the requests whose duration is compared with this one's; ``None`` = with none, as of
     streams that their clients keep open and of requests that moved."""
+    most: int = 0
+    """Most tokens of an answer that it asks for; 0 = it sets no bound, or is not known to."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from tidegate.cli.views import counted
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -38,9 +40,9 @@ class VariantRow(NamedTuple):
     weight: int
     replicas: int
     usable: int
-    rate: float
-    """Requests per second."""
-    errors: int
+    rate: float | None
+    """Requests per second; ``None`` = unknown, as no picker reports."""
+    errors: int | None
     first_byte_p50: float | None
     p50: float | None
     p99: float | None
@@ -57,11 +59,17 @@ class ReplicaRow(NamedTuple):
     variant: str
     state: str
     usable: bool
-    rate: float
-    errors: int
+    rate: float | None
+    errors: int | None
     in_flight: int | None
     age_s: float | None
     """Age of its readings; ``None`` = there are none."""
+    mean_s: float | None = None
+    """Mean duration of its requests that ended well; ``None`` = there were none, or unknown."""
+    peers_s: float | None = None
+    """The same of the other replicas of its variant."""
+    hour_s: float | None = None
+    """The same of its own in the hour before."""
 
 
 class Glance(NamedTuple):
@@ -97,7 +105,7 @@ def glance(status: GetStatusResponse, replicas: Iterable[ReplicaStatus], pool: s
         len(status.clients),
         sum(sum(each.refused.values()) for each in pools),
         [
-            _variant(each, one, loads.get((each.pool, one.variant)))
+            _variant(each, one, loads.get((each.pool, one.variant)), known=counted(status))
             for each in pools
             for one in each.variants
         ],
@@ -105,8 +113,10 @@ def glance(status: GetStatusResponse, replicas: Iterable[ReplicaStatus], pool: s
     )
 
 
-def _variant(pool: PoolStatus, one: VariantStatus, in_flight: int | None) -> VariantRow:
-    def known(name: str) -> float | None:
+def _variant(
+    pool: PoolStatus, one: VariantStatus, in_flight: int | None, *, known: bool
+) -> VariantRow:
+    def value(name: str) -> float | None:
         return getattr(one, name) if one.HasField(name) else None  # type: ignore[arg-type]  # the stubs want literals
 
     return VariantRow(
@@ -115,11 +125,11 @@ def _variant(pool: PoolStatus, one: VariantStatus, in_flight: int | None) -> Var
         one.weight,
         one.replicas,
         one.usable,
-        one.requests / max(one.seconds, LEAST_S),
-        one.errors,
-        known("first_byte_p50"),
-        known("duration_p50"),
-        known("duration_p99"),
+        one.requests / max(one.seconds, LEAST_S) if known else None,
+        one.errors if known else None,
+        value("first_byte_p50"),
+        value("duration_p50"),
+        value("duration_p99"),
         in_flight,
     )
 
@@ -131,10 +141,13 @@ def _replica(one: ReplicaStatus, seconds: float) -> ReplicaRow:
         one.variant,
         one.state,
         one.usable,
-        one.requests / max(seconds, LEAST_S),
-        one.errors,
+        one.requests / max(seconds, LEAST_S) if one.counted else None,
+        one.errors if one.counted else None,
         one.in_flight if one.HasField("in_flight") else None,
         one.age_seconds if one.HasField("age_seconds") else None,
+        one.minute.duration if one.HasField("minute") else None,
+        one.peers.duration if one.HasField("peers") else None,
+        one.hour.duration if one.HasField("hour") else None,
     )
 
 
@@ -153,13 +166,14 @@ def sorted_variants(found: Sequence[VariantRow], by: Sort, *, reverse: bool) -> 
 
 
 def sorted_replicas(found: Sequence[ReplicaRow], by: Sort, *, reverse: bool) -> list[ReplicaRow]:
-    """Return the replicas likewise; a replica has no quantiles, so ``p99`` sorts by name."""
-    if by in {Sort.NAME, Sort.P99, Sort.STATE}:
+    """Return the replicas likewise; ``p99`` sorts them by their means."""
+    if by in {Sort.NAME, Sort.STATE}:
         key: Any = (lambda e: (e.usable, e.state, e.endpoint)) if by is Sort.STATE else _endpoint
         return sorted(found, key=key, reverse=reverse)
     values = {
         Sort.REQUESTS: lambda e: e.rate,
         Sort.ERRORS: lambda e: e.errors,
+        Sort.P99: lambda e: e.mean_s,
         Sort.IN_FLIGHT: lambda e: e.in_flight,
     }
     return _most(sorted(found, key=_endpoint), values[by], reverse=reverse)

@@ -68,6 +68,8 @@ def get(
                 views.endpoints(fleet, pickers=pickers), replica_states(stub, READ_TIMEOUT_S)
             )
             shown = [_endpoints_table(rows)]
+            if any(row["minute"] for row in rows):
+                shown = [*shown, _times_table(rows)]
         elif what is What.FLEET:
             _print_fleet(stub.GetFleet(api.GetFleetRequest(), timeout=READ_TIMEOUT_S), flags)
             return
@@ -191,6 +193,32 @@ def _endpoints_table(rows: list[dict[str, Any]]) -> Table:
             for row in rows
         ],
     )
+
+
+def _times_table(rows: list[dict[str, Any]]) -> Table:
+    """Return the requests of the last minute, and how long they took on average."""
+    from tidegate.terminal.output import table
+
+    titles = ("endpoint", "#requests", "#errors", "#first byte", "#mean", "#peers", "#hour")
+    return table(
+        titles,
+        [
+            (
+                row["endpoint"],
+                row["requests"],
+                row["errors"],
+                _mean(row["minute"], "first_byte_seconds"),
+                *(_mean(row[each]) for each in ("minute", "peers", "hour")),
+            )
+            for row in rows
+        ],
+    )
+
+
+def _mean(times: dict[str, Any] | None, what: str = "duration_seconds") -> str | None:
+    from tidegate.cli.views import seconds
+
+    return None if times is None else seconds(times[what])
 
 
 def _age(seconds: float | None) -> str | None:

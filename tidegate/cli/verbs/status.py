@@ -118,7 +118,7 @@ def _pools_table(rows: list[dict[str, Any]]) -> Table:
                 row["pool"] if first else " ",
                 each["variant"],
                 f"{each['usable']} of {each['replicas']} usable",
-                f"{each['requests_per_second']:.1f}",
+                _rate(each["requests_per_second"]),
                 each["errors"],
                 seconds(each["first_byte_p50"]),
                 seconds(each["duration_p50"]),
@@ -130,6 +130,10 @@ def _pools_table(rows: list[dict[str, Any]]) -> Table:
             )
         ],
     )
+
+
+def _rate(per_second: float | None) -> str | None:
+    return None if per_second is None else f"{per_second:.1f}"
 
 
 def _sick_table(rows: list[dict[str, Any]]) -> Table:

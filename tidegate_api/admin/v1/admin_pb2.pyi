@@ -1143,6 +1143,11 @@ class ReplicaStatus(_message.Message):
     PICKERS_FIELD_NUMBER: _builtins.int
     REQUESTS_FIELD_NUMBER: _builtins.int
     ERRORS_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
+    MINUTE_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
+    HOUR_FIELD_NUMBER: _builtins.int
+    COUNTED_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     endpoint: _builtins.str
     variant: _builtins.str
@@ -1159,10 +1164,28 @@ class ReplicaStatus(_message.Message):
     pickers: _builtins.int
     """Number of pickers that report on it; 0 = nothing is known."""
     requests: _builtins.int
-    """Requests that ended in the last minute, and those that failed by a fault of the service."""
+    """Requests that ended in the last minute, and those that failed by a fault of the service.
+    0 where `counted` is not set.
+    """
     errors: _builtins.int
+    counted: _builtins.bool
+    """Whether any picker reports requests, so that 0 requests are none."""
     @_builtins.property
     def conditions(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaCondition]: ...
+    @_builtins.property
+    def notes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaCondition]:
+        """What is wrong with it that does not keep requests from it, for example "slow"."""
+
+    @_builtins.property
+    def minute(self) -> Global___RequestTimes:
+        """Its requests of the last minute, those of the other replicas of its variant together, and its
+        own of the hour before that minute. Unset = there were none, or they are not known.
+        """
+
+    @_builtins.property
+    def peers(self) -> Global___RequestTimes: ...
+    @_builtins.property
+    def hour(self) -> Global___RequestTimes: ...
     def __init__(
         self,
         *,
@@ -1178,10 +1201,15 @@ class ReplicaStatus(_message.Message):
         pickers: _builtins.int = ...,
         requests: _builtins.int = ...,
         errors: _builtins.int = ...,
+        notes: _abc.Iterable[Global___ReplicaCondition] | None = ...,
+        minute: Global___RequestTimes | None = ...,
+        peers: Global___RequestTimes | None = ...,
+        hour: Global___RequestTimes | None = ...,
+        counted: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_age_seconds", b"_age_seconds", "_in_flight", b"_in_flight", "_ramp_percent", b"_ramp_percent", "age_seconds", b"age_seconds", "in_flight", b"in_flight", "ramp_percent", b"ramp_percent"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_age_seconds", b"_age_seconds", "_in_flight", b"_in_flight", "_ramp_percent", b"_ramp_percent", "age_seconds", b"age_seconds", "hour", b"hour", "in_flight", b"in_flight", "minute", b"minute", "peers", b"peers", "ramp_percent", b"ramp_percent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_age_seconds", b"_age_seconds", "_in_flight", b"_in_flight", "_ramp_percent", b"_ramp_percent", "age_seconds", b"age_seconds", "conditions", b"conditions", "endpoint", b"endpoint", "errors", b"errors", "in_flight", b"in_flight", "pickers", b"pickers", "pool", b"pool", "ramp_percent", b"ramp_percent", "requests", b"requests", "state", b"state", "usable", b"usable", "variant", b"variant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_age_seconds", b"_age_seconds", "_in_flight", b"_in_flight", "_ramp_percent", b"_ramp_percent", "age_seconds", b"age_seconds", "conditions", b"conditions", "counted", b"counted", "endpoint", b"endpoint", "errors", b"errors", "hour", b"hour", "in_flight", b"in_flight", "minute", b"minute", "notes", b"notes", "peers", b"peers", "pickers", b"pickers", "pool", b"pool", "ramp_percent", b"ramp_percent", "requests", b"requests", "state", b"state", "usable", b"usable", "variant", b"variant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__age_seconds: _TypeAlias = _typing.Literal["age_seconds"]  # noqa: Y015
     _WhichOneofArgType__age_seconds: _TypeAlias = _typing.Literal["_age_seconds", b"_age_seconds"]  # noqa: Y015
@@ -1199,6 +1227,37 @@ class ReplicaStatus(_message.Message):
 Global___ReplicaStatus: _TypeAlias = ReplicaStatus  # noqa: Y015
 
 @_typing.final
+class RequestTimes(_message.Message):
+    """RequestTimes are means of requests that ended well."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    DURATION_FIELD_NUMBER: _builtins.int
+    FIRST_BYTE_FIELD_NUMBER: _builtins.int
+    requests: _builtins.int
+    duration: _builtins.float
+    """Seconds from a request's start to its end."""
+    first_byte: _builtins.float
+    """Seconds from a request's start to the first byte of its answer; unset = not known."""
+    def __init__(
+        self,
+        *,
+        requests: _builtins.int = ...,
+        duration: _builtins.float = ...,
+        first_byte: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_first_byte", b"_first_byte", "first_byte", b"first_byte"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_byte", b"_first_byte", "duration", b"duration", "first_byte", b"first_byte", "requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__first_byte: _TypeAlias = _typing.Literal["first_byte"]  # noqa: Y015
+    _WhichOneofArgType__first_byte: _TypeAlias = _typing.Literal["_first_byte", b"_first_byte"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__first_byte) -> _WhichOneofReturnType__first_byte | None: ...
+
+Global___RequestTimes: _TypeAlias = RequestTimes  # noqa: Y015
+
+@_typing.final
 class ReplicaCondition(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1206,12 +1265,15 @@ class ReplicaCondition(_message.Message):
     CAUSE_FIELD_NUMBER: _builtins.int
     LEFT_SECONDS_FIELD_NUMBER: _builtins.int
     PICKERS_FIELD_NUMBER: _builtins.int
+    FOR_SECONDS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     cause: _builtins.str
     left_seconds: _builtins.float
     """Seconds until it ends by itself; unset = it does not."""
     pickers: _builtins.int
     """Number of pickers that report it."""
+    for_seconds: _builtins.float
+    """Seconds since it was first seen; unset = not known."""
     def __init__(
         self,
         *,
@@ -1219,13 +1281,19 @@ class ReplicaCondition(_message.Message):
         cause: _builtins.str = ...,
         left_seconds: _builtins.float | None = ...,
         pickers: _builtins.int = ...,
+        for_seconds: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_left_seconds", b"_left_seconds", "left_seconds", b"left_seconds"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_for_seconds", b"_for_seconds", "_left_seconds", b"_left_seconds", "for_seconds", b"for_seconds", "left_seconds", b"left_seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_left_seconds", b"_left_seconds", "cause", b"cause", "left_seconds", b"left_seconds", "name", b"name", "pickers", b"pickers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_for_seconds", b"_for_seconds", "_left_seconds", b"_left_seconds", "cause", b"cause", "for_seconds", b"for_seconds", "left_seconds", b"left_seconds", "name", b"name", "pickers", b"pickers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__for_seconds: _TypeAlias = _typing.Literal["for_seconds"]  # noqa: Y015
+    _WhichOneofArgType__for_seconds: _TypeAlias = _typing.Literal["_for_seconds", b"_for_seconds"]  # noqa: Y015
     _WhichOneofReturnType__left_seconds: _TypeAlias = _typing.Literal["left_seconds"]  # noqa: Y015
     _WhichOneofArgType__left_seconds: _TypeAlias = _typing.Literal["_left_seconds", b"_left_seconds"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__for_seconds) -> _WhichOneofReturnType__for_seconds | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__left_seconds) -> _WhichOneofReturnType__left_seconds | None: ...
 
 Global___ReplicaCondition: _TypeAlias = ReplicaCondition  # noqa: Y015

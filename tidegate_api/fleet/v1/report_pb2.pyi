@@ -320,11 +320,23 @@ class EndpointTraffic(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     REQUESTS_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
+    TIMED_FIELD_NUMBER: _builtins.int
+    TIMED_US_FIELD_NUMBER: _builtins.int
+    BEGUN_FIELD_NUMBER: _builtins.int
+    BEGUN_US_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     id: _builtins.str
     requests: _builtins.int
     failed: _builtins.int
     """Requests that failed, other than by their caller."""
+    timed: _builtins.int
+    """Requests that ended well, and the microseconds that they took in all, from their starts at the
+    proxy to their ends.
+    """
+    timed_us: _builtins.int
+    begun: _builtins.int
+    """Those of them whose first byte's time is known, and the microseconds to it in all."""
+    begun_us: _builtins.int
     def __init__(
         self,
         *,
@@ -332,10 +344,14 @@ class EndpointTraffic(_message.Message):
         id: _builtins.str = ...,
         requests: _builtins.int = ...,
         failed: _builtins.int = ...,
+        timed: _builtins.int = ...,
+        timed_us: _builtins.int = ...,
+        begun: _builtins.int = ...,
+        begun_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "id", b"id", "pool", b"pool", "requests", b"requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "begun_us", b"begun_us", "failed", b"failed", "id", b"id", "pool", b"pool", "requests", b"requests", "timed", b"timed", "timed_us", b"timed_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import aiohttp
@@ -13,8 +14,10 @@ from structlog.testing import capture_logs
 
 from ext_proc.control import chat_files
 from ext_proc.control.chat_files import (
+    LEAST,
     MAX_TEMPLATES,
     PROBE,
+    TEXT,
     ChatFiles,
     ChatTemplateError,
     load,
@@ -66,8 +69,12 @@ async def engine():
     found = SimpleNamespace(asked=[], answer={"tokens": []}, status=200)
 
     async def tokenize(request):
-        found.asked.append(await request.json())
-        body = found.answer if isinstance(found.answer, str) else json.dumps(found.answer)
+        asked = await request.json()
+        found.asked.append(asked)
+        given = found.answer
+        if callable(given):
+            given = given(asked)
+        body = given if isinstance(given, str) else json.dumps(given)
         return web.Response(text=body, status=found.status)
 
     app = web.Application()
@@ -216,6 +223,86 @@ async def test_a_clients_chat_is_asked_about(read, engine):
     }
     assert [each["event"] for each in logs] == ["chat_template_differs"]
     assert files.state()["llm"]["template"] == "differs"
+
+
+async def asked(files, times=1):
+    """Let a pool's engines be asked about a client's chat."""
+    async with aiohttp.ClientSession() as session:
+        for _ in range(times):
+            files.ready["llm"].want_sample()
+            files.ready["llm"].blocks(Features(Form.OPENAI, chat=MESSAGES), 4, 0)
+            await files.check(session, "llm", due=False)
+
+
+async def test_a_replica_with_another_template_is_named(read, monkeypatch):
+    """Its peer has the pool's; the pool's chats stay exact."""
+    files = ChatFiles({"/k.json": Letters()})
+    one = pool(template=read, address="v1")
+    two = Endpoint(EndpointKey("v2", 1), "stable", "v2", None)
+    await loaded(files, replace(one, endpoints=(*one.endpoints, two)))
+    more = "!"
+
+    async def ask(session, pool, address, members):  # noqa: ARG001 - an interface
+        text = "<s>" + "".join(each["content"] for each in members["messages"])
+        return ids(text + (more if address == "v2" else ""))
+
+    monkeypatch.setattr(files, "_ask", ask)
+    probe = 3 + sum(len(each["content"]) for each in PROBE["messages"])
+    await asked(files)
+    assert [(place[0], place[1].id, why) for place, why in files.notes()] == [
+        ("llm", "v2", f"it makes {probe + 1} tokens of a test text, the picker {probe}")
+    ]
+    more = ""
+    await asked(files)
+    assert not list(files.notes())
+
+
+async def test_unusual_chats_are_no_other_template(read, engine):
+    """The engine agrees about a usual one. If half of the latest differ, it is named."""
+    files = ChatFiles({"/k.json": Letters()})
+    await loaded(files, pool(template=read, address=engine.address))
+    probe = "<s>" + "".join(each["content"] for each in PROBE["messages"])
+    tide = {"tokens": ids("other")}
+    engine.answer = lambda body: (
+        tide if body["messages"][0]["content"] == "tide" else {"tokens": ids(probe)}
+    )
+    await asked(files, LEAST - 1)
+    assert not list(files.notes())
+    await asked(files)
+    assert [why for _, why in files.notes()] == ["it has other tokens of 3 of its latest 3 chats"]
+
+
+async def test_an_engine_that_counts_other_tokens_is_named(read):
+    """Without /tokenize: its answers tell how many tokens a prompt has."""
+    files = ChatFiles({"/k.json": Letters()})
+    await loaded(files, pool(template=read, address="127.0.0.1:1"))
+    key = EndpointKey("v1", 1)
+    for counted in (9, 9, 9, 12, 13, 9, 14):
+        files.counted("llm", key, 9, counted)
+    assert not list(files.notes())
+    files.counted("llm", key, 9, 99)
+    files.counted("none", key, 9, 99)
+    assert [why for _, why in files.notes()] == ["it has other tokens of 4 of its latest 8 chats"]
+    assert files.checks == {("llm", True): 4, ("llm", False): 4}
+    assert files.ready["llm"].trusted is False
+    files.set_pools({})
+    assert not list(files.notes())
+
+
+async def test_another_tokenizer_is_named(engine):
+    """Of a pool without a template; its prompts are texts."""
+    files = ChatFiles({"/k.json": Letters()})
+    files.set_pools(by_name(pool(template="", address=engine.address)))
+    engine.answer = {"tokens": ids(TEXT)}
+    async with aiohttp.ClientSession() as session:
+        await files.check_text(session, "llm")
+        assert not list(files.notes())
+        engine.answer = {"tokens": ids(TEXT.upper())}
+        await files.check_text(session, "llm")
+        await files.check_text(session, "unknown")
+    assert engine.asked == [{"prompt": TEXT}] * 2
+    ((place, why),) = files.notes()
+    assert (place[1].id, why) == ("v1", f"its {len(TEXT)} tokens of a test text are others")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from ext_proc.observability import replica_metrics
-from ext_proc.observability.replica_metrics import ReplicaMetrics, ScaleMetrics
+from ext_proc.observability.replica_metrics import ReplicaMetrics, ScaleMetrics, ToldMetrics
+from ext_proc.observability.traffic import EndpointCounts
 from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.request import Features, Form, Request
@@ -36,6 +37,24 @@ def test_what_is_believed_of_a_replica():
     assert sample(AGE, {"endpoint": "r2"}) is None
     assert round(sample(FIRST, {"endpoint": "r1", "pool": "llm"}), 6) == 0.25
     assert sample(FIRST, {"endpoint": "r2", "pool": "llm"}) is None
+
+
+def test_requests_and_notes_of_replicas():
+    """Times of requests that ended well only; a replica without any has no such sample."""
+    registry, counts = CollectorRegistry(), {("llm", "r1"): EndpointCounts()}
+    counts["llm", "r2"] = EndpointCounts()
+    each = counts["llm", "r1"]
+    each.requests, each.failed, each.timed, each.timed_s = 5, 1, 3, 1.5
+    ToldMetrics(registry, lambda: [("llm", "r1", "slow")], counts, {("llm", False): 7})
+    sample, name = registry.get_sample_value, "tidegate_picker_replica_"
+    labels = {"pool": "llm", "endpoint": "r1"}
+    assert sample(f"{name}note", {**labels, "note": "slow"}) == 1
+    assert sample(f"{name}requests_total", labels) == 5
+    assert sample(f"{name}failed_requests_total", labels) == 1
+    assert sample(f"{name}request_seconds_count", labels) == 3
+    assert sample(f"{name}request_seconds_sum", labels) == 1.5
+    assert sample(f"{name}request_seconds_sum", {**labels, "endpoint": "r2"}) is None
+    assert sample("tidegate_picker_token_checks_total", {"pool": "llm", "result": "differed"}) == 7
 
 
 def test_series_are_bounded(monkeypatch):

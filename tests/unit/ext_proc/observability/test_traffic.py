@@ -31,6 +31,7 @@ def test_a_request_counts_for_its_variant_and_its_endpoint() -> None:
     assert stable.duration == {bucket_of(2.0): 1, bucket_of(0.2): 2}
     endpoint = made.endpoints["llm", "r1"]
     assert (endpoint.requests, endpoint.failed) == (3, 1)
+    assert (endpoint.timed, endpoint.timed_s, endpoint.begun, endpoint.begun_s) == (1, 2.0, 1, 0.1)
 
 
 def test_the_variant_is_that_of_the_replica_that_served() -> None:

@@ -54,7 +54,7 @@ def answered(chats, *verdicts):
 def test_a_chat_has_the_blocks_of_its_tokens(chats):
     """Its model, adapter and salt separate it as they do ids."""
     found = chats.blocks(chat("abcd", "efghi"), 4, 3)
-    assert found == Blocks(blocks_of("abcdefgh"), 4.0, 9)
+    assert found == Blocks(blocks_of("abcdefgh"), 4.0, 9, chat=True)
 
 
 def test_before_media_the_tokens_are_known(chats):
@@ -82,7 +82,7 @@ def test_truncated_chats_have_the_blocks_of_what_is_kept(chats, truncation, kept
     """An engine caches nothing else."""
     features = chat("abcdefghi")
     features.truncation = truncation
-    assert chats.blocks(features, 4, 3) == Blocks(blocks_of(kept), 4.0, len(kept))
+    assert chats.blocks(features, 4, 3) == Blocks(blocks_of(kept), 4.0, len(kept), chat=True)
 
 
 @pytest.mark.parametrize("features", [chat("fail"), chat("a", continue_final_message=True)])

@@ -298,6 +298,62 @@ async def test_a_slow_replica_is_named(whole: Whole) -> None:
     assert (row.state, row.usable) == ("slow: 10.1 times", True)
 
 
+async def test_what_many_replicas_have_is_one_reason(whole: Whole) -> None:
+    """A pool that became slower, or queues, is one fact."""
+    states = pb.ReplicaStates()
+    for name in ("r1", "r2"):
+        notes = states.replicas.add(pool="llm", id=name).notes
+        notes.add(name="queue", cause="40 requests wait", for_seconds=6.0)
+        notes.add(name="slower", cause="5.0 times", for_seconds=6.0)
+        notes.add(name="tokens", cause="it makes 9 tokens", for_seconds=6.0)
+    whole.take(pb.PickerReport(picker_id="p1", replicas=states))
+    whole.now += 2.0
+    assert list(whole.status().reasons) == [
+        "pool llm has a queue for 8 s: 40 requests wait at r1; also r2",
+        "replica r1 of pool llm is slower for 8 s: 5.0 times; also r2",
+        "replica r1 of pool llm has other tokens for 8 s: it makes 9 tokens; also r2",
+    ]
+    (_, note, _) = whole.replicas()["r1"].notes
+    assert (note.name, note.cause, note.for_seconds) == ("slower", "5.0 times", 8.0)
+
+
+async def test_a_replica_is_shown_beside_its_peers_and_its_past(whole: Whole) -> None:
+    """Means of the last minute, and of the hour before; what is not known is not 0."""
+    assert not whole.replicas()["r1"].counted
+
+    def report(factor: int, *names: str) -> None:
+        traffic = pb.Traffic(life=1)
+        for name in names:
+            traffic.endpoints.add(
+                pool="llm",
+                id=name,
+                requests=9 * factor,
+                timed=8 * factor,
+                timed_us=800_000 * factor,
+                begun=4 * factor,
+                begun_us=100_000 * factor,
+            )
+        whole.take(pb.PickerReport(picker_id="p1", traffic=traffic, replicas=pb.ReplicaStates()))
+
+    report(1, "r1")
+    whole.now += 10.0
+    report(2, "r1", "r2")
+    for _ in range(6):
+        whole.now += 10.0
+        report(2, "r1")
+    report(3, "r1")
+    rows = whole.replicas()
+    assert (rows["r1"].counted, rows["r2"].counted) == (True, True)
+    assert (rows["r1"].minute.requests, rows["r1"].minute.duration) == (8, 0.1)
+    assert rows["r1"].minute.first_byte == 0.025
+    assert rows["r1"].hour.requests == 16
+    assert not rows["r1"].HasField("peers")
+    assert not rows["r2"].HasField("minute")
+    assert rows["r2"].peers.requests == 8
+    whole.now += 20.0  # the picker has fallen silent
+    assert not whole.replicas()["r1"].counted
+
+
 async def test_a_condition_tells_since_when(whole: Whole) -> None:
     """The report is as old as it is."""
     states = pb.ReplicaStates()

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ext_proc.routing.health.slowness import FACTOR, MAX_KINDS, Slowness
+from ext_proc.routing.health.slowness import FACTOR, MAX_KINDS, PAST_HALF_S, Slowness
+from ext_proc.routing.state.ledger import Load
+from ext_proc.routing.state.replica import Replica
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
 from ext_proc.routing.values.ticket import Ticket
 from support.tries import tries
@@ -29,9 +31,13 @@ def slowness(*variants: str) -> Slowness:
     return made
 
 
+MEMBERS: Final = {key: Replica(key, Load()) for key in KEYS}
+
+
 def ended(subject: Slowness, replica: int, took_s: float, now: float, kind="m", work=1.0) -> None:
     """Let a request end."""
     ticket = Ticket(1, KEYS[replica], "llm", work, now - took_s, kind=kind)
+    MEMBERS[KEYS[replica]].sent += work
     subject.took(ticket, now)
 
 
@@ -44,7 +50,7 @@ def run(
         for _ in range(int(per_s)):
             replica = rng.randrange(len(times))
             ended(subject, replica, times[replica] * rng.lognormvariate(0.0, 0.8), float(second))
-        subject.look(float(second))
+        subject.look(float(second), MEMBERS)
         if any(subject.slow()):
             return float(second)
     return None
@@ -78,7 +84,7 @@ def test_other_requests_are_not_compared() -> None:
             ended(subject, 0, 0.1, float(second))
             ended(subject, 1, 5.0, float(second), work=4096.0)
             ended(subject, 1, 5.0, float(second), kind="other")
-        subject.look(float(second))
+        subject.look(float(second), MEMBERS)
     assert not list(subject.slow())
 
 
@@ -88,8 +94,84 @@ def test_a_replica_that_recovers_is_slow_no_more() -> None:
     began = run(subject, (0.1, 1.0), 10, 60)
     assert began is not None
     for second in range(int(began), int(began) + 200):
-        subject.look(float(second))
+        subject.look(float(second), MEMBERS)
     assert not list(subject.slow())
+
+
+def served(
+    subject: Slowness, began: int, for_s: int, per_s: int, *times: float, seed: int = 1
+) -> int | None:
+    """Send requests at random; return when a replica was first said to be slower than before."""
+    rng = random.Random(seed)
+    for second in range(began, began + for_s):
+        for _ in range(per_s):
+            replica = rng.randrange(len(times))
+            took = times[replica] * rng.lognormvariate(0.0, 0.8)
+            ended(subject, replica, took, float(second), work=float(2 ** rng.randrange(8)))
+        subject.look(float(second), MEMBERS)
+        if any(subject.slower()):
+            return second
+    return None
+
+
+def test_a_pool_that_becomes_five_times_slower_is_named_within_a_minute() -> None:
+    """All of its replicas at once, so none is slow against its peers; and not for ever."""
+    subject = slowness("stable", "stable", "stable")
+    assert served(subject, 0, 600, 9, 0.1, 0.1, 0.12) is None
+    began = served(subject, 600, 60, 9, 0.5, 0.5, 0.6)
+    assert began is not None
+    assert began >= 600
+    (first, *_) = (slow for _, _, slow in subject.slower())
+    assert first.factor > FACTOR
+    assert not list(subject.slow())
+    served(subject, began + 1, int(2 * PAST_HALF_S), 9, 0.5, 0.5, 0.6)
+    later = began + 2 + int(2 * PAST_HALF_S)
+    assert served(subject, later, 60, 9, 0.5, 0.5, 0.6) is None
+
+
+def test_the_only_replica_of_a_variant_is_compared_with_its_past() -> None:
+    """It has no peers; the slower canary beside it says nothing."""
+    subject = slowness("stable", "canary")
+    assert served(subject, 0, 300, 6, 0.1, 0.8) is None
+    assert served(subject, 300, 60, 6, 0.5, 0.8) is not None
+    assert {key.id for _, key, _ in subject.slower()} == {"r0"}
+
+
+def test_a_replica_that_is_slow_against_its_peers_is_not_said_to_be_slower_too() -> None:
+    """One reason for one fact."""
+    subject = slowness("stable", "stable", "stable")
+    served(subject, 0, 300, 9, 0.1, 0.1, 0.1)
+    for second in range(300, 360):
+        served(subject, second, 1, 9, 0.1, 0.1, 1.0, seed=second)
+    assert [key.id for _, key, _ in subject.slow()] == ["r2"]
+    assert not list(subject.slower())
+
+
+def test_a_busier_replica_is_not_slower() -> None:
+    """At four times the requests they may take four times as long."""
+    subject = slowness("stable", "stable")
+    assert served(subject, 0, 600, 4, 0.1, 0.1) is None
+    assert served(subject, 600, 300, 16, 0.4, 0.4) is None
+
+
+def test_answers_of_other_lengths_are_not_compared() -> None:
+    """Longer answers take longer."""
+    subject = slowness("stable")
+    for second in range(400):
+        most = 16 if second < 300 else 1024
+        ticket = Ticket(1, KEYS[0], "llm", 1.0, second - (0.1 if most == 16 else 5.0), kind="m")
+        for _ in range(3):
+            subject.took(ticket._replace(most=most), float(second))
+        subject.look(float(second), MEMBERS)
+        assert not list(subject.slower())
+
+
+@settings(max_examples=tries(5))
+@given(st.integers(0, 2**32), st.sampled_from([1, 3, 8]))
+def test_a_steady_pool_is_not_said_to_be_slower(seed: int, per_s: int) -> None:
+    """Whatever the seed, over half an hour."""
+    subject = slowness("a", "a", "a")
+    assert served(subject, 0, 1800, per_s, 0.2, 0.2, 0.25, seed=seed) is None
 
 
 def test_kinds_are_bounded() -> None:
@@ -98,6 +180,7 @@ def test_kinds_are_bounded() -> None:
     for number in range(2 * MAX_KINDS):
         ended(subject, 0, 0.1, 1.0, kind=f"m{number}")
     assert len(subject._pools["llm"].kinds) == MAX_KINDS
+    assert len(subject._pools["llm"].pasts) == MAX_KINDS
 
 
 @settings(max_examples=tries(10))

@@ -15,6 +15,7 @@ STATUS = api.GetStatusResponse(
     why="pool llm: r2 is not ready",
     revision=7,
     settled=True,
+    reports={"picker-1": 1.0},
     pools=[
         api.PoolStatus(
             pool="llm",
@@ -49,11 +50,23 @@ REPLICAS = [
         requests=120,
         errors=1,
         age_seconds=0.3,
+        counted=True,
+        minute=api.RequestTimes(requests=119, duration=0.5),
+        peers=api.RequestTimes(requests=40, duration=0.1),
+        hour=api.RequestTimes(requests=900, duration=0.09),
     ),
     api.ReplicaStatus(
-        pool="llm", endpoint="r2", variant="stable", state="not ready", in_flight=1, errors=3
+        pool="llm",
+        endpoint="r2",
+        variant="stable",
+        state="not ready",
+        in_flight=1,
+        errors=3,
+        counted=True,
     ),
-    api.ReplicaStatus(pool="llm", endpoint="r3", variant="canary", state="in use", usable=True),
+    api.ReplicaStatus(
+        pool="llm", endpoint="r3", variant="canary", state="in use", usable=True, counted=True
+    ),
 ]
 FOUND = glance(STATUS, REPLICAS)
 
@@ -71,14 +84,21 @@ def test_a_wide_screen_shows_all() -> None:
     assert lines[1] == "revision 7, 0 clients, 3 requests refused in the last minute; by name"
     squeezed = [" ".join(line.split()) for line in lines]
     assert "llm stable 1/2 2.0 4 3 20 ms 1.5 s 10 ms 90" in squeezed
-    assert "r1 llm stable in use 2.0 1 2 0.3 s" in squeezed
-    assert "r2 llm stable not ready 0.0 3 1 -" in squeezed
+    assert "r1 llm stable in use 2.0 1 2 500 ms 100 ms 90 ms 0.3 s" in squeezed
+    assert "r2 llm stable not ready 0.0 3 1 - - - -" in squeezed
 
 
 def test_what_is_unknown_is_not_0() -> None:
     """A variant is in flight with as much as its replicas, if all are known."""
     lines = [" ".join(line.split()) for line in screen(FOUND, 120, 0)]
     assert "llm canary 1/1 0.0 0 - - - - 10" in lines
+    unheard = api.GetStatusResponse()
+    unheard.CopyFrom(STATUS)
+    unheard.reports["picker-1"] = 99.0
+    mute = api.ReplicaStatus(pool="llm", endpoint="r1", variant="stable", state="in use")
+    lines = [" ".join(e.split()) for e in screen(glance(unheard, [mute]), 120, 0)]
+    assert "llm canary 1/1 - - - - - - 10" in lines
+    assert "r1 llm stable in use - - - - - - -" in lines
 
 
 def test_a_narrow_screen_keeps_names_states_and_errors() -> None:

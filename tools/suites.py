@@ -164,6 +164,15 @@ SOAK: Final = (
         1,
         lambda s, _: {"TIDEGATE_EVIDENCE_SCHEDULES": _count(3, 100_000, s)},
     ),
+    SoakPart(
+        "calm",
+        "test_calm.py",
+        4,
+        lambda s, seed: {
+            "TIDEGATE_CALM_SECONDS": _count(1, 3600, s),
+            "TIDEGATE_CALM_SEED": str(seed),
+        },
+    ),
     SoakPart("older-envoys", "test_older_envoys.py", 2, lambda _, __: {}, "TIDEGATE_OLD_ENVOYS"),
 )
 """Rates are of two cores. The properties come last, with weight ``PROPERTIES``."""

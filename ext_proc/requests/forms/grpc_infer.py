@@ -100,7 +100,11 @@ def read_grpc(
     opened = _open(features, headers, body, complete=complete)
     if opened is None:
         return features
-    scanner, end = opened
+    return _read(features, *opened)
+
+
+def _read(features: Features, scanner: Scanner, end: int) -> Features:
+    """Read a message, and again as protobuf writes it where the scanner is not sure of it."""
     head = (features.request_id, features.sequence_id, features.timeout_s)
     models = features.model, features.version
     unsound: UnsoundRequest | None = None
@@ -126,18 +130,8 @@ def read_grpc(
         return features
     features.request_id, features.sequence_id, features.timeout_s = head
     features.model, features.version = models
-    return _read_rewritten(features, Scanner(canonical, scanner.left))
-
-
-def _read_rewritten(features: Features, scanner: Scanner) -> Features:
-    end = len(scanner.data)
-    try:
-        return _describe(features, scanner, _read_message(scanner, end))
-    except UnsoundRequest:
-        raise
-    except BadRequest:
-        check_harm(scanner, end)
-        raise
+    # A scanner is sure of what protobuf wrote, so there is no third reading.
+    return _read(features, Scanner(canonical, scanner.left), len(canonical))
 
 
 def _rewritten(

@@ -274,7 +274,13 @@ class SimulatedFleet:
                 latest = latest._replace(at=now)
             else:
                 latest = SimulatedSample(
-                    now, replica.queued, replica.running, replica.kv_used, replica.backlog_tokens
+                    now,
+                    replica.queued,
+                    replica.running,
+                    replica.kv_used,
+                    replica.backlog_tokens,
+                    replica.prompt_tokens,
+                    replica.prompts,
                 )
             self._latest[index] = latest
             samples.append((index, latest))

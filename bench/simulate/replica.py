@@ -55,6 +55,10 @@ class SimulatedReplica:
         self.busy_s = 0.0
         self.backlog_tokens = 0
         """Prompt tokens to compute for all tasks without a first token, as expected on arrival."""
+        self.prompt_tokens = 0
+        """Tokens of all prompts whose first token has come."""
+        self.prompts = 0
+        """Number of these prompts."""
         self.coming: dict[int, int] = {}
         """Block -> number of tasks with an unfinished prompt that contain it."""
         self._core: EngineCore[ReplicaTask] = EngineCore(engine)
@@ -169,6 +173,8 @@ class SimulatedReplica:
 
     def _prompt_done(self, task: ReplicaTask, now: float) -> None:
         task.first_at = now
+        self.prompt_tokens += task.job.input_tokens
+        self.prompts += 1
         self.backlog_tokens -= task.expected
         coming = self.coming
         for block in task.job.blocks:

@@ -63,6 +63,11 @@ class Scenario:
     """Slow-start window of the pool."""
     index_blocks: int | None = None
     """The pool's ``index_blocks``; ``None``: its default. Telemetry tells the real size."""
+    bytes_per_token: float | None = None
+    """Bytes of text for each token. The pool then has the default size of blocks, in bytes; with
+    ``None`` its blocks are those of the trace, at 4 bytes per token."""
+    counts: bool = True
+    """Whether replicas count prompts and their tokens on their pages."""
     pickers: int = 1
     """Number of independent pickers; each schedules a random share of the jobs and sees the load of
     the others in telemetry only."""
@@ -97,6 +102,10 @@ class Scenario:
             (self.telemetry_s >= 0 and self.telemetry_delay_s >= 0, "telemetry times are negative"),
             (self.freeze_at_s is None or self.freeze_at_s > 0, "the freeze must begin above 0"),
             (self.freeze_s > 0, "the time frozen must be above 0"),
+            (
+                self.bytes_per_token is None or self.bytes_per_token > 0,
+                "a token must have more than 0 bytes",
+            ),
             (1 <= self.pickers <= MAX_PICKERS, f"pickers must lie in 1..{MAX_PICKERS}"),
             (0 <= self.warmup < 1, "the warm-up must lie in 0..1"),
             (

@@ -33,6 +33,10 @@ class SimulatedSample(NamedTuple):
     kv_used: float
     queued_tokens: int
     """Prompt tokens that wait for computation; not every engine reports them."""
+    prompt_tokens: int = 0
+    """Counter of the tokens of all prompts that were computed or found."""
+    prompts: int = 0
+    """Counter of these prompts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.simulate.schedulers.base import SimulatedChoice
+from ext_proc.requests.blocks import MAX_BLOCKS as MAX_PROMPT_BLOCKS
 from ext_proc.routing.cache.prefix_index import MAX_BLOCKS
 from ext_proc.routing.router import Router
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
@@ -31,7 +33,8 @@ class ProductionScheduler:
     """The picker's router with one policy.
 
     It has the picker's inputs: prompt bytes, block hashes, its own dispatches and settlements, and
-    delayed telemetry, which tells the size of the cache. First tokens arrive ``LOG_DELAY_S`` late,
+    delayed telemetry, which tells the size of the cache (and the tokens of prompts, where the
+    scenario has a scale of text). First tokens arrive ``LOG_DELAY_S`` late,
     as in the access log. Cache contents are unknown.
 
     Args:
@@ -49,6 +52,8 @@ class ProductionScheduler:
         self._log: deque[tuple[float, int, EndpointKey, float]] = deque()
         """Pending log entries: (due time, ticket id, endpoint, time to first byte in seconds)."""
         scenario = world.scenario
+        usual = scenario.bytes_per_token is None
+        self._block_bytes = world.block_tokens * ID_BYTES if usual else Pool("").block_chars
         self._present = [index != scenario.joiner for index in range(scenario.replicas)]
         self._joined: dict[int, float] = {}
         self._by_address = {_address(index): index for index in range(scenario.replicas)}
@@ -74,7 +79,7 @@ class ProductionScheduler:
             ),
             policy=self._policy,
             fallbacks=_FALLBACKS,
-            block_chars=self._world.block_tokens * ID_BYTES,
+            block_chars=self._block_bytes,
             index_blocks=scenario.index_blocks or MAX_BLOCKS,
             slow_start=SlowStart(window_s=scenario.slow_start_s),
         )
@@ -103,7 +108,21 @@ class ProductionScheduler:
             max_tokens=job.output_tokens,
             prompt=_prompt(job, self._world.block_tokens),
         )
-        return Request(POOL, None, "http", features, job.blocks, subset=subset)
+        scale = self._world.scenario.bytes_per_token
+        if scale is None:
+            return Request(POOL, None, "http", features, job.blocks, subset=subset)
+        features.prompt = bytes(max(1, int(job.input_tokens * scale)))
+        believed = self._router.bytes_per_token(POOL)
+        return Request(
+            POOL,
+            None,
+            "http",
+            features,
+            _cut(job, self._world.block_tokens * scale, self._block_bytes, len(features.prompt)),
+            block_tokens=self._block_bytes / believed,
+            subset=subset,
+            bytes_per_token=believed,
+        )
 
     def _decide(self, job: Job, request: Request, now: float) -> SimulatedChoice | None:
         decision = self._router.decide(request, now, now)
@@ -143,6 +162,7 @@ class ProductionScheduler:
     def observe(self, replica: int, sample: SimulatedSample, now: float) -> None:  # noqa: ARG002 - interface
         """Report a reading with the values of Triton's metrics."""
         engine = self._world.scenario.engine
+        counts = self._world.scenario.counts and self._world.scenario.bytes_per_token is not None
         reading = Reading(
             at=sample.at,
             queued=float(sample.queued),
@@ -150,6 +170,8 @@ class ProductionScheduler:
             kv_used=sample.kv_used,
             kv_blocks=engine.cache_blocks,
             kv_block_tokens=engine.block_tokens,
+            prompt_tokens=float(sample.prompt_tokens) if counts else None,
+            prompts=float(sample.prompts) if counts else None,
         )
         self._router.registry.observe(f"r{replica}", (reading,))
 
@@ -181,3 +203,17 @@ def _prompt(job: Job, block_tokens: int) -> bytes:
     )
     tail = job.input_tokens * ID_BYTES - len(full)
     return full + job.index.to_bytes(_BLOCK_ID_BYTES, "little") * (tail // _BLOCK_ID_BYTES + 1)
+
+
+def _cut(job: Job, old_bytes: float, new_bytes: int, size: int) -> tuple[int, ...]:
+    """Return the blocks of a prompt that is cut into other blocks than the trace's, as hashes.
+
+    A block is equal to another one if the trace's blocks up to its end are.
+    """
+    cut = []
+    for number in range(min(size // new_bytes, MAX_PROMPT_BLOCKS)):
+        last = ceil((number + 1) * new_bytes / old_bytes) - 1
+        known = last < len(job.blocks)
+        name = (job.blocks[last], number) if known else (job.index, number, -1)
+        cut.append(hash(name))
+    return tuple(cut)

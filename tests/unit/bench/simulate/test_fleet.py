@@ -178,7 +178,7 @@ def test_telemetry_is_late() -> None:
     run(scenario, scheduler, [job(0, 0.0, tokens=1000), job(1, 0.1)])
     now, replica, sample = scheduler.samples[0]
     assert (now, replica) == (pytest.approx(0.35), 0)
-    assert sample == SimulatedSample(0.25, 1, 1, pytest.approx(2 / 3000), 1500)
+    assert sample == SimulatedSample(0.25, 1, 1, pytest.approx(2 / 3000), 1500, 0, 0)
 
 
 def test_frozen_readings_come_with_new_times() -> None:

@@ -1,0 +1,63 @@
+"""Fleets drawn at random, and constants that are made wrong."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from bench.compare.constants import CONSTANTS, POOL, Constant, changed
+from bench.compare.draws import FIRST, drawn
+from bench.simulate.experiment import RunPlan, run_one
+from bench.simulate.generators import sessions
+from bench.simulate.schedulers.production import _cut
+from bench.simulate.workload import Job
+from ext_proc.routing.latency import model
+from ext_proc.routing.values import scale
+from ext_proc.routing.values.pool import Pool
+
+
+def test_a_draw_is_a_function_of_its_seed():
+    """Within the family's bounds; other seeds give other fleets."""
+    fleets = [drawn(seed) for seed in range(FIRST, FIRST + 50)]
+    assert fleets[0] == drawn(FIRST)
+    assert len({each.bytes_per_token for each in fleets}) == 50
+    assert all(0.25 <= (each.bytes_per_token or 0.0) <= 8.0 for each in fleets)
+    assert {each.counts for each in fleets} == {True, False}
+
+
+@pytest.mark.parametrize("new_bytes", [16, 100, 512, 2_000])
+def test_prompts_that_share_text_share_blocks_of_any_size(new_bytes):
+    """As many as their common part has; and no others."""
+    one, two = Job(1, 0.0, 40, 1, (5, 6, 7, 8)), Job(2, 0.0, 40, 1, (5, 6, 17, 18))
+    ours, theirs = (_cut(each, 1_000.0, new_bytes, 4_000) for each in (one, two))
+    assert len(ours) == 4_000 // new_bytes
+    shared = 2_000 // new_bytes
+    assert ours[:shared] == theirs[:shared]
+    assert not set(ours[shared:]) & set(theirs[shared:])
+
+
+def test_the_simulated_picker_learns_the_scale_of_its_text():
+    """From the pages of its replicas, as in production."""
+    jobs = sessions(120, Random(0), 4.8)
+    found = run_one(jobs, drawn(FIRST), RunPlan("auto", 0, None), None).metrics
+    assert found.ttft_mean is not None
+
+
+@pytest.mark.parametrize("constant", CONSTANTS, ids=lambda each: each.name)
+def test_a_wrong_constant_is_wrong_only_for_its_runs(constant):
+    """It exists, is changed where it is used, and is as before afterwards."""
+    before = (scale.BYTES_PER_TOKEN, model.COLD_TOKENS_PER_S, Pool("").block_chars)
+    with changed(constant, 10.0):
+        pass
+    assert (scale.BYTES_PER_TOKEN, model.COLD_TOKENS_PER_S, Pool("").block_chars) == before
+
+
+def test_a_wrong_constant_reaches_all_who_use_it():
+    """Importers, defaults of arguments, and defaults of a pool."""
+    with changed(Constant("routing.latency.model", "COLD_TOKENS_PER_S"), 10.0):
+        assert model.FleetLatencyModel().seconds_per_token == pytest.approx(1 / 80_000)
+    assert model.FleetLatencyModel().seconds_per_token == pytest.approx(1 / 8_000)
+    with changed(Constant(POOL, "block_chars"), 2.0):
+        assert Pool("").block_chars == 512
+    assert Pool("").block_chars == 256

@@ -108,6 +108,7 @@ async def _run(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> i
                 refused.note,
                 admin=admin,
                 option=option,
+                by_envoy=settings.admin_by_envoy,
             )
             bound[option] = await stack.enter_async_context(served)
         for option, admin in (("grpc", False), ("admin_grpc", True)):
@@ -118,6 +119,7 @@ async def _run(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> i
                 refused.note,
                 admin=admin,
                 option=option.replace("_", "-"),
+                by_envoy=settings.admin_by_envoy,
             )
             bound[option] = await stack.enter_async_context(served)
         _log.info("gateway_started", id=settings.id, xds=settings.xds, **bound)

@@ -5,8 +5,8 @@ Rules:
 1. At most ``MAX_CALLS`` calls are answered at one time, of all ports together; further ones are
    refused at once with 503 or RESOURCE_EXHAUSTED.
 2. Questions have at most ``MAX_QUESTION`` bytes, changes ``MAX_CHANGE``.
-3. With certificates the ports for questions are for the role envoy, those for changes for operators
-   and administrators; over HTTP a connection then carries one request.
+3. With certificates a caller needs a role (``callers.py``); over HTTP a connection then carries one
+   request.
 4. Streams have bounds of their own (``streams/watches.py``).
 5. The pools in sight come from a header that Envoy sets itself; without it all are.
 """
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 from aiohttp import web
 
+from gateway.callers import NAMES_HEADER, Callers
 from gateway.changes import METHODS, is_change
 from gateway.grpc_answers import HEALTH, GrpcReply
 from gateway.http_answers import HttpQuestion, HttpReply, refusal
@@ -26,8 +27,8 @@ from gateway.questions import SERVICE, Scope
 from gateway.streams.watches import REFLECTIONS, STREAMS, WATCH
 from tidegate_api.names import ENDPOINT_HEADER, IN_SIGHT_HEADER, REASON_HEADER, REPLICAS_HEADER
 from tidegate_common.tls.contexts import peer_of
-from tidegate_common.tls.roles import OPERATORS, CallPolicy, MethodRoles, Roles
 from tidegate_common.tls.rpc import add_port, guarded
+from tidegate_common.tls.rpc import peer_of as peer_in
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -45,7 +46,6 @@ MAX_CHANGE: Final = 16 * 2**20
 MAX_NAMES: Final = 8192
 """Longest header of the pools in sight."""
 _ANY_PATH: Final = "/http"
-ENVOYS: Final[Roles] = frozenset({"envoy"})
 _MARGIN: Final = 0.9
 """Share of a caller's deadline that replicas get."""
 _CODES: Final = {each.value[0]: each for each in grpc.StatusCode}
@@ -174,21 +174,17 @@ async def serve_http(
     *,
     admin: bool,
     option: str,
+    by_envoy: bool = False,
 ) -> AsyncIterator[str]:
     """Serve HTTP and yield the bound address.
 
     Raises:
         CannotListenError: The address is in use or not local.
     """
-    roles = OPERATORS if admin else ENVOYS
-    policy = (
-        None
-        if secured is None
-        else secured.policy(MethodRoles({_ANY_PATH: roles}), anonymous=ENVOYS)
-    )
+    callers = Callers(secured, (_ANY_PATH,), admin=admin, by_envoy=by_envoy)
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        if policy is not None and (reason := _refused(request, policy, on_refused)):
+        if callers.policy is not None and (reason := _refused(request, callers, on_refused)):
             return web.Response(status=403, text=f"{reason}\n")
         body = await request.read()
         path = request.raw_path.partition("?")[0]
@@ -196,7 +192,7 @@ async def serve_http(
         scope = scope_of(headers.get(IN_SIGHT_HEADER), headers.get(ENDPOINT_HEADER))
         reply = await calls.http(HttpQuestion(request.method, path, body), scope, admin=admin)
         answer = _response(reply)
-        if policy is not None:
+        if callers.policy is not None:
             answer.force_close()
         return answer
 
@@ -221,11 +217,14 @@ async def _healthy(_: web.Request) -> web.Response:
     return web.Response(text="ok\n")
 
 
-def _refused(request: web.Request, policy: CallPolicy, on_refused: OnRefused) -> str | None:
+def _refused(request: web.Request, callers: Callers, on_refused: OnRefused) -> str | None:
     if request.transport is None:
         return "the connection is gone"
     peer = peer_of(request.transport)
-    reason = policy.refusal(_ANY_PATH, peer)
+    reason = callers.refusal(_ANY_PATH, peer)
+    if reason is None:
+        named = request.headers.getall(NAMES_HEADER, ())
+        reason = callers.clients_refusal(_ANY_PATH, peer, ",".join(named))
     if reason is not None:
         on_refused(str(request.remote), peer, reason)
     return reason
@@ -259,9 +258,9 @@ async def serve_grpc(
     *,
     admin: bool,
     option: str,
+    by_envoy: bool = False,
 ) -> AsyncIterator[str]:
     """Serve gRPC and yield the bound address; errors as of ``serve_http``."""
-    roles = OPERATORS if admin else ENVOYS
     paths = (HEALTH, *STREAMS, *(SERVICE + each for each in calls.questions))
     if admin:
         paths = (*paths, *(SERVICE + each for each in METHODS))
@@ -271,11 +270,9 @@ async def serve_grpc(
             ("grpc.so_reuseport", 0),
         )
     )
-    policy = None
-    if secured is not None:
-        policy = secured.policy(MethodRoles(dict.fromkeys(paths, roles)), anonymous=ENVOYS)
-    handlers: Any = guarded(server, policy, on_refused)
-    handlers.add_generic_rpc_handlers((_Handlers(calls, frozenset(paths)),))
+    callers = Callers(secured, paths, admin=admin, by_envoy=by_envoy, open_=(HEALTH,))
+    handlers: Any = guarded(server, callers.policy, on_refused)
+    handlers.add_generic_rpc_handlers((_Handlers(calls, frozenset(paths), callers, on_refused),))
     try:
         port = add_port(server, address, secured)
     except RuntimeError as error:
@@ -290,9 +287,29 @@ async def serve_grpc(
 class _Handlers(grpc.GenericRpcHandler):
     """Finds the handler of each call by its path."""
 
-    def __init__(self, calls: GatewayCalls, paths: frozenset[str]) -> None:
+    def __init__(
+        self,
+        calls: GatewayCalls,
+        paths: frozenset[str],
+        callers: Callers,
+        on_refused: OnRefused,
+    ) -> None:
         self._calls = calls
         self._paths = paths
+        self._callers = callers
+        self._on_refused = on_refused
+
+    async def _admit(self, path: str, context: Any) -> None:
+        """End a call that an Envoy makes for a client without the role."""
+        if not self._callers.for_clients:
+            return
+        peer = peer_in(context)
+        sent = [value for key, value in context.invocation_metadata() or () if key == NAMES_HEADER]
+        named = ",".join(each for each in sent if isinstance(each, str))
+        reason = self._callers.clients_refusal(path, peer, named)
+        if reason is not None:
+            self._on_refused(str(context.peer()), peer, reason)
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
         """Return the handler of a call; ``None`` = it is not known."""
@@ -302,17 +319,20 @@ class _Handlers(grpc.GenericRpcHandler):
         if path in REFLECTIONS:
 
             async def reflect(_: Any, context: Any) -> None:
+                await self._admit(path, context)
                 await self._calls.streams.reflect(path, context)
 
             return grpc.stream_stream_rpc_method_handler(reflect)
         if path == WATCH:
 
             async def watch(message: bytes, context: Any) -> None:
+                await self._admit(path, context)
                 await self._calls.streams.watch(message, context, _scope_in(context))
 
             return grpc.unary_stream_rpc_method_handler(watch)
 
         async def handle(message: bytes, context: Any) -> bytes:
+            await self._admit(path, context)
             scope = _scope_in(context)
             reply = await self._calls.grpc(path, message, scope, context.time_remaining())
             if reply.note:

@@ -51,6 +51,9 @@ class GatewaySettings(IdentitySettings):
     """Address that serves `/metrics` and `/healthz`."""
     id: Annotated[str, Field(min_length=1, max_length=128)] = Field(default_factory=_default_id)
     """Name of this gateway, unique among all clients of the control server."""
+    admin_by_envoy: bool = False
+    """Take changes of replicas from Envoys too, for clients of theirs that are operators: they say
+    whose certificate it is (`x-forwarded-client-cert`). For listeners with `operators`."""
     timeout: Annotated[float, Field(ge=0.05, le=60)] = 5.0
     """Seconds that a question waits for replicas; those that are late are named in the answer."""
     admin_timeout: Annotated[float, Field(ge=1, le=3600)] = 600.0

@@ -333,6 +333,12 @@ GATEWAY_NODE_CLUSTER: Final = "tidegate-gateway"
 GATEWAY_CLUSTERS: Final = {"http": "tidegate-gateway/http", "grpc": "tidegate-gateway/grpc"}
 """Envoy's clusters of the gateways, by protocol."""
 
+GATEWAY_OPERATOR_CLUSTERS: Final = {
+    "http": "tidegate-gateway/operators/http",
+    "grpc": "tidegate-gateway/operators/grpc",
+}
+"""Envoy's clusters of the gateways' ports for operators, by protocol."""
+
 GATEWAY_SERVICE: Final = "tidegate.gateway"
 """Service by which a gateway's gRPC health tells of itself; every other one is the fleet."""
 

@@ -191,7 +191,8 @@ class DataPort:
         try:
             asked = dialects.read(path, body)
             if asked is None:
-                connection.write(answer("404 Not Found", b'{"error":"no such path"}'))
+                # As FastAPI says it, on which most engines are built.
+                connection.write(answer("404 Not Found", b'{"detail":"Not Found"}'))
                 return
             answering = _Answering(connection, asked, early_headers=self._early_headers)
             number = self._replica.submit(asked.prompt, asked.output, answering)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from support.identities import Machines, Presented
 
 GENERATE = "/v2/models/toy-llm/generate"
-SERVERS = ("control", "picker", "envoy")
+SERVERS = ("control", "picker", "envoy", "gateway")
 LOCAL = ("DNS:localhost", "IP:127.0.0.1")
 
 
@@ -54,6 +54,8 @@ class Stack(NamedTuple):
     envoy_admin: str
     run: RunFolder
     viewer: Presented
+    operators: str = ""
+    """``ip:port`` of the listener for operators; empty = there is none."""
 
     async def ask(self) -> int:
         """Send a request through Envoy; return the status."""
@@ -117,6 +119,7 @@ async def secured_stack(
     upstreams: Sequence[str] = (),
     pool: Mapping[str, Any] | None = None,
     log_level: str = "info",
+    gateway: bool = False,
 ) -> AsyncIterator[Stack]:
     """Run control server, picker and Envoy, each with a certificate of its own.
 
@@ -127,6 +130,7 @@ async def secured_stack(
         upstreams: Addresses of replicas; default: two that answer at once.
         pool: Further fields of the pool ``llm``.
         log_level: Lowest level that control server and picker log.
+        gateway: Whether there is a gateway, and a listener for operators.
     """
     for name in SERVERS:
         sign(machines, name)
@@ -150,6 +154,7 @@ async def secured_stack(
             envoy_admin,
             run,
             machines.client("viewer"),
+            ports.address() if gateway else "",
         )
         supervisor = Supervisor(run.logs)
         exit_.push_async_callback(supervisor.stop)
@@ -173,6 +178,17 @@ async def secured_stack(
                 }
             ],
         }
+        at = [ports.address() for _ in range(5)] if gateway else []
+        if gateway:
+            files = {"certificate": tls["certificate"], "key": tls["key"], "client_ca": str(ca)}
+            fleet["gateway"] = {
+                "http": at[:1],
+                "grpc": at[1:2],
+                "tls": {**tls, "server_name": "localhost"},
+                "operators": {"http": at[2:3], "grpc": at[3:4]},
+            }
+            further = {"name": "ops", "address": stack.operators, "operators": True, "tls": files}
+            fleet["listener"] = {"address": listener, "further": [further]}
         file = run.write("fleet.yaml", orjson.dumps(fleet).decode())
         age = ("--tls-max-age", str(max_age_s), "--log-level", log_level)
         await supervisor.start(
@@ -193,6 +209,17 @@ async def secured_stack(
             ),
             service_environment(),
         )
+        if gateway:
+            options = zip(("http", "grpc", "admin", "admin-grpc", "metrics"), at, strict=True)
+            await supervisor.start(
+                "gateway",
+                (
+                    *module_command("gateway", "--xds", ads, "--id", "g1", "--admin-by-envoy"),
+                    *(word for name, each in options for word in (f"--{name}", each)),
+                    *("--tls-server-name", "control.tidegate", *flags(machines, "gateway")),
+                ),
+                service_environment(),
+            )
         bootstrap = BootstrapTls(
             envoy / "tls.crt", envoy / "tls.key", ca, run.path, "control.tidegate"
         )
@@ -209,7 +236,8 @@ async def secured_stack(
                 status = await stack.status()
                 found = {each.kind for each in status.clients}
                 states = {view.state for each in status.clients for view in each.types}
-                if found != {"envoy", "picker"} or states != {"SYNCED"}:
+                wanted = {"envoy", "picker"} | ({"gateway"} if gateway else set())
+                if found != wanted or states != {"SYNCED"}:
                     return f"{found} {states} {[each.reason for each in status.refused]}"
                 answered = await stack.ask()
                 state = await stack.picker_state()

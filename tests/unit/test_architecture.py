@@ -52,7 +52,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("router",),
     ),
     "gateway": (
-        ("merge", "settings"),
+        ("callers", "merge", "settings"),
         ("targets",),
         ("asking",),
         ("questions",),
@@ -112,6 +112,7 @@ PURE = (
     "ext_proc.workers.decode",
     "ext_proc.workers.news",
     "ext_proc.workers.plan",
+    "gateway.callers",
     "gateway.merge",
     "gateway.streams.reflection",
     "gateway.targets",

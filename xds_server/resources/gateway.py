@@ -29,7 +29,12 @@ from envoy_data_plane.envoy.config.core.v3 import (
 )
 from envoy_data_plane.envoy.type.v3 import Percent
 
-from tidegate_api.names import GATEWAY_CLUSTERS, GATEWAY_NODE_CLUSTER, GATEWAY_SERVICE
+from tidegate_api.names import (
+    GATEWAY_CLUSTERS,
+    GATEWAY_NODE_CLUSTER,
+    GATEWAY_OPERATOR_CLUSTERS,
+    GATEWAY_SERVICE,
+)
 from xds_server.fleet.model.edge import ReplicaConnections
 from xds_server.fleet.model.fields import split_host_port
 from xds_server.resources.clusters import protocol_options
@@ -37,6 +42,8 @@ from xds_server.resources.secrets import to_gateways
 from xds_server.resources.sources import ads_source
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from tidegate_api.names import Protocol
     from xds_server.fleet.model.fleet import Gateways
     from xds_server.fleet.model.tls import UpstreamTls
@@ -45,8 +52,17 @@ HEALTH_PATH: Final = "/healthz"
 _FETCH_TIMEOUT: Final = timedelta(seconds=2)
 
 
-def gateway_cluster(protocol: Protocol, tls: UpstreamTls | None) -> bytes:
-    """Return the serialized ``Cluster`` of the gateways for one protocol."""
+def gateway_ports(gateways: Gateways) -> Iterator[tuple[str, Protocol, tuple[str, ...]]]:
+    """Yield (cluster, protocol, addresses) of the gateways' ports."""
+    yield GATEWAY_CLUSTERS["http"], "http", gateways.http
+    yield GATEWAY_CLUSTERS["grpc"], "grpc", gateways.grpc
+    if gateways.operators is not None:
+        yield GATEWAY_OPERATOR_CLUSTERS["http"], "http", gateways.operators.http
+        yield GATEWAY_OPERATOR_CLUSTERS["grpc"], "grpc", gateways.operators.grpc
+
+
+def gateway_cluster(name: str, protocol: Protocol, tls: UpstreamTls | None) -> bytes:
+    """Return the serialized ``Cluster`` of the gateways' ports for one protocol."""
     check = HealthCheck(
         timeout=timedelta(seconds=2),
         interval=timedelta(seconds=1),
@@ -63,7 +79,6 @@ def gateway_cluster(protocol: Protocol, tls: UpstreamTls | None) -> bytes:
         check.http_health_check = HealthCheckHttpHealthCheck(
             path=HEALTH_PATH, host=GATEWAY_NODE_CLUSTER
         )
-    name = GATEWAY_CLUSTERS[protocol]
     return bytes(
         Cluster(
             name=name,
@@ -82,10 +97,9 @@ def gateway_cluster(protocol: Protocol, tls: UpstreamTls | None) -> bytes:
     )
 
 
-def gateway_assignment(protocol: Protocol, gateways: Gateways) -> bytes:
+def gateway_assignment(name: str, addresses: Iterable[str]) -> bytes:
     """Return the serialized ``ClusterLoadAssignment``: one priority for each gateway."""
-    message = endpoint_pb2.ClusterLoadAssignment(cluster_name=GATEWAY_CLUSTERS[protocol])
-    addresses = gateways.http if protocol == "http" else gateways.grpc
+    message = endpoint_pb2.ClusterLoadAssignment(cluster_name=name)
     for priority, address in enumerate(addresses):
         locality = message.endpoints.add(priority=priority)
         host, port = split_host_port(address)

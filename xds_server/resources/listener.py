@@ -46,8 +46,10 @@ from envoy_data_plane.envoy.extensions.filters.listener.tls_inspector.v3 import 
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import (
     HttpConnectionManager,
     HttpConnectionManagerCodecType,
+    HttpConnectionManagerForwardClientCertDetails,
     HttpConnectionManagerHcmAccessLogOptions,
     HttpConnectionManagerPathWithEscapedSlashesAction,
+    HttpConnectionManagerSetCurrentClientCertDetails,
     HttpConnectionManagerTracing,
     HttpFilter,
     Rds,
@@ -119,7 +121,14 @@ _HOST_OF_HTTP_10 = "tidegate"
 """HTTP/1.0 requests may have no `host` header."""
 
 
-def listener(spec: ListenerSpec, slots: int, *, pool_limits: bool = False, of: str = "") -> bytes:
+def listener(
+    spec: ListenerSpec,
+    slots: int,
+    *,
+    pool_limits: bool = False,
+    of: str = "",
+    forwards_names: bool = False,
+) -> bytes:
     """Return the serialized ``Listener``.
 
     Args:
@@ -127,6 +136,7 @@ def listener(spec: ListenerSpec, slots: int, *, pool_limits: bool = False, of: s
         slots: Number of log slots.
         pool_limits: Whether a pool limits the rate of its requests.
         of: Name of a further listener.
+        forwards_names: Whether upstreams are told the names of clients' certificates.
     """
     host, port = split_host_port(spec.address)
     tls = spec.tls
@@ -146,8 +156,11 @@ def listener(spec: ListenerSpec, slots: int, *, pool_limits: bool = False, of: s
     tls_socket = None if tls is None else downstream(tls, of)
     replies = local_replies(guarded=guarded(spec))
     usual, h2 = (
-        _chain(tls_socket, replies, _manager(spec, slots, timeout, routes, pool_limits=pool_limits))
-        for timeout in (spec.upload_timeout, 0.0)
+        _chain(tls_socket, replies, _naming(manager) if forwards_names else manager)
+        for manager in (
+            _manager(spec, slots, timeout, routes, pool_limits=pool_limits)
+            for timeout in (spec.upload_timeout, 0.0)
+        )
     )
     h2.filter_chain_match = FilterChainMatch(application_protocols=["h2c" if tls is None else "h2"])
     bounded = spec.upload_timeout > 0
@@ -204,6 +217,15 @@ def _chain(
         filters=[Filter(name="envoy.filters.network.http_connection_manager", typed_config=packed)],
         transport_socket=socket,
     )
+
+
+def _naming(manager: HttpConnectionManager) -> HttpConnectionManager:
+    """Let a manager write the names of the client's certificate over what the client sent."""
+    manager.forward_client_cert_details = HttpConnectionManagerForwardClientCertDetails.SANITIZE_SET
+    manager.set_current_client_cert_details = HttpConnectionManagerSetCurrentClientCertDetails(
+        uri=True, dns=True
+    )
+    return manager
 
 
 def _manager(

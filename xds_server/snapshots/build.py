@@ -10,7 +10,6 @@ from tidegate_api.names import (
     CLUSTER_TYPE,
     ENDPOINT_TYPE,
     EXTENSION_TYPE,
-    GATEWAY_CLUSTERS,
     LISTENER_TYPE,
     PICKER_CLUSTER,
     POOL_TYPE,
@@ -18,14 +17,13 @@ from tidegate_api.names import (
     RUNTIME_TYPE,
     SECRET_TYPE,
 )
-from xds_server.fleet.view import PROTOCOLS
 from xds_server.protocol.snapshot import Resource, TypeSet
 from xds_server.resources.access_log import log_clusters
 from xds_server.resources.clusters import picker_cluster
 from xds_server.resources.edge.request_log import collector_clusters
 from xds_server.resources.edge.tokens import keys_clusters
 from xds_server.resources.endpoints import picker_assignment
-from xds_server.resources.gateway import gateway_assignment, gateway_cluster
+from xds_server.resources.gateway import gateway_assignment, gateway_cluster, gateway_ports
 from xds_server.resources.routes.weights import neutral
 from xds_server.resources.runtime import weights_of
 from xds_server.snapshots.memo import Memo
@@ -78,10 +76,10 @@ def _upstream_sets(fleet: Fleet, sick: PublishedSick, memo: Memo) -> Mapping[str
         clusters[name] = memo.recall(name, tls, partial(made, name))
         assignments[name] = picker_assignment(addresses, name)
     if fleet.gateway is not None:
-        for protocol in PROTOCOLS:
-            name, to = GATEWAY_CLUSTERS[protocol], fleet.gateway.tls
-            clusters[name] = memo.recall(name, to, partial(gateway_cluster, protocol, to))
-            assignments[name] = gateway_assignment(protocol, fleet.gateway)
+        to = fleet.gateway.tls
+        for name, protocol, addresses in gateway_ports(fleet.gateway):
+            clusters[name] = memo.recall(name, to, partial(gateway_cluster, name, protocol, to))
+            assignments[name] = gateway_assignment(name, addresses)
     clusters.update(keys_clusters(fleet.listener.jwt))
     clusters.update(collector_clusters(fleet.listener))
     for pool in fleet.pools:

@@ -248,8 +248,15 @@ class Memo:
         for front in fronts(fleet.listener):
             name, spec = further(LISTENER_NAME, front.name), front.spec
             subject = (spec, slots, limits)
-            over_tcp = partial(listener, spec, slots, pool_limits=limits, of=front.name)
-            found[name] = self.recall(name, subject, over_tcp)
+            over_tcp = partial(
+                listener,
+                spec,
+                slots,
+                pool_limits=limits,
+                of=front.name,
+                forwards_names=front.operators,
+            )
+            found[name] = self.recall(name, (*subject, front.operators), over_tcp)
             if spec.http3:
                 name, over_udp = HTTP3_LISTENER_NAME, partial(http3_listener, spec, slots)
                 found[name] = self.recall(name, subject, partial(over_udp, pool_limits=limits))

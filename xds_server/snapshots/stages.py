@@ -39,7 +39,7 @@ from xds_server.snapshots.spelled import envoy_snapshot, weights_held
 from xds_server.snapshots.urgent import marked
 
 if TYPE_CHECKING:
-    from xds_server.fleet.model.fleet import EndpointSpec, Fleet, PoolSpec, VariantSpec
+    from xds_server.fleet.model.fleet import EndpointSpec, Fleet, Gateways, PoolSpec, VariantSpec
     from xds_server.fleet.model.listener import ListenerSpec
 
 WORKERS_S: Final = 0.05
@@ -129,12 +129,20 @@ def widened(old: Fleet, new: Fleet) -> Fleet:
     pools = [_widened_pool(before.pop(pool.name, None), pool) for pool in new.pools]
     listener = _widened_listener(old.listener, new.listener)
     # Envoys ask gateways that go until their routes have switched.
-    gateway = new.gateway or old.gateway
+    gateway = _widened_gateway(old.gateway, new.gateway)
     kept = listener is new.listener and gateway is new.gateway
     if not before and all(map(is_, pools, new.pools)) and kept:
         return new
     pools = [*pools, *before.values()]
     return new.model_copy(update={"listener": listener, "gateway": gateway, "pools": tuple(pools)})
+
+
+def _widened_gateway(old: Gateways | None, new: Gateways | None) -> Gateways | None:
+    if old is None or new is None:
+        return new or old
+    if old.operators is None or new.operators is not None:
+        return new
+    return new.model_copy(update={"operators": old.operators})
 
 
 def draws_of(fleet: Fleet, old: Fleet) -> Fleet:

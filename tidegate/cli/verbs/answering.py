@@ -71,6 +71,14 @@ def gateway(
     ] = 50.0,
     tls_server_name: ServerNameOption = "",
     *,
+    admin_by_envoy: Annotated[
+        bool,
+        typer.Option(
+            "--admin-by-envoy",
+            help="Take changes of replicas from Envoys too, whose clients are operators by the"
+            " certificate that Envoy names.",
+        ),
+    ] = False,
     identity: IdentityFlags,
     log: LogFlags,
 ) -> None:
@@ -88,6 +96,7 @@ def gateway(
         *("--timeout", str(timeout)),
         *("--admin-timeout", str(admin_timeout)),
         *("--ready-percent", str(ready_percent)),
+        *(("--admin-by-envoy",) if admin_by_envoy else ()),
         *identity.arguments(),
         *(("--tls-server-name", tls_server_name) if tls_server_name else ()),
         *("--log-format", log.log_format.value),

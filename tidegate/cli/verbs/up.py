@@ -116,8 +116,8 @@ def _gateway(fleet: Fleet) -> GatewayAddresses | None:
     return GatewayAddresses(
         given.http[0],
         given.grpc[0],
-        GATEWAY_ADMIN_ADDRESS,
-        GATEWAY_ADMIN_GRPC_ADDRESS,
+        GATEWAY_ADMIN_ADDRESS if given.operators is None else given.operators.http[0],
+        GATEWAY_ADMIN_GRPC_ADDRESS if given.operators is None else given.operators.grpc[0],
         GATEWAY_METRICS_ADDRESS,
     )
 

@@ -38,6 +38,8 @@ class Front(NamedTuple):
     """Empty for the fleet's listener itself."""
     spec: ListenerSpec
     hosts: tuple[FrontHost, ...]
+    operators: bool = False
+    """Whether calls that change replicas are taken."""
 
 
 def fronts(spec: ListenerSpec) -> tuple[Front, ...]:
@@ -45,7 +47,10 @@ def fronts(spec: ListenerSpec) -> tuple[Front, ...]:
     main = Front("", spec, _hosts(spec.hosts, spec.pools))
     return (
         main,
-        *(Front(one.name, _as(spec, one), _hosts(one.hosts, one.pools)) for one in spec.further),
+        *(
+            Front(one.name, _as(spec, one), _hosts(one.hosts, one.pools), one.operators)
+            for one in spec.further
+        ),
     )
 
 

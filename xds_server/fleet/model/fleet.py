@@ -334,6 +334,15 @@ class Pickers(Strict):
     omitted."""
 
 
+class GatewayAdminPorts(Strict):
+    """The gateways' ports for operators, for listeners that have `operators`."""
+
+    http: Annotated[tuple[HostPort, ...], Field(min_length=1, max_length=16)]
+    """Their `--admin` addresses."""
+    grpc: Annotated[tuple[HostPort, ...], Field(min_length=1, max_length=16)]
+    """Their `--admin-grpc` addresses, in the same order."""
+
+
 class Gateways(Strict):
     """The processes that answer questions about the fleet as one Triton (`tidegate gateway`)."""
 
@@ -343,6 +352,8 @@ class Gateways(Strict):
     """Their gRPC addresses, in the same order."""
     tls: UpstreamTls | None = None
     """TLS to gateways that have certificates; plain if omitted."""
+    operators: GatewayAdminPorts | None = None
+    """Their ports for operators, for `listener.further` with `operators`."""
 
 
 class Fleet(Strict):

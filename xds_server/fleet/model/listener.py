@@ -66,6 +66,9 @@ class FurtherListener(Strict):
     """Pools that requests reach here; all if omitted."""
     hosts: Annotated[tuple[VirtualHost, ...], Field(max_length=256)] = ()
     """Pools by host name; other names reach `pools`."""
+    operators: bool = False
+    """Calls that change replicas (loads, unloads, trace and log settings) go to
+    `gateway.operators`; elsewhere they are refused. Only on loopback, or with `tls.client_ca`."""
 
 
 class AccessLogSpec(Strict):

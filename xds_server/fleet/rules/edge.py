@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from tidegate_api.names import MODEL_HEADER, POLICY_HEADER, POOL_HEADER
+from tidegate_common.tls.binds import is_local
 from xds_server.fleet.guards.filters import filters
 from xds_server.fleet.guards.fronts import exposed, fronts
 from xds_server.fleet.guards.patches import patches
@@ -38,6 +39,7 @@ def edge(fleet: Fleet) -> Iterator[Problem]:
     yield from filters(fleet)
     yield from patches(fleet.listener)
     yield from _sights(fleet)
+    yield from _operators(fleet)
     at: Location = ("listener", "client_headers")
     known = choosing_headers(fleet)
     listed = fleet.listener.client_headers or ()
@@ -64,6 +66,38 @@ def edge(fleet: Fleet) -> Iterator[Problem]:
                     f"no request has the path '{path}', because Envoy normalises paths; "
                     "write it without '//', '.', '..', '\\' and needless escapes",
                 )
+
+
+def _operators(fleet: Fleet) -> Iterator[Problem]:
+    """Yield the listeners for operators that have no gateway, or whose callers are not known."""
+    gateway = fleet.gateway
+    for position, each in enumerate(fleet.listener.further):
+        if not each.operators:
+            continue
+        at: Location = ("listener", "further", position, "operators")
+        asks = each.tls is not None and each.tls.client_ca is not None
+        if gateway is None or gateway.operators is None:
+            yield Problem(
+                at, "no gateway takes these calls; name its `--admin` ports in gateway.operators"
+            )
+        if not asks and not is_local(each.address):
+            yield Problem(
+                at,
+                f"whoever reaches {each.address} could change replicas; listen on loopback,"
+                " or ask for certificates (`tls` with `client_ca`)",
+            )
+        if gateway is not None and asks and gateway.tls is None:
+            yield Problem(
+                at,
+                "a gateway without TLS knows no roles, so every certificate could change replicas;"
+                " give the gateway certificates and write gateway.tls",
+            )
+        if gateway is not None and gateway.tls is not None and not asks:
+            yield Problem(
+                at,
+                "the gateway has TLS and asks who calls; ask for certificates here (`tls` with"
+                " `client_ca`)",
+            )
 
 
 def _sights(fleet: Fleet) -> Iterator[Problem]:

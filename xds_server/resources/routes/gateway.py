@@ -8,7 +8,9 @@ Rules:
    host's questions about models.
 2. Envoy itself writes which pools these are into a header, over whatever the client sent.
 3. The picker has no part in these routes.
-4. A gateway that has died costs no answer, even before Envoy's checks miss it: what could not be
+4. On listeners for operators calls that change replicas go to the gateways' ports for operators. No
+   web page can make them: they must not have the header ``origin``.
+5. A gateway that has died costs no answer, even before Envoy's checks miss it: what could not be
    sent goes to the next one of the list.
 """
 
@@ -20,7 +22,12 @@ from envoy.config.core.v3 import base_pb2
 from envoy.config.route.v3 import route_components_pb2
 from envoy.extensions.retry.priority.previous_priorities.v3 import previous_priorities_config_pb2
 
-from tidegate_api.names import GATEWAY_CLUSTERS, IN_SIGHT_HEADER, Protocol
+from tidegate_api.names import (
+    GATEWAY_CLUSTERS,
+    GATEWAY_OPERATOR_CLUSTERS,
+    IN_SIGHT_HEADER,
+    Protocol,
+)
 from xds_server.resources.reads import repeat_known_ends
 from xds_server.resources.routes import paths
 from xds_server.resources.routes.pins import header_in
@@ -37,6 +44,8 @@ _TIMEOUT_S: Final = 65
 """Above the longest time limit of a gateway."""
 _IDLE_S: Final = 300
 """Above the time after which a gateway says the same again in a stream."""
+_CHANGE_S: Final = 3660
+"""Above the longest time limit of a change."""
 _NEXT: Final = previous_priorities_config_pb2.PreviousPrioritiesConfig(update_frequency=1)
 
 
@@ -83,6 +92,19 @@ def about_the_server(sight: Sight | None) -> Iterator[Any]:
     streams.route.timeout.FromSeconds(0)  # none
     streams.route.idle_timeout.FromSeconds(_IDLE_S)
     yield streams
+
+
+def changes(sight: Sight | None) -> Iterator[Any]:
+    """Yield the routes of calls that change replicas."""
+    if sight is None:
+        return
+    for name, protocol, call in paths.changes():
+        route = _route(f"changes/{name}", call, protocol, sight)
+        route.route.cluster = GATEWAY_OPERATOR_CLUSTERS[protocol]
+        route.route.timeout.FromSeconds(0)  # the gateway's own
+        route.route.idle_timeout.FromSeconds(_CHANGE_S)
+        route.match.headers.add(name="origin", present_match=True, invert_match=True)
+        yield route
 
 
 def about_models(pools: Iterable[PoolSpec], sight: Sight | None) -> Iterator[Any]:

@@ -15,6 +15,8 @@ from tidegate_api.paths import MESSAGES_ENDING, OPENAI_ENDINGS, RESPONSES_ENDING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from tidegate_api.names import Protocol
+
 GRPC_SERVICE: Final = "/inference.GRPCInferenceService/"
 
 INFERENCE: Final = ("infer", "generate", "generate_stream")
@@ -81,6 +83,14 @@ ONE_REPLICA_GRPC: Final = (
     "LogSettings",
 )
 """Beginnings of gRPC methods that would read or change one replica: refused."""
+
+CHANGE_CALLS: Final = (
+    "RepositoryModelLoad",
+    "RepositoryModelUnload",
+    "TraceSetting",
+    "LogSettings",
+)
+"""gRPC methods of these that a gateway passes on for operators."""
 
 POST: Final = ("POST",)
 READ: Final = ("GET", "HEAD")
@@ -187,6 +197,18 @@ def one_replica() -> Iterator[tuple[str, Call]]:
     yield "/v2/models/trace", Call(of_model, ())
     for method in ONE_REPLICA_GRPC:
         yield f"/{method}", Call({"prefix": GRPC_SERVICE + method}, ())
+
+
+def changes() -> Iterator[tuple[str, Protocol, Call]]:
+    """Yield (name, protocol, call) of the calls that a gateway passes on for operators."""
+    yield (
+        "models",
+        "http",
+        Call(_regex("/v2/repository(/[^/]+)?/models/[^/]+/(load|unload)"), POST),
+    )
+    settings = "/v2/(models/[^/]+(/versions/[0-9]+)?/)?trace/setting|/v2/logging"
+    yield "settings", "http", Call(_regex(settings), ("GET", "POST"))
+    yield "grpc", "grpc", calls(GRPC_SERVICE + name for name in CHANGE_CALLS)
 
 
 def refusal(name: str, *, gateway: bool) -> str:

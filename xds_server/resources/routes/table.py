@@ -103,7 +103,8 @@ def route_configuration(
             name=each.label, domains=each.domains, include_request_attempt_count=True
         )
         read = body_reads(part) if reads is None else reads[number]
-        _fill(host, part, before, read, alone=each.pools is not None)
+        alone = each.pools is not None
+        _fill(host, part, before, read, alone=alone, operators=front.operators)
         admit_origins(host, fleet.listener.cors)
     limit_requests(config, fleet)
     headers = {}
@@ -119,7 +120,13 @@ def route_configuration(
 
 
 def _fill(
-    host: Any, fleet: Fleet, retiring: Fleet | None, reads: BodyReads, *, alone: bool
+    host: Any,
+    fleet: Fleet,
+    retiring: Fleet | None,
+    reads: BodyReads,
+    *,
+    alone: bool,
+    operators: bool,
 ) -> None:
     """Write the routes to the pools of a fleet into a virtual host.
 
@@ -139,6 +146,8 @@ def _fill(
         other.match.headers.append(header_present(CONTROL_POOL_HEADER))
         host.routes.append(other)
     sight = gateway.in_sight(fleet, alone=alone)
+    if operators:
+        host.routes.extend(gateway.changes(sight))
     host.routes.extend(_own(fleet, sight))
     for pool in fleet.pools:
         host.routes.extend(_named(pool, fleet.listener, gateway.asked_over(pool, sight)))

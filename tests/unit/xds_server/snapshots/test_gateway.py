@@ -11,6 +11,7 @@ from tidegate_api.names import (
     ENDPOINT_TYPE,
     GATEWAY_CLUSTERS,
     GATEWAY_NODE_CLUSTER,
+    GATEWAY_OPERATOR_CLUSTERS,
     PICKER_NODE_CLUSTER,
     ROUTE_TYPE,
 )
@@ -49,6 +50,26 @@ def test_clusters_come_before_the_routes_and_go_after_them() -> None:
         ("switch", True, False),
         ("remove", False, False),
     ]
+
+
+def test_ports_for_operators_come_before_their_routes_and_go_after_them() -> None:
+    """At no moment does a listener for operators send a change to a cluster that is not there."""
+    ports = {"http": ["127.0.0.1:3"], "grpc": ["127.0.0.1:4"]}
+    further = [{"name": "ops", "address": "127.0.0.1:9", "operators": True}]
+    without = fleet(pool(default=True), gateway=GATEWAY)
+    with_ports = fleet(
+        pool(default=True),
+        gateway={**GATEWAY, "operators": ports},
+        listener={"address": "127.0.0.1:8", "further": further},
+    )
+    wanted = set(GATEWAY_OPERATOR_CLUSTERS.values())
+    for old, new, has in (
+        (without, with_ports, [True, True, True]),
+        (with_ports, without, [True, True, False]),
+    ):
+        stages_ = [each for each in plan(View(old), View(new)) if each.audience == "envoy"]
+        found = [each.snapshot.resources(CLUSTER_TYPE).keys() >= wanted for each in stages_]
+        assert found == has
 
 
 def test_a_change_of_gateways_is_told_to_operators() -> None:

@@ -77,3 +77,38 @@ def test_a_gateway_is_told_no_more_names_than_fit_into_a_header() -> None:
     names = [each["name"] for each in pools]
     (found,) = problems(fleet(*pools, gateway=gateway, listener={"pools": names}))
     assert found.location == ("gateway",)
+
+
+PORTS = {"http": ["127.0.0.1:3"], "grpc": ["127.0.0.1:4"]}
+GATEWAY = {"http": ["127.0.0.1:1"], "grpc": ["127.0.0.1:2"], "operators": PORTS}
+TO = {"ca": "/ca.pem"}
+ASKS = {"certificate": "/c.pem", "key": "/k.pem", "client_ca": "/ca.pem"}
+
+
+@pytest.mark.parametrize(
+    ("gateway", "address", "tls", "words"),
+    [
+        (GATEWAY, "127.0.0.1:9", None, None),
+        (GATEWAY, "[::1]:9", None, None),
+        ({**GATEWAY, "tls": TO}, "0.0.0.0:9", ASKS, None),
+        (None, "127.0.0.1:9", None, "no gateway takes these calls"),
+        ({**GATEWAY, "operators": None}, "127.0.0.1:9", None, "gateway.operators"),
+        (GATEWAY, "0.0.0.0:9", None, "whoever reaches 0.0.0.0:9 could change replicas"),
+        (GATEWAY, "0.0.0.0:9", {**ASKS, "client_ca": None}, "whoever reaches 0.0.0.0:9"),
+        (GATEWAY, "127.0.0.1:9", ASKS, "a gateway without TLS knows no roles"),
+        ({**GATEWAY, "tls": TO}, "127.0.0.1:9", None, "the gateway has TLS and asks who calls"),
+    ],
+)
+def test_a_listener_for_operators_knows_its_callers(
+    gateway: Any, address: str, tls: Any, words: str | None
+) -> None:
+    """By loopback, or by certificates whose roles the gateway knows."""
+    further = {"name": "ops", "address": address, "operators": True, "tls": tls}
+    made = fleet(gateway=gateway, listener={"address": "127.0.0.1:8", "further": [further]})
+    broken = [each for each in problems(made) if each.path.endswith("operators")]
+    if words is None:
+        assert list(problems(made)) == []
+    else:
+        (problem,) = broken
+        assert problem.path == "listener.further[0].operators"
+        assert words in problem.message

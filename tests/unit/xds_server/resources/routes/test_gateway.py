@@ -9,7 +9,7 @@ import pytest
 from envoy.config.route.v3 import route_pb2
 
 from support.fleets import fleet, pool
-from tidegate_api.names import GATEWAY_CLUSTERS, IN_SIGHT_HEADER
+from tidegate_api.names import GATEWAY_CLUSTERS, GATEWAY_OPERATOR_CLUSTERS, IN_SIGHT_HEADER
 from xds_server.fleet.guards.fronts import fronts
 from xds_server.fleet.model.fleet import Fleet
 from xds_server.resources.routes.table import route_configuration
@@ -45,9 +45,9 @@ def first(routes: list[Any], path: str, method: str, **headers: str) -> Any:
 def _holds(matcher: Any, given: dict[str, str]) -> bool:
     value = given.get(matcher.name)
     if value is None:
-        return False
+        return bool(matcher.invert_match)
     if matcher.HasField("present_match"):
-        return True
+        return not matcher.invert_match
     string = matcher.string_match
     if string.HasField("safe_regex"):
         return re.fullmatch(string.safe_regex.regex, value) is not None
@@ -206,3 +206,68 @@ def test_what_one_gateway_cannot_take_goes_to_the_next() -> None:
     retry = first(routes_of(made), "/v2", "GET").route.retry_policy
     assert retry.retry_priority.name == "envoy.retry_priorities.previous_priorities"
     assert retry.num_retries.value == 1
+
+
+CHANGES = [
+    ("/v2/repository/models/llm-model/load", "POST"),
+    ("/v2/repository/mine/models/llm-model/unload", "POST"),
+    ("/v2/trace/setting", "GET"),
+    ("/v2/models/llm-model/trace/setting", "POST"),
+    ("/v2/models/llm-model/versions/1/trace/setting", "GET"),
+    ("/v2/logging", "POST"),
+    (GRPC + "RepositoryModelLoad", "POST"),
+    (GRPC + "RepositoryModelUnload", "POST"),
+    (GRPC + "TraceSetting", "POST"),
+    (GRPC + "LogSettings", "POST"),
+]
+REFUSED = [
+    ("/v2/systemsharedmemory/status", "GET"),
+    ("/v2/cudasharedmemory/region/a/register", "POST"),
+    ("/v2/repository/models/llm-model/other", "POST"),
+    (GRPC + "SystemSharedMemoryStatus", "POST"),
+    (GRPC + "CudaSharedMemoryRegister", "POST"),
+]
+OPERATORS = {"http": ["127.0.0.1:3"], "grpc": ["127.0.0.1:4"]}
+
+
+def with_operators(**more: Any) -> Fleet:
+    """Return a fleet with a listener for operators."""
+    further = {"name": "ops", "address": "127.0.0.1:9", "operators": True, **more}
+    return fleet(
+        listener={"address": "127.0.0.1:8", "further": [further]},
+        gateway={**GATEWAY, "operators": OPERATORS},
+    )
+
+
+def answers(made: Fleet, front: int, path: str, method: str, **headers: str) -> str:
+    """Return the cluster, or Envoy's status, at one of the fleet's listeners."""
+    data = route_configuration(made, front=fronts(made.listener)[front])
+    routes = list(route_pb2.RouteConfiguration.FromString(data).virtual_hosts[0].routes)
+    route = first(routes, path, method, **headers)
+    if route.HasField("direct_response"):
+        return str(route.direct_response.status)
+    return str(route.route.cluster or route.route.weighted_clusters.clusters[0].name)
+
+
+@pytest.mark.parametrize(("path", "method"), CHANGES)
+def test_changes_go_to_the_gateways_port_for_operators_from_their_listener_alone(
+    path: str, method: str
+) -> None:
+    """Not for a web page, and in the sight of the listener's pools."""
+    made = with_operators()
+    protocol = "http" if path.startswith("/v2") else "grpc"
+    assert answers(made, 1, path, method) == GATEWAY_OPERATOR_CLUSTERS[protocol]
+    assert answers(made, 0, path, method) == "403"
+    assert answers(made, 1, path, method, origin="http://page.test") == "403"
+    guarded = with_operators(pools=["llm"])
+    data = route_configuration(guarded, front=fronts(guarded.listener)[1])
+    routes = list(route_pb2.RouteConfiguration.FromString(data).virtual_hosts[0].routes)
+    assert sight_of(first(routes, path, method))[0] == "llm"
+
+
+@pytest.mark.parametrize(("path", "method"), [*REFUSED, *QUESTIONS, *OTHERS])
+def test_all_else_is_at_a_listener_for_operators_as_elsewhere(path: str, method: str) -> None:
+    """Shared memory stays refused; inferences and questions go where they go."""
+    if (path, method) not in CHANGES:
+        made = with_operators()
+        assert answers(made, 1, path, method) == answers(made, 0, path, method)

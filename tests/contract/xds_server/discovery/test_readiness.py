@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -228,10 +227,9 @@ async def test_what_does_not_answer_is_not_ready(kind: str, tls: dict[str, str] 
     mute = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
     async with Readiness() as is_ready:
         for address in (dead, mute):
-            began = time.monotonic()
             http, rpc = (address, None) if kind == "http" else (None, address)
-            assert not await is_ready(asked(http, rpc, tls=tls, timeout_s=0.3))
-            assert time.monotonic() - began < 10
+            async with asyncio.timeout(60):
+                assert not await is_ready(asked(http, rpc, tls=tls, timeout_s=0.3))
     for writer in held:
         writer.close()
     silent.close()

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
+from support.time import Clock
 from tidegate_api.fleet.v1 import report_pb2
 from xds_server.server import inquiries
 from xds_server.server.inquiries import MAX_RECORDS, Inquiries
@@ -106,7 +107,7 @@ async def test_a_picker_that_leaves_is_silent() -> None:
     picker = Picker(None)
     book = Inquiries()
     stream = asyncio.ensure_future(book.serve(picker.answers(), picker))
-    await asyncio.sleep(0.01)
+    await Clock().until(lambda: book._streams)
     asked = asyncio.ensure_future(book.ask("r"))
     await asyncio.sleep(0)
     picker.sent.put_nowait(None)

@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ext_proc.server.h2 import connection as h2
 from ext_proc.server.h2.server import Http2Server
 from support.h2peer import Calls, settle
+from support.time import Clock
 from tidegate_common.health import HealthService
 
 CODE = grpc.StatusCode
@@ -140,8 +141,11 @@ async def test_a_client_that_cancels(served):
 
 async def test_a_clients_deadline(served):
     """The call ends at the caller's deadline, and its handler with it."""
-    call = served.open("held", timeout=0.2)
+    clock, call = Clock(), served.open("held", timeout=60)
     await call.write(b"x")
+    await clock.until(lambda: any(each.streams for each in served.server.connections))
+    await settle()  # and its handler has begun
+    clock.advance(61)
     assert await call.code() is CODE.DEADLINE_EXCEEDED
     await served.gone()
     assert served.calls.cancelled == 1

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ext_proc.server.h2.held import MIN_LIMIT, RELIEVED, STREAM_BYTES, Held
 from ext_proc.server.h2.late import FIRST_S, MESSAGE_S, MIN_RATE
 from support.h2peer import LIMIT, H2Peer, framed
+from support.time import Clock
 
 CODE = grpc.StatusCode
 BIDI = ("echo", "direct")
@@ -264,8 +265,7 @@ async def test_a_callers_deadline_ends_the_call(method: str) -> None:
     """A caller that is gone may not have reset its stream."""
     async with H2Peer() as peer:
         call = peer.found[peer.open(method, b"x", headers=((b"grpc-timeout", b"1n"),))]
-        for _ in range(5):
-            await asyncio.sleep(0.001)
+        Clock().advance(1)
         await peer.turn()
         assert call.status == CODE.DEADLINE_EXCEEDED.value[0]
         assert b"deadline" in call.headers[b"grpc-message"]

@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from ext_proc.server.h2.connection import MAX_TRACE
 from ext_proc.server.h2.frames import framed
 from support.h2peer import LIMIT, H2Peer, settle
+from support.time import Clock
 
 CODE = grpc.StatusCode
 
@@ -166,7 +167,7 @@ async def test_a_stop_waits_for_the_last():
         number = peer.open("direct", b"one")
         await peer.turn()
         stopping = asyncio.create_task(peer.server.stop(3600))
-        await asyncio.sleep(0.03)  # the time between its two words
+        Clock().advance(1)  # its second word is later than its first
         await peer.turn()
         assert not stopping.done()
         peer.client.end_stream(number)

@@ -11,7 +11,7 @@ MISTAKE, DEADLY = "whatever it says", "the bytes of death"
 ATTEMPTS = "tidegate_picker_attempts_total"
 EJECTIONS = "tidegate_picker_ejections_total"
 SLOW_CHECKS = {"interval": "60s", "timeout": "20s", "unhealthy_after": 10}
-TIMES = 60
+TIMES = 24
 FLUSHED_S = 0.6
 """Envoy holds log entries back for 0.2 s."""
 MORE = {"health": SLOW_CHECKS, "routing": {"refuse_deadly": False}}

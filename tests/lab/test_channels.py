@@ -130,7 +130,7 @@ async def test_free_changes_touch_no_connection(http, protocol):
         await operator.Apply(
             admin_pb2.ApplyRequest(fleet=orjson.dumps(fleet).decode(), options=OPTIONS)
         )
-        stable.gaps_s = (0.25,) * 20
+        stable.gaps_s, stable.ends = (0.05,) * 20, asyncio.Event()
         await streaming.send()
         assert (await streaming.head())[0] == 200
         stable.gaps_s = ()
@@ -148,6 +148,7 @@ async def test_free_changes_touch_no_connection(http, protocol):
             if "x-closed" in str(fleet):
                 assert await kept.ask(**{"x-closed": "yes"}) == "stable"
                 assert "x-closed" not in stable.asked[-1]
+        stable.ends.set()
         assert (await streaming.rest()).count(b"more") == 20
         assert await stats(http, stack, "listener_manager.listener_modified") == before
 
@@ -156,7 +157,7 @@ async def test_free_changes_touch_no_connection(http, protocol):
 async def test_a_stream_outlives_a_change_that_drains(http, field):
     """It ends by itself; its connection serves no further request, a new one does."""
     one = Replica("one")
-    one.gaps_s = (0.25,) * 20
+    one.gaps_s, one.ends = (0.05,) * 20, asyncio.Event()
     with HeldPorts() as ports:
         async with (
             stack_over(one) as stack,
@@ -181,6 +182,7 @@ async def test_a_stream_outlives_a_change_that_drains(http, field):
             url = f"http://{new}" if field == "address" else stack.http_url
             async with http.post(f"{url}{GENERATE}", data=BODY) as answer:
                 assert answer.status == 200
+            one.ends.set()
             assert (await streaming.rest()).count(b"more") == 20
 
 

@@ -22,7 +22,7 @@ try:
 except ExtraMissingError as missing:
     pytest.skip(str(missing), allow_module_level=True)
 
-EVENTS = int(os.environ.get("TIDEGATE_CHURN_EVENTS", "50"))
+EVENTS = int(os.environ.get("TIDEGATE_CHURN_EVENTS", "20"))
 """Events of each test; 1,000 take about three minutes on two cores."""
 SEED = int(os.environ.get("TIDEGATE_CHURN_SEED", "17"))
 

@@ -67,7 +67,7 @@ async def test_status_shows_every_client(stack):
 
 @pytest.mark.parametrize("protocol", ["delta", "sotw"])
 async def test_a_canary_gets_its_share(http, new_stack, protocol):
-    """Envoy gives the canary its share of 1,200 requests from the acknowledgement on."""
+    """Envoy gives the canary its share of 400 requests from the acknowledgement on."""
     stack = await new_stack(protocol=protocol)
     canary = stack.replicas[-1].http
     async with admin(stack) as operator:
@@ -80,7 +80,7 @@ async def test_a_canary_gets_its_share(http, new_stack, protocol):
     assert set(result.channels) == {"RTDS", "POOL"}
     async with Traffic(http, stack.http_url + GENERATE, generate_body, workers=12) as traffic:
         traffic.served.clear()
-        await traffic.more(1200)
+        await traffic.more(400)
     assert not traffic.failures
     assert_share(traffic.served[canary], traffic.served.total(), 0.2)
 
@@ -100,7 +100,7 @@ async def test_the_picker_draws_the_same_share(http, split):
     before = await drawn()
     async with triton_grpc.InferenceServerClient(split.grpc_address) as client:
         total = 0
-        while total < 1000:
+        while total < 400:
             await asyncio.gather(*(client.infer("vision", vision_inputs()) for _ in range(20)))
             total += 20
     assert_share(int(await drawn() - before), total, 0.3)

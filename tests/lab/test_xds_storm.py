@@ -19,7 +19,7 @@ from xds_server.snapshots import memo
 
 pytestmark = pytest.mark.timeout(170)
 
-CHANGES = int(os.environ.get("TIDEGATE_STORM_CHANGES", "50"))
+CHANGES = int(os.environ.get("TIDEGATE_STORM_CHANGES", "25"))
 """Number of changes in each of the four storms; 300 take about 30 s on two cores."""
 
 REQUIRED_RATE = float(os.environ.get("TIDEGATE_STORM_RATE", "0"))

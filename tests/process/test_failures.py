@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
+from functools import partial
 
 import pytest
 
@@ -31,51 +33,38 @@ async def victim(tritons):
         await tritons.restart("r1")
 
 
-@pytest.mark.parametrize("body", ["none", "peek", "full"])
-async def test_a_killed_replica_fails_no_stateless_request(http, new_stack, victim, body):
-    """Another replica answers the requests in flight on a killed replica.
+async def test_a_killed_replica_fails_no_request_and_gets_work_again(http, new_stack, victim):
+    """Another replica answers the requests in flight on a killed replica, in each body mode.
 
-    Only answers that it had begun end with it, at most one of each worker.
+    Only answers that it had begun end with it, at most one of each worker. Once restarted, it gets
+    requests again.
     """
-    stack = await new_stack(body=body)
-    dead = next(r.http for r in stack.replicas if r.name == victim)
-    url = stack.http_url
-    async with (
-        Traffic(http, url + GENERATE, generate_body, workers=8, dies=dead) as generations,
-        Traffic(http, url + VISION, vision_body, workers=4, dies=dead) as images,
-    ):
-        assert generations.served[dead] or await eventually(lambda: _served(generations, dead))
-        await stack.kill_replica(victim)
-        await generations.more(150)
-        await images.more(150)
-    assert not generations.failures
-    assert not images.failures
-    assert generations.cut <= generations.workers
-    assert images.cut <= images.workers
+    stacks = [await new_stack(body=body) for body in ("none", "peek", "full")]
+    dead = next(r.http for r in stacks[0].replicas if r.name == victim)
+    async with AsyncExitStack() as exit_:
+
+        async def load(path, body, workers):
+            traffic = [Traffic(http, s.http_url + path, body, workers, dies=dead) for s in stacks]
+            return [await exit_.enter_async_context(each) for each in traffic]
+
+        generations = await load(GENERATE, generate_body, 4)
+        images = await load(VISION, vision_body, 2)
+        for each in generations:
+            assert await eventually(partial(_served, each, dead))
+        await stacks[0].kill_replica(victim)
+        for each in (*generations, *images):
+            await each.more(50)
+        await stacks[0].restart_replica(victim)
+        for each in generations:
+            each.served.clear()
+            assert await eventually(partial(_served, each, dead))
+    for each in (*generations, *images):
+        assert not each.failures
+        assert each.cut <= each.workers
 
 
 async def _served(traffic: Traffic, address: str) -> bool:
     return traffic.served[address] > 0
-
-
-async def test_a_returned_replica_gets_work_again(http, new_stack, victim):
-    """A restarted replica gets requests again, and the picker knows that its cache is empty."""
-    stack = await new_stack()
-    back = next(r.http for r in stack.replicas if r.name == victim)
-    url = stack.http_url + GENERATE
-    async with Traffic(http, url, generate_body, workers=8, dies=back) as traffic:
-        await stack.kill_replica(victim)
-        await traffic.more(50)
-        await stack.restart_replica(victim)
-
-        async def used() -> bool:
-            traffic.served.clear()
-            await traffic.more(40)
-            return traffic.served[back] > 0
-
-        assert await eventually(used)
-    assert not traffic.failures
-    assert traffic.cut <= traffic.workers
 
 
 async def test_an_answer_that_has_begun_is_not_repeated(http, new_stack, victim):

@@ -20,9 +20,9 @@ pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("demo_extra")]
 
 @pytest.fixture(scope="module", params=["nghttp2", "grpc"])
 async def stack(request: pytest.FixtureRequest, tmp_path_factory):
-    """Run the stack over each transport of the picker; connections live for 5 s."""
+    """Run the stack over each transport of the picker; connections live for 1 s."""
     machines = Machines(tmp_path_factory.mktemp("machines"))
-    async with secured_stack(machines, request.param, max_age_s=5) as started:
+    async with secured_stack(machines, request.param, max_age_s=1) as started:
         yield started
 
 
@@ -54,6 +54,7 @@ async def test_renewed_certificates_cut_no_request(stack: Stack) -> None:
     async def load() -> None:
         while not stop.is_set():
             statuses.append(await stack.ask())
+            await asyncio.sleep(0.01)
 
     made = await stack.handshakes("tidegate-picker"), await stack.handshakes("tidegate-xds")
     tasks = [asyncio.create_task(load()) for _ in range(4)]
@@ -62,7 +63,7 @@ async def test_renewed_certificates_cut_no_request(stack: Stack) -> None:
 
     async def anew() -> bool:
         now = await stack.handshakes("tidegate-picker"), await stack.handshakes("tidegate-xds")
-        # The first may have begun before the files were replaced; each lives for about 5 s.
+        # The first may have begun before the files were replaced; each lives for about 1 s.
         return now[0] > made[0] + 1 and now[1] > made[1] + 1
 
     assert await eventually(anew)

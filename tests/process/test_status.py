@@ -24,6 +24,7 @@ from support.traffic import (
 from support.workers import states, worker_pids
 from tidegate_api.admin.v1 import admin_pb2, admin_pb2_grpc
 
+PICKS = "tidegate_picker_picks_total"
 OUTLIER = {"base_ejection": "20s", "interval": "2s", "frozen_after": "1500ms"}
 STAYS_S = 7.0
 """Longer than the reports of all workers take to replace each other."""
@@ -73,8 +74,23 @@ async def counted(stack):
     return sum(each.requests for each in answer.minutes)
 
 
+async def picked(http, stack):
+    """Return the picks of all workers."""
+    return sum([await metric(http, page, PICKS) for page in stack.picker_pages])
+
+
+async def reported(http, stack):
+    """Wait until all picks have been reported; return the requests of the last hour."""
+
+    async def all_are() -> bool:
+        return await counted(stack) == await picked(http, stack)
+
+    assert await eventually(all_are)
+    return await counted(stack)
+
+
 async def settled(stack):
-    """Return the requests of the last hour once all workers have reported theirs."""
+    """Return the requests of the last hour once no worker's next report changes their number."""
     before, now = -1, await counted(stack)
     while now != before:
         await asyncio.sleep(DETAILS_S + 1.0)
@@ -84,10 +100,11 @@ async def settled(stack):
 
 async def test_all_is_well_and_each_request_is_counted_once(http, stack):
     """Two workers report; the sum is what the client sent, whichever of them decided."""
-    start = await settled(stack)
+    start = await reported(http, stack)
     async with Traffic(http, stack.http_url + GENERATE, body, workers=4, pause_s=0.01) as load:
         await load.more(200)
     assert not load.failures
+    assert await reported(http, stack) == start + load.count
     assert await settled(stack) == start + load.count
     code, status = await cli(stack, "status", "--check")
     assert (code, status["verdict"]) == (0, "OK"), status["reasons"]
@@ -216,9 +233,9 @@ async def test_a_worker_that_restarts_is_not_counted_twice(http, stack):
     """
 
     async def picks() -> float:
-        return await metric(http, stack.picker_pages[0], "tidegate_picker_picks_total")
+        return await metric(http, stack.picker_pages[0], PICKS)
 
-    start, before = await settled(stack), await picks()
+    start, before = await reported(http, stack), await picks()
     async with Traffic(http, stack.http_url + GENERATE, body, workers=4, pause_s=0.01) as load:
         await load.more(100)
         os.kill(worker_pids(stack)[1], signal.SIGKILL)

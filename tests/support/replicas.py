@@ -58,6 +58,9 @@ class Replica:
     gaps_s: tuple[float, ...] = ()
     """If given, responses are streamed with these pauses between chunks, seconds."""
 
+    ends: asyncio.Event | None = None
+    """If given, streamed responses end only after this event."""
+
     events: tuple[bytes, ...] = ()
     """If given, responses to inferences are streams of these server-sent events."""
     early_headers: bool = False
@@ -145,6 +148,8 @@ class Replica:
         for gap in self.gaps_s:
             await asyncio.sleep(gap)
             await stream.write(b"more ")
+        if self.ends is not None:
+            await self.ends.wait()
         await stream.write_eof(b"last")
 
 

@@ -30,9 +30,12 @@ def worker_pids(stack: LocalStack) -> dict[int, int]:
     found = {}
     for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
         try:
+            name = Path(f"/proc/{pid}/comm").read_text().split()
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if b"ext_proc.workers" in words:
+        if name[0] == "worker":  # a fork (`support.prefork`)
+            found[int(name[1])] = int(pid)
+        elif b"ext_proc.workers" in words:
             found[int(words[words.index(b"ext_proc.workers") + 2])] = int(pid)
     return found

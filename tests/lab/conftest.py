@@ -13,3 +13,8 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _forked(forked_services: None) -> None:
     """Start services without their imports."""
+
+
+@pytest.fixture(autouse=True)
+def _clean(_left_as_found: None) -> None:
+    """Hold that each test leaves the shared stack as it found it."""

@@ -100,6 +100,12 @@ def body() -> dict[str, object]:
     return {"text_input": fresh_prompt(64), "max_tokens": 1}
 
 
+@pytest.fixture(scope="module")
+async def stack(new_module_stack):
+    """Run a stack whose control server one of the tests kills."""
+    return await new_module_stack()
+
+
 async def test_a_series_of_drains_fails_no_request(http, stack):
     """The one that would take the last replica is refused, by force it is not."""
     async with (

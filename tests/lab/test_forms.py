@@ -48,6 +48,12 @@ async def picks(http, stack, **labels) -> float:
     return await metric(http, stack.picker_metrics, "tidegate_picker_picks_total", **labels)
 
 
+@pytest.fixture(scope="module")
+async def stack(new_module_stack):
+    """Run a stack without a gateway, which refuses and answers by itself."""
+    return await new_module_stack()
+
+
 async def test_http_infer_json(http, stack):
     """KServe HTTP infer as JSON is picked and answered."""
     before = await picks(http, stack, pool="vision")

@@ -14,6 +14,12 @@ from tidegate.stack.local import LocalStack
 from tidegate.stack.processes.ports import HeldPorts
 
 
+@pytest.fixture(scope="module")
+async def stack(new_module_stack):
+    """Run a stack without a gateway, where a replica answers about its models."""
+    return await new_module_stack()
+
+
 async def test_calls_about_a_model_reach_its_replicas(http, stack):
     """Metadata, config, statistics and readiness of a version come from a replica that serves it.
 

@@ -24,6 +24,12 @@ async def ask(http, stack, model_path="toy-llm/generate") -> int:
         return answer.status
 
 
+@pytest.fixture(scope="module")
+async def stack(new_module_stack):
+    """Run a stack whose replicas are killed."""
+    return await new_module_stack()
+
+
 async def test_two_stacks_run_side_by_side(http, new_stack):
     """Each serves from its first request on, over its protocol; they share no port or name."""
     one = await new_stack(protocol="delta")

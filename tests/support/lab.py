@@ -15,6 +15,7 @@ import pytest
 
 from support.preforked import preforked
 from support.replicas import PATIENT
+from support.shared_stack import SharedStack
 from support.traffic import STREAM_TOKENS
 from tidegate.stack.assets import ExtraMissingError
 from tidegate.stack.envoy import envoy_binary
@@ -111,10 +112,29 @@ async def new_module_stack(tritons: Tritons) -> AsyncIterator[StackFactory]:
         yield start
 
 
+@pytest.fixture(scope="session")
+async def shared(tritons: Tritons, http: aiohttp.ClientSession) -> AsyncIterator[SharedStack]:
+    """Run one stack with a gateway for all tests of a worker that leave it as they find it."""
+    async with _factory(tritons) as start:
+        made = SharedStack(await start(gateway=True), http)
+        await made.remember()
+        yield made
+
+
 @pytest.fixture(scope="module")
-async def stack(new_module_stack: StackFactory) -> LocalStack:
-    """Run one default stack for all tests of a module that leave no changes."""
-    return await new_module_stack()
+async def stack(shared: SharedStack) -> LocalStack:
+    """Return the shared stack."""
+    await shared.usable()
+    return shared.stack
+
+
+@pytest.fixture
+async def _left_as_found(request: pytest.FixtureRequest) -> AsyncIterator[None]:
+    """Fail a test of the shared stack that leaves something behind in it."""
+    yield
+    if "shared" in request.fixturenames:
+        left = await request.getfixturevalue("shared").left()
+        assert not left, left
 
 
 class _factory:  # noqa: N801 - used as a function

@@ -41,6 +41,9 @@ SLICE: Final = 8
 KINDS: Final = {"no-route": "client", OTHER_CAUSE: "local"}
 """Causes of answers without a pick that have another name as kinds of failures in traffic."""
 
+LIMITS: Final = frozenset({"overflow", "rate-limited", "overloaded"})
+"""Causes that are limits of the proxy: no replica failed, whether there was a pick or not."""
+
 _log = structlog.stdlib.get_logger("ext_proc.feedback")
 
 
@@ -120,7 +123,11 @@ class LogService:
             if entry.final:
                 lag(unix_now - entry.ended_unix_s)
                 if outcome != FOREIGN:
-                    ended(entry.cluster, entry.served, outcome, entry.first_at_s, entry.lasted_s)
+                    if entry.cause in LIMITS:
+                        self._traffic.refused(self._feedback.pool_of(entry.cluster), entry.cause)
+                    else:
+                        first_s, lasted_s = entry.first_at_s, entry.lasted_s
+                        ended(entry.cluster, entry.served, outcome, first_s, lasted_s)
                     records.ended(entry, outcome, now)
 
     def _had_pick(self, entry: Entry) -> bool:

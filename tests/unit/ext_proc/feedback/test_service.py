@@ -187,7 +187,7 @@ async def test_answers_of_the_proxys_own_are_counted_without_a_pick(
 
 
 async def test_an_answer_of_the_proxys_own_after_a_pick_is_counted_once():
-    """Its request is in the traffic of its variant; the metric has the cause too."""
+    """No replica failed: it is a refusal of its pool, with the cause."""
     router = Router(random.Random(1))
     router.set_pools({"llm": Pool("llm", variants=(Variant("stable", 1),))}, 0.0)
     registry, traffic = CollectorRegistry(), TrafficCounts()
@@ -195,5 +195,6 @@ async def test_an_answer_of_the_proxys_own_after_a_pick_is_counted_once():
     service = LogService(feedback, FeedbackMetrics(registry, feedback, router.conditions), traffic)
     await service.take(own_answer("upstream_overflow", picked=True))
     assert 'cause="overflow",pool="llm"} 1.0' in generate_latest(registry).decode()
-    assert not traffic.variants
+    assert traffic.variants["llm", ""].failed == {"overflow": 1}
+    assert not traffic.endpoints
     assert feedback.outcomes == {"local": 1}

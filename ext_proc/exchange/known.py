@@ -180,5 +180,6 @@ def request_of(
         repeatable=known.repeatable,
         client=head.client,
         bytes_per_token=blocks.bytes_per_token,
+        batch=blocks.batch,
     )
     return request, blocks

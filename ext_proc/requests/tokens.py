@@ -60,6 +60,8 @@ class Blocks(NamedTuple):
     are no ids, or not all of the prompt was read."""
     bytes_per_token: float = ID_BYTES
     """Bytes of the canonical prompt for each token, as far as its tokens are not counted."""
+    batch: tuple[tuple[int, ...], ...] = ()
+    """Of a batch the blocks of each prompt; ``hashes`` are then all of them, once each."""
     chat: bool = False
     """``tokens`` are all of a chat's, by the pool's template: its engine must count as many."""
 
@@ -90,6 +92,8 @@ def token_blocks(
         if found is not None:
             return found
     prompt = features.prompt
+    if features.spans and prompt is not None:
+        return _batch(features, prompt, block_chars, block_tokens, tokenizer, seed, bytes_per_token)
     if prompt is not None:
         if features.truncation is not None and (features.token_ids or tokenizer is not None):
             return _truncated(features, prompt, block_tokens, tokenizer, seed, bytes_per_token)
@@ -105,6 +109,45 @@ def token_blocks(
             return Blocks(hashes, float(block_tokens), tokens)
     hashes = () if prompt is None else chained(features, prompt, block_chars, seed=seed)
     return Blocks(hashes, block_chars / bytes_per_token, None, bytes_per_token)
+
+
+def _batch(
+    features: Features,
+    prompt: bytes,
+    block_chars: int,
+    block_tokens: int,
+    tokenizer: Tokenizer | None,
+    seed: int,
+    bytes_per_token: float,
+) -> Blocks:
+    """Return the blocks of a batch, each prompt's from its own root.
+
+    At most ``MAX_BLOCKS`` in all, and ``MAX_TEXT_BYTES`` of texts are tokenized.
+    """
+    found: dict[int, None] = {}
+    chains: list[tuple[int, ...]] = []
+    tokens: int | None = 0
+    size, scale = block_chars / bytes_per_token, bytes_per_token
+    spans, last = features.spans, features.spans[-1]
+    for begin, end in spans:
+        if len(found) >= MAX_BLOCKS or (tokenizer is not None and begin > MAX_TEXT_BYTES):
+            tokens = None
+            break
+        one = features.copy()
+        one.spans, one.prompt = (), prompt[begin:end]
+        one.prompt_is_partial = features.prompt_is_partial and (begin, end) == last
+        made = token_blocks(
+            one, block_chars, block_tokens, tokenizer, seed, bytes_per_token=bytes_per_token
+        )
+        chain = made.hashes[: MAX_BLOCKS - len(found)]
+        if chain:
+            chains.append(chain)
+            found.update(dict.fromkeys(chain))
+        size, scale = made.block_tokens, made.bytes_per_token
+        tokens = None if tokens is None or made.tokens is None else tokens + made.tokens
+    if last[1] < len(prompt):
+        tokens = None
+    return Blocks(tuple(found), size, tokens, scale, tuple(chains) if len(chains) > 1 else ())
 
 
 def _tokenise(

@@ -260,7 +260,9 @@ class Router:
             self.recent.keep(request, decision, sample, now)
         return decision
 
-    def _charge(self, choice: Choice, index: int, pool_state: PoolState) -> Ticket | None:
+    def _charge(  # noqa: C901 - a function for a part costs each request a call
+        self, choice: Choice, index: int, pool_state: PoolState
+    ) -> Ticket | None:
         self._last_ticket += 1
         context, pool = choice.context, pool_state.pool
         candidate, now, work = context.candidates[index], context.now, work_of(context, index)
@@ -269,7 +271,9 @@ class Router:
         drain, prompted = replica.drain_s(now, per_token), context.tokens is not None
         number, key, matched = self._last_ticket, candidate.key, context.matched[index]
         request, features = context.request, context.request.features
-        coming = self.index.coming(key, request.blocks, matched) * context.block_tokens
+        coming = 0.0
+        if not request.batch:
+            coming = self.index.coming(key, request.blocks, matched) * context.block_tokens
         kind = None if features.form is GRPC_STREAM else features.model or ""
         most = features.max_tokens or 0
         ticket = Ticket(
@@ -284,7 +288,12 @@ class Router:
         if request.blocks:
             whose = tenant_of(features, pool.seed)
             again = features.recomputed
-            self.trials.propose(number, key, request.blocks, whose, matched, now, recomputed=again)
+            if request.batch:
+                self.trials.propose_all(number, key, request.batch, whose, now, recomputed=again)
+            else:
+                self.trials.propose(
+                    number, key, request.blocks, whose, matched, now, recomputed=again
+                )
         if pool.refuse_deadly:
             self.suspicion.picked(number, key.id, request, now)
         if prompted:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ext_proc.requests.parsing import values
-from ext_proc.requests.parsing.budget import MAX_TEXTS
+from ext_proc.requests.parsing.budget import MAX_PROMPTS, MAX_TEXTS
 from ext_proc.requests.parsing.errors import BadRequest
 from ext_proc.requests.parsing.json_prefix import Document, Rules, read_object
 from ext_proc.requests.parsing.shapes import count_json
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 PROMPT_KEYS: Final = ("text_input", "prompt")
 
 _PARAMETERS: Final = "parameters"
+_BATCH: Final = 2
+"""Prompts from which on there are several."""
 _NONE: Final[dict[str, Any]] = {}
 _INT64_END: Final = 2**63
 _INPUTS: Final = (("text_input", "BYTES"), ("max_tokens", "INT64"), ("stream", "BOOL"))
@@ -49,7 +51,7 @@ def read_generate(features: Features, body: bytes | memoryview, *, complete: boo
     members = document.members
     nested = members.get(_PARAMETERS)
     parameters: dict[str, Any] = nested if isinstance(nested, dict) else {}
-    prompt, partial = _prompt(document, parameters)
+    prompt, partial, spans = _prompt(document, parameters)
     sampled = members.get(SAMPLING_INPUT, parameters.get(SAMPLING_INPUT))
     sampling = {} if sampled is None else _sampling(sampled)
     places = [members]
@@ -65,6 +67,7 @@ def read_generate(features: Features, body: bytes | memoryview, *, complete: boo
         features.request_id = values.label(request_id) or features.request_id
     features.prompt = prompt
     features.prompt_is_partial = partial
+    features.spans = spans
     tokens: Any = members.get("max_tokens")
     countable = type(tokens) is int and tokens < _INT64_END
     features.max_tokens = tokens if countable and tokens > 0 else _first_positive(places)
@@ -96,14 +99,15 @@ def _check(members: dict[str, Any], made: Features) -> None:
                 raise
 
 
-def _prompt(document: Document, parameters: dict[str, Any]) -> tuple[bytes | None, bool]:
-    for key in PROMPT_KEYS:
-        if key in document.members:
-            return joined(document.members[key], cut=document.is_cut(key))
-    for key in PROMPT_KEYS:
-        if key in parameters:
-            return joined(parameters[key], cut=document.is_cut(_PARAMETERS))
-    return None, False
+def _prompt(
+    document: Document, parameters: dict[str, Any]
+) -> tuple[bytes | None, bool, tuple[tuple[int, int], ...]]:
+    for members, whole in ((document.members, None), (parameters, _PARAMETERS)):
+        for key in PROMPT_KEYS:
+            if key in members:
+                text, partial = joined(members[key], cut=document.is_cut(whole or key))
+                return text, partial, text_spans(members[key], len(text)) if text else ()
+    return None, False, ()
 
 
 def joined(value: object, *, cut: bool) -> tuple[bytes | None, bool]:
@@ -116,6 +120,23 @@ def joined(value: object, *, cut: bool) -> tuple[bytes | None, bool]:
     else:
         return None, False
     return text[: values.MAX_PROMPT_BYTES], cut or len(text) > values.MAX_PROMPT_BYTES
+
+
+def text_spans(value: object, size: int) -> tuple[tuple[int, int], ...]:
+    """Return begin and end of each text of a batch in what ``joined`` returned, ``size`` bytes.
+
+    Empty for a text alone; at most ``MAX_PROMPTS``.
+    """
+    if not isinstance(value, list) or len(value) < _BATCH:
+        return ()
+    found, begin = [], 0
+    for text in value[:MAX_PROMPTS]:
+        end = begin + len(text.encode())
+        found.append((begin, min(end, size)))
+        begin = end + len(SEPARATOR)
+        if begin >= size:
+            break
+    return tuple(found)
 
 
 def _sampling(value: object) -> dict[str, Any]:

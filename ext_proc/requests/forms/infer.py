@@ -65,4 +65,5 @@ def describe(
     features.prompt_is_partial = found.partial
     features.token_ids = found.token_ids
     features.recomputed = found.recomputed
+    features.spans = found.spans
     return features

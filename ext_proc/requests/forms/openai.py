@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 import xxhash
 
-from ext_proc.requests.forms.generate import joined
+from ext_proc.requests.forms.generate import joined, text_spans
 from ext_proc.requests.parsing import turns, values
-from ext_proc.requests.parsing.budget import MAX_PIECES
+from ext_proc.requests.parsing.budget import MAX_PIECES, MAX_PROMPTS
 from ext_proc.requests.parsing.errors import BadRequest
 from ext_proc.requests.parsing.json_prefix import Document, read_object
 from ext_proc.routing.values.request import Truncation
+from ext_proc.routing.values.scale import ID_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,6 +66,9 @@ def read_openai(features: Features, body: bytes | memoryview, *, complete: bool)
     features.prompt = prompt
     features.prompt_is_partial = partial
     features.token_ids = ids
+    if prompt and "messages" not in members:
+        told = members.get("prompt", members.get("input"))
+        features.spans = (id_spans if ids else text_spans)(told, len(prompt))
     features.plain_text = members.get("add_special_tokens") is False
     if "prompt_logprobs" in members or "echo" in members:
         features.recomputed = _recomputed(members)
@@ -129,6 +133,23 @@ def token_ids(value: object, *, cut: bool) -> tuple[bytes | None, bool]:
     except struct.error:
         return None, False
     return packed, cut or len(flat) > most
+
+
+def id_spans(value: object, size: int) -> tuple[tuple[int, int], ...]:
+    """Return begin and end of each prompt of a batch in what ``token_ids`` returned.
+
+    Empty for one prompt; at most ``MAX_PROMPTS``.
+    """
+    if not isinstance(value, list) or not isinstance(value[0], list) or not value[1:]:
+        return ()
+    found, begin = [], 0
+    for prompt in value[:MAX_PROMPTS]:
+        end = begin + len(prompt) * ID_BYTES
+        found.append((begin, min(end, size)))
+        begin = end
+        if begin >= size:
+            break
+    return tuple(found)
 
 
 def _chat(messages: object, *, cut: bool) -> tuple[bytes | None, bool]:

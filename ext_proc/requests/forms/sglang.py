@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from ext_proc.requests.forms.generate import joined
-from ext_proc.requests.forms.openai import token_ids
+from ext_proc.requests.forms.generate import joined, text_spans
+from ext_proc.requests.forms.openai import id_spans, token_ids
 from ext_proc.requests.parsing import values
 from ext_proc.requests.parsing.json_prefix import Document, read_object
 
@@ -42,6 +42,10 @@ def read_sglang(features: Features, body: bytes | memoryview, *, complete: bool)
         features.max_tokens = values.positive(sampling.get("max_new_tokens"))
     features.recomputed = members.get("return_logprob") is True and _from_start(members)
     features.prompt, features.prompt_is_partial, features.token_ids = _prompt(document)
+    if features.prompt and features.token_ids:
+        features.spans = id_spans(members["input_ids"], len(features.prompt))
+    elif features.prompt:
+        features.spans = text_spans(members["text"], len(features.prompt))
     return features
 
 

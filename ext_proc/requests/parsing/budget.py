@@ -92,6 +92,9 @@ MAX_PIECES: Final = 2560
 that is more than a text and a role; 0.1 to 0.6 us each."""
 
 
+MAX_PROMPTS: Final = 64
+"""Maximum prompts of a batch whose blocks are found; the rest counts by its length only."""
+
 _RARE: Final = 64
 """Occurrences that are found one by one, 10 times as fast per byte as counting."""
 

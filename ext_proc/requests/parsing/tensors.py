@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 
-from ext_proc.requests.parsing.budget import MAX_TEXTS, Levels
+from ext_proc.requests.parsing.budget import MAX_PROMPTS, MAX_TEXTS, Levels
 from ext_proc.requests.parsing.cut_text import CutText
 from ext_proc.requests.parsing.errors import BadRequest
 from ext_proc.requests.parsing.shapes import flattened
@@ -74,6 +74,8 @@ class InputValues(NamedTuple):
     adapter: str | None = None
     recomputed: bool = False
     """The engine computes the whole prompt, whatever its cache holds."""
+    spans: tuple[tuple[int, int], ...] = ()
+    """Begin and end of each text of a batch; empty = it is one prompt."""
 
 
 NOTHING: Final = InputValues()
@@ -87,7 +89,7 @@ def read_tensors(tensors: Mapping[str, Tensor]) -> InputValues:
     """
     if not tensors:
         return NOTHING
-    prompt, partial, token_ids = _prompt(tensors)
+    prompt, partial, token_ids, spans = _prompt(tensors)
     limit = adapter = None
     recomputed = False
     if SAMPLING_INPUT in tensors:
@@ -101,7 +103,7 @@ def read_tensors(tensors: Mapping[str, Tensor]) -> InputValues:
     if ADAPTER_INPUT in tensors:
         task = _integer(tensors[ADAPTER_INPUT])
         adapter = adapter if task is None else str(task)
-    return InputValues(prompt, partial, token_ids, limit, adapter, recomputed)
+    return InputValues(prompt, partial, token_ids, limit, adapter, recomputed, spans)
 
 
 def from_json(
@@ -177,15 +179,18 @@ def _texts_from_json(name: str, flat: list[Any], *, whole: bool) -> Tensor | Non
     return Tensor(name, "BYTES", bytes(raw), whole and len(flat) <= MAX_TEXTS)
 
 
-def _prompt(by_name: Mapping[str, Tensor]) -> tuple[bytes | None, bool, bool]:
-    """Return the prompt, whether something of it is missing, and whether it is token ids."""
+def _prompt(
+    by_name: Mapping[str, Tensor],
+) -> tuple[bytes | None, bool, bool, tuple[tuple[int, int], ...]]:
+    """Return the prompt, whether something of it is missing, whether it is ids, and its spans."""
     for name in TEXT_INPUTS:
         tensor = by_name.get(name)
         if tensor is not None and tensor.datatype == "BYTES":
-            return (*_join(tensor), False)
+            joined, missing, spans = _join(tensor)
+            return joined, missing, False, spans
     tensor = by_name.get(TOKEN_INPUT)
     if tensor is None or tensor.datatype not in INTEGERS:
-        return None, False, False
+        return None, False, False, ()
     width = INTEGERS[tensor.datatype].size
     kept = min(len(tensor.data), MAX_PROMPT_BYTES)
     partial = not tensor.whole or kept < len(tensor.data)
@@ -193,14 +198,23 @@ def _prompt(by_name: Mapping[str, Tensor]) -> tuple[bytes | None, bool, bool]:
     if width == _WIDE:
         # Every second word is the low one; vocabularies are far smaller than 2**32.
         data = memoryview(data).cast("I")[::2].tobytes()
-    return bytes(data), partial, True
+    return bytes(data), partial, True, ()
 
 
-def _join(tensor: Tensor) -> tuple[bytes, bool]:
-    """Return the joined texts of a BYTES tensor, and whether something is missing."""
+def _join(tensor: Tensor) -> tuple[bytes, bool, tuple[tuple[int, int], ...]]:
+    """Return the joined texts of a BYTES tensor, whether something is missing, and their spans."""
     texts, missing = elements(tensor)
     joined = SEPARATOR.join(texts)
-    return joined[:MAX_PROMPT_BYTES], missing or len(joined) > MAX_PROMPT_BYTES
+    spans: list[tuple[int, int]] = []
+    if len(texts) > 1:
+        begin = 0
+        for text in texts[:MAX_PROMPTS]:
+            end = begin + len(text)
+            spans.append((begin, min(end, MAX_PROMPT_BYTES)))
+            begin = end + len(SEPARATOR)
+            if begin >= MAX_PROMPT_BYTES:
+                break
+    return joined[:MAX_PROMPT_BYTES], missing or len(joined) > MAX_PROMPT_BYTES, tuple(spans)
 
 
 def elements(tensor: Tensor) -> tuple[list[bytes], bool]:

@@ -14,7 +14,9 @@ Rules:
    oldest inserts are withdrawn.
 6. Inserts of peer workers get their verdicts from these workers. When a worker is lost, its
    inserts without a verdict are withdrawn.
-7. Each change by this worker is an event; changes by peer workers are not.
+7. Of a batch each prompt is an insert of its own, and all share the verdict. They have tickets that
+   no request has.
+8. Each change by this worker is an event; changes by peer workers are not.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from ext_proc.routing.cache.prefix_index import Inserted
 from ext_proc.routing.cache.prefix_uses import Trial
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator
+    from collections.abc import Callable, Container, Iterator, Sequence
 
     from ext_proc.routing.cache.prefix_uses import RepeatedInsert
     from ext_proc.routing.cache.provisional import ProvisionalIndex
@@ -41,6 +43,10 @@ GRACE_S: Final = 2.0
 """Envoy sends an entry at the latest 0.05 s after its request, a busy machine later."""
 MAX_ENDED: Final = 2**16
 """Maximum requests that wait for their entry; beyond, the longest wait ends early."""
+MAX_PROMPTS: Final = 64
+"""Maximum prompts of a batch that are inserted."""
+_PART: Final = 2**40
+"""Between the numbers of the prompts of a batch; no picker has as many tickets."""
 _WORKER: Final = 2**48
 """Numbers of tickets that one peer worker can have."""
 
@@ -85,6 +91,8 @@ class Trials:
         need not be called."""
         self._ended: deque[_Ended] = deque()
         """Requests that ended without a verdict, by time."""
+        self._further: dict[int, int] = {}
+        """Number of further prompts of a batch, by ticket."""
         self._left = MAX_BLOCKS
         self._heard = 0
         """Number of verdicts of the log."""
@@ -130,9 +138,28 @@ class Trials:
         if self.on_event is not None:
             self.on_event(Inserted(endpoint, blocks, now, tenant, ticket, recomputed))
 
+    def propose_all(
+        self,
+        ticket: int,
+        endpoint: EndpointKey,
+        prompts: Sequence[tuple[int, ...]],
+        tenant: int,
+        now: float,
+        *,
+        recomputed: bool = False,
+    ) -> None:
+        """Insert the prompts of a batch (rule 7), at most ``MAX_PROMPTS``."""
+        prompts = prompts[:MAX_PROMPTS]
+        for number, blocks in enumerate(prompts):
+            part = ticket + number * _PART
+            self.propose(part, endpoint, blocks, tenant, 0, now, recomputed=recomputed)
+        self._further[ticket] = len(prompts) - 1
+
     def move(self, ticket: int, endpoint: EndpointKey, now: float) -> None:
         """Note that another replica serves a request now, after a retry (rule 2)."""
         self._now = now
+        for number in range(1, self._further.get(ticket, 0) + 1):
+            self.move(ticket + number * _PART, endpoint, now)
         trial = self.open.get(ticket)
         if trial is None or trial.holder.key == endpoint or endpoint not in self._members:
             return
@@ -144,6 +171,11 @@ class Trials:
         """Note that the log says that an answer below 400 began on a replica."""
         self._heard += 1
         self._silent = False
+        for number in range(1, self._further.pop(ticket, 0) + 1):
+            self._begun(ticket + number * _PART, endpoint)
+        self._begun(ticket, endpoint)
+
+    def _begun(self, ticket: int, endpoint: EndpointKey) -> None:
         trial = self.open.get(ticket)
         if trial is None:
             return
@@ -158,6 +190,9 @@ class Trials:
         """Note that the log says that a request was not answered so."""
         self._heard += 1
         self._silent = False
+        for number in range(1, self._further.pop(ticket, 0) + 1):
+            if ticket + number * _PART in self.open:
+                self._withdraw(ticket + number * _PART)
         if ticket in self.open:
             self._withdraw(ticket)
 
@@ -167,9 +202,14 @@ class Trials:
         ended = self._ended
         while ended and ended[0][0] <= now:
             self._resolve(ended.popleft())
-        if ticket in self.open:
+        for number in range(1, self._further.get(ticket, 0) + 1):
+            self.ended(ticket + number * _PART, now, done=done)
+        if ticket not in self.open:
+            self._further.pop(ticket, None)
+        else:
             if self._silent:
-                self._confirm(ticket) if done else self._withdraw(ticket)
+                self._further.pop(ticket, None)
+                self._decide(ticket, done=done)
                 return
             ended.append((now + GRACE_S, ticket, done, self._heard))
             if len(ended) > MAX_ENDED:
@@ -177,6 +217,7 @@ class Trials:
 
     def _resolve(self, ended: _Ended) -> None:
         _, ticket, done, heard = ended
+        self._further.pop(ticket, None)
         if ticket not in self.open:
             return
         if heard == self._heard:

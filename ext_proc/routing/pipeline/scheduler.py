@@ -148,7 +148,7 @@ class Scheduler:
                 policy.configure(pools[name])
         return made
 
-    def choose(
+    def choose(  # noqa: C901 - a function for a part costs each request a call
         self, pool_state: PoolState, request: Request, rng: Rng, now: float, unix_now: float
     ) -> Choice | Refusal:
         """Filter and price the candidates; changes nothing but ``rng`` and expired leases."""
@@ -202,6 +202,9 @@ class Scheduler:
                 return allowed
             free = allowed
             matched = self._depths(pool_state, request.protocol, steps, free)
+        if request.batch:
+            matched = self._of_batch(pool_state, request, free)
+            blocks = request.batch[0]
         shared, branched = self._in_common(policy, blocks, matched, len(candidates))
         context = make_context(
             pool_state,
@@ -329,11 +332,29 @@ class Scheduler:
         holder, (_, depth) = pool_state.candidate(key, protocol), steps[-1]
         return [depth if each is holder else 0 for each in candidates]
 
+    def _of_batch(
+        self, pool_state: PoolState, request: Request, candidates: Sequence[Candidate]
+    ) -> list[int]:
+        """Return how many blocks of a batch each candidate need not compute.
+
+        They are those that it holds, and those that several prompts of the batch share: they are
+        computed once.
+        """
+        seen: set[int] = set()
+        total = [0] * len(candidates)
+        for chain in request.batch:
+            again = next((at for at, block in enumerate(chain) if block not in seen), len(chain))
+            seen.update(chain)
+            steps = [] if request.features.recomputed else self._index.match(chain)
+            depths = self._depths(pool_state, request.protocol, steps, candidates)
+            total = [count + max(depth, again) for count, depth in zip(total, depths, strict=True)]
+        return total
+
     def _in_common(
         self, policy: Policy, blocks: tuple[int, ...], matched: Sequence[int], candidates: int
     ) -> tuple[int, int]:
         """Return the number of leading blocks that are shared, and that are branched."""
-        deepest = max(matched)
+        deepest = min(max(matched), len(blocks))
         if not deepest:
             return 0, 0
         branched = self._index.branched_depth(blocks, deepest) if policy.copies else 0

@@ -93,6 +93,7 @@ class Features(Plain):
         "sequence_id",
         "sequence_start",
         "session",
+        "spans",
         "streaming",
         "tensor_bytes",
         "timeout_s",
@@ -128,6 +129,7 @@ class Features(Plain):
         chat: Mapping[str, Any] | None = None,
         cut: bool = False,
         recomputed: bool = False,
+        spans: tuple[tuple[int, int], ...] = (),
     ) -> None:
         self.form = form
         self.pool = pool
@@ -167,6 +169,8 @@ class Features(Plain):
         self.recomputed = recomputed
         """The engine computes the whole prompt, whatever its cache holds (vLLM's
         ``prompt_logprobs``)."""
+        self.spans = spans
+        """Begin and end in ``prompt`` of each prompt of a batch; empty = it is one prompt."""
 
     @property
     def is_inference(self) -> bool:
@@ -208,6 +212,7 @@ class Features(Plain):
             self.chat,
             self.cut,
             self.recomputed,
+            self.spans,
         )
 
 
@@ -240,6 +245,7 @@ class Request(Plain):
         block_tokens: Tokens per block; ``None`` = estimated from the pool's ``block_chars``.
         tokens: Tokens of the whole prompt; ``None`` = estimated from its length.
         bytes_per_token: Bytes of the prompt for each token, where they are not counted.
+        batch: Of a batch of prompts the blocks of each; ``blocks`` are then all of them, once each.
         chat: ``tokens`` are exactly those of a chat, so its engine must count as many.
         subset: ``ip:port`` or bare ``ip`` entries that limit the choice; ``None`` = no limit.
         headers: Request headers by lower-case name, read for the header pins of variants.
@@ -251,6 +257,7 @@ class Request(Plain):
     """
 
     __slots__ = (
+        "batch",
         "block_tokens",
         "blocks",
         "body",
@@ -285,6 +292,7 @@ class Request(Plain):
         client: str | None = None,
         bytes_per_token: float = BYTES_PER_TOKEN,
         chat: bool = False,
+        batch: tuple[tuple[int, ...], ...] = (),
     ) -> None:
         self.chat = chat
         self.pool = pool
@@ -301,3 +309,4 @@ class Request(Plain):
         self.care = care
         self.client = client
         self.bytes_per_token = bytes_per_token
+        self.batch = batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 
 import pytest
@@ -12,6 +13,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from ext_proc.requests import read_body, read_head
 from ext_proc.requests.blocks import MAX_BLOCKS, prompt_blocks
+from ext_proc.requests.forms.openai import read_openai
+from ext_proc.requests.parsing.budget import MAX_PROMPTS
 from ext_proc.requests.tokens import DROPPED_TOKENS, MAX_TEXT_BYTES, token_blocks
 from ext_proc.routing.values.request import Features, Form, Truncation
 
@@ -78,9 +81,9 @@ def test_ids_are_cut_by_tokens():
 def test_texts_are_cut_by_characters_without_a_tokenizer():
     """Without a tokenizer blocks consist of characters, as before."""
     features = text("x" * 100)
-    assert token_blocks(features, 16, 8, None) == (prompt_blocks(features, 16), 4.0, None, 4.0)
+    assert token_blocks(features, 16, 8, None)[:4] == (prompt_blocks(features, 16), 4.0, None, 4.0)
     found = token_blocks(features, 16, 8, None, bytes_per_token=0.5)
-    assert found == (prompt_blocks(features, 16), 32.0, None, 0.5)
+    assert found[:4] == (prompt_blocks(features, 16), 32.0, None, 0.5)
 
 
 def test_a_text_without_ids_is_cut_by_characters():
@@ -91,7 +94,7 @@ def test_a_text_without_ids_is_cut_by_characters():
 
 def test_no_prompt():
     """An unknown prompt has no blocks and no tokens."""
-    assert token_blocks(Features(Form.OTHER), 16, 8, Words()) == ((), 4.0, None, 4.0)
+    assert token_blocks(Features(Form.OTHER), 16, 8, Words())[:4] == ((), 4.0, None, 4.0)
 
 
 def test_ids_and_text_are_the_same_prompt():
@@ -263,3 +266,62 @@ def test_a_long_text_that_is_truncated_has_no_blocks():
     )
     found = token_blocks(prompt, 256, 2, Words())
     assert (found.hashes, found.tokens) == ((), 100)
+
+
+# --- Batches ------------------------------------------------------------------------------------
+
+
+def read(body):
+    """Return the features of a completion."""
+    return read_openai(Features(Form.OPENAI), json.dumps(body).encode(), complete=True)
+
+
+def alone(prompt):
+    """Return the blocks of a prompt that is sent alone."""
+    return token_blocks(read({"model": "m", "prompt": prompt}), 16, 4, None).hashes
+
+
+@pytest.mark.parametrize(
+    "prompts", [["a" * 40, "b" * 50, "a" * 40 + "c" * 30], ["ä" * 20, "b" * 9]]
+)
+def test_each_prompt_of_a_batch_has_its_own_blocks(prompts):
+    """So a prompt matches whether it comes alone or beside others."""
+    found = token_blocks(read({"model": "m", "prompt": prompts}), 16, 4, None)
+    known = [each for prompt in prompts if (each := alone(prompt))]
+    assert found.batch == (tuple(known) if len(known) > 1 else ())
+    assert set(found.hashes) == {block for chain in known for block in chain}
+    assert len(set(found.hashes)) == len(found.hashes)
+
+
+def test_each_array_of_token_ids_has_its_own_blocks():
+    """Their tokens are known."""
+    one, two = list(range(10)), list(range(20, 33))
+    found = token_blocks(read({"model": "m", "prompt": [one, two]}), 16, 4, None)
+    assert found.batch == (alone(one), alone(two))
+    assert found.tokens == 23
+
+
+def test_a_batch_of_one_is_a_prompt():
+    """An array around a text changes nothing."""
+    found = token_blocks(read({"model": "m", "prompt": ["a" * 40]}), 16, 4, None)
+    assert (found.hashes, found.batch) == (alone("a" * 40), ())
+
+
+def test_a_batch_is_bounded():
+    """In prompts, and in blocks."""
+    many = [f"{number:016x}" * 2 for number in range(200)]
+    found = token_blocks(read({"model": "m", "prompt": many}), 16, 4, None)
+    assert len(found.batch) == MAX_PROMPTS
+    long = ["a" * 30_000, "b" * 30_000]
+    found = token_blocks(read({"model": "m", "prompt": long}), 16, 4, None)
+    assert len(found.hashes) == MAX_BLOCKS
+    assert found.batch[0] == alone("a" * 30_000)
+
+
+def test_texts_of_a_batch_are_tokenized_each():
+    """With a tokenizer their blocks are those of their ids."""
+    body = {"model": "m", "prompt": [SENTENCES[0] * 2, SENTENCES[1] * 2]}
+    found = token_blocks(read(body), 16, 4, BPE)
+    ones = [token_blocks(text(each), 16, 4, BPE) for each in body["prompt"]]
+    assert [len(each) for each in found.batch] == [len(each.hashes) for each in ones]
+    assert found.tokens == sum(each.tokens for each in ones)

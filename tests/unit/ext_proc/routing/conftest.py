@@ -38,7 +38,7 @@ class Build:
 
     @staticmethod
     def request(blocks: tuple[int, ...] = (), **changes: Any) -> Request:
-        names = ("pool", "variant", "protocol", "subset", "headers")
+        names = ("pool", "variant", "protocol", "subset", "headers", "batch")
         own = {name: changes.pop(name) for name in names if name in changes}
         features = Features(**{"form": Form.GENERATE, "model": "m", **changes})
         made = Request(pool="llm", variant=None, protocol="http", features=features, blocks=blocks)

@@ -363,3 +363,20 @@ def test_the_scale_of_a_text_sets_the_bound_of_the_index_and_its_work(build: Bui
     assert after == pytest.approx(before * scale / 4.0, rel=0.01)
     state = router.state(1.0)["pools"]["llm"]  # type: ignore[index] # ready for JSON
     assert state["text"]["bytes_per_token"] == round(scale, 3)
+
+
+def test_a_batch_goes_where_most_of_its_prompts_are(build: Build) -> None:
+    """Each prompt is matched by its own prefix, and what they share is computed once."""
+    router = build.router(build.pool(4))
+    first = decide(router, build.request((1, 2, 3)))
+    end(router, first)
+    key = EndpointKey(first.scores[0][0], 1) if first.ticket is None else first.ticket.endpoint
+    batch = ((7, 8), (1, 2, 3, 4), (7, 9))
+    blocks = (7, 8, 1, 2, 3, 4, 9)
+    made = decide(router, build.request(blocks, prompt=b"x" * 2048, batch=batch))
+    assert made.ticket is not None
+    assert (made.ticket.endpoint, made.matched_blocks) == (key, 4)
+    assert made.ticket.work == 512.0 - 4 * 64.0
+    end(router, made)
+    for chain in batch:
+        assert router.index.matched(chain, key) == len(chain)

@@ -129,3 +129,12 @@ def test_truncation():
 def test_adapter(body, adapter):
     """An adapter is named, or numbered as TensorRT-LLM does."""
     assert read(body).adapter == adapter
+
+
+def test_the_texts_of_a_batch_are_told_apart():
+    """Their places in the joined prompt, wherever they are in the body; a text alone has none."""
+    for body in ({"text_input": ["ab", "cd€"]}, {"parameters": {"prompt": ["ab", "cd€"]}}):
+        features = read(body)
+        assert [features.prompt[a:b] for a, b in features.spans] == [b"ab", "cd€".encode()]
+    assert read({"text_input": "ab"}).spans == ()
+    assert read({"text_input": ["ab"]}).spans == ()

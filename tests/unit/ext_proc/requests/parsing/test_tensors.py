@@ -130,3 +130,14 @@ def test_a_ragged_tensor_is_unread(data):
     """Elements beside arrays are counted, but their order would cost a walk."""
     assert from_json("input_ids", "INT32", data, whole=True) is None
     assert from_json("prompt", "BYTES", ["a", ["b"]], whole=True) is None
+
+
+def test_the_texts_of_a_batch_are_told_apart():
+    """Their places in the joined prompt; one text alone has none."""
+    texts = [b"ab", b"", b"cde"]
+    raw = b"".join(len(each).to_bytes(4, "little") + each for each in texts)
+    found = read_tensors({"text_input": Tensor("text_input", "BYTES", raw)})
+    assert found.prompt is not None
+    assert [found.prompt[a:b] for a, b in found.spans] == texts
+    alone = read_tensors({"text_input": Tensor("text_input", "BYTES", raw[:6])})
+    assert alone.spans == ()

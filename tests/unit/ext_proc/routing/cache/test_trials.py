@@ -35,6 +35,10 @@ class Made:
         """Send a prompt to ``A``."""
         self.trials.propose(ticket, A, blocks, UNKNOWN_TENANT, 0, now)
 
+    def held(self, blocks: tuple[int, ...]) -> int:
+        """Return how many leading blocks ``A`` holds."""
+        return self.index.matched(blocks, A)
+
     def confirmed(self) -> int:
         """Return the number of confirmed blocks of ``A``."""
         return self.index.held(A) - self.index.provisional(A)
@@ -281,3 +285,33 @@ def test_a_tenant_is_the_salt_or_the_session() -> None:
     assert len(found) == 4
     assert all(0 <= each < 2**63 for each in found)
     assert tenant_of(Features(Form.GENERATE), 1) == UNKNOWN_TENANT
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_the_prompts_of_a_batch_share_a_verdict(made: Made, good: bool) -> None:
+    """Each is an insert of its own, here and at peers."""
+    chains = ((1, 2), (1, 3, 4), (5,))
+    made.trials.propose_all(1, A, chains, UNKNOWN_TENANT, 0.0)
+    assert [made.held(each) for each in chains] == [2, 3, 1]
+    if good:
+        made.trials.confirm(1, A)
+    else:
+        made.trials.reject(1)
+    assert [made.held(each) for each in chains] == ([2, 3, 1] if good else [0, 0, 0])
+    assert len(made.trials) == 0
+    assert [type(each) for each in made.events].count(Confirmed) == (3 if good else 0)
+
+
+def test_a_batch_moves_and_ends_as_a_whole(made: Made) -> None:
+    """A retried batch is held by the replica that serves it; a lost entry withdraws all of it."""
+    chains = ((1, 2), (3, 4))
+    made.trials.propose_all(1, A, chains, UNKNOWN_TENANT, 0.0)
+    made.trials.move(1, B, 0.5)
+    assert [made.index.matched(each, B) for each in chains] == [2, 2]
+    assert [made.held(each) for each in chains] == [0, 0]
+    made.trials.ended(1, 1.0, done=True)
+    made.propose(2, (9,), 1.0)
+    made.trials.confirm(2, A)
+    made.trials.ended(3, 1.0 + 2 * GRACE_S, done=True)
+    assert [made.index.matched(each, B) for each in chains] == [0, 0]
+    assert len(made.trials) == 0

@@ -173,6 +173,7 @@ SOAK: Final = (
             "TIDEGATE_CALM_SEED": str(seed),
         },
     ),
+    SoakPart("slow-start", "test_xds_slow_start.py", 1, lambda _, __: {}),
     SoakPart("older-envoys", "test_older_envoys.py", 2, lambda _, __: {}, "TIDEGATE_OLD_ENVOYS"),
 )
 """Rates are of two cores. The properties come last, with weight ``PROPERTIES``."""
@@ -196,8 +197,8 @@ def soak(minutes: float, seed: int, environment: Mapping[str, str]) -> list[Suit
         lacks = None
         if found is None:
             lacks = f"tests have no {share.file}"
-        elif share.least and not environment.get(share.least):
-            lacks = f"{share.least} is not set"
+        elif share.least:
+            lacks = _unset(share.least, environment)
         options = ("-p", "no:randomly", "-rP", f"--timeout={seconds * 3 + GRACE_S:.0f}")
         where = "" if found is None else str(found.relative_to(ROOT))
         settings = share.settings(seconds, seed)
@@ -223,7 +224,6 @@ def everything(environment: Mapping[str, str]) -> list[Suite]:
     compiler = None if shutil.which("cc") else "no C compiler (cc) on the PATH"
     go = None if shutil.which("go") or _built("kubernetes") else "no Go (go) on the PATH"
     plain = ("-p", "no:randomly", "-rP")
-    harness = environment.get("TIDEGATE_XDS_HARNESS")
     return [
         Suite("layers", (python, "-m", "tools.layers"), is_pytest=False),
         Suite("kubernetes", (*plain, "tests/kubernetes"), {"TIDEGATE_KUBERNETES": "1"}, go),
@@ -231,15 +231,25 @@ def everything(environment: Mapping[str, str]) -> list[Suite]:
         Suite("engines", (*plain, "tests/engines"), {"TIDEGATE_ENGINES": "1"}),
         _fetched("older-envoys", "test_older_envoys.py", "TIDEGATE_OLD_ENVOYS", environment),
         _fetched("perf-analyzer", "test_perf_analyzer.py", "TIDEGATE_PERF_ANALYZER", environment),
+        Suite("soak-short", (*plain, "tests/soak")),
+        Suite(
+            "triton-examples",
+            (*plain, "tests/soak/test_triton_examples.py"),
+            lacks=_unset("TIDEGATE_TRITON_EXAMPLES", environment),
+        ),
         Suite(
             "conformance",
             (*plain, "tests/conformance"),
-            lacks=None if harness else "TIDEGATE_XDS_HARNESS is not set",
+            lacks=_unset("TIDEGATE_XDS_HARNESS", environment),
         ),
         Suite("compiled", ("make", "test-compiled"), {}, compiler, is_pytest=False),
         Suite("wheels", ("make", "dist"), {}, compiler, is_pytest=False),
         Suite("docs", ("make", "docs"), is_pytest=False),
     ]
+
+
+def _unset(variable: str, environment: Mapping[str, str]) -> str | None:
+    return None if environment.get(variable) else f"{variable} is not set"
 
 
 def _built(name: str) -> bool:

@@ -36,11 +36,6 @@ class Kind:
     waits: bool
     """Whether its methods are coroutines."""
 
-    @property
-    def only_http(self) -> dict[str, bool]:
-        """Arguments of JSON tensors, which gRPC does not have."""
-        return {"binary_data": False} if self.http else {}
-
 
 KINDS: Final = (
     Kind(

@@ -59,6 +59,7 @@ def test_what_a_suite_needs_is_said_where_it_lacks(monkeypatch):
     assert "no network" in lacks["perf-analyzer"]
     assert set(lacks) == {
         *("kubernetes", "older-envoys", "perf-analyzer", "conformance", "compiled", "wheels"),
+        "triton-examples",
     }
 
 

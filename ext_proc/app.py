@@ -50,6 +50,7 @@ from ext_proc.server.port import security_of
 from ext_proc.server.service import PickerServer
 from ext_proc.server.transport import named
 from ext_proc.telemetry.hub import Hub
+from ext_proc.telemetry.push import ending
 from ext_proc.workers.bus import Bus
 from ext_proc.workers.plan import picker_of
 from tidegate_common.tls.channel import open_channel
@@ -143,6 +144,7 @@ class Picker:
             lambda: self._leading,
             self._telemetry.kv_notes,
             self._chats.notes,
+            self._reporters,
         )
         ToldMetrics(shown, self._watching.notes, self._traffic.endpoints, self._chats.checks)
         life = f"{secrets.token_hex(8)}-"
@@ -229,6 +231,13 @@ class Picker:
         if reason is not None:
             self._refused.note(context.peer(), peer, reason)
         return reason
+
+    def _reporters(self) -> dict[str, str]:
+        """Return which replicas' reporters have certificates that end soon, and when."""
+        secured, held = self._secured, self._telemetry.push.certificates
+        if secured is None or not held:
+            return {}
+        return ending(held, time.time(), secured.max_age_s)
 
     async def __aenter__(self) -> Self:
         try:

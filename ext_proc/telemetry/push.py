@@ -21,17 +21,35 @@ import grpc
 
 from ext_proc.telemetry import report
 from tidegate_api.telemetry.v1 import telemetry_pb2
+from tidegate_common.tls.rpc import validity_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ext_proc.routing.values.reading import Reading
+    from tidegate_common.tls.pem import Validity
 
 SERVICE: Final = "tidegate.telemetry.v1.Telemetry"
 MAX_STREAMS: Final = 4096
 EVERY_S: Final = 0.01
 
 _DONE: Final = telemetry_pb2.Summary().SerializeToString()
+
+
+def ending(held: Mapping[str, Validity], now: float, max_age_s: float) -> dict[str, str]:
+    """Return which endpoints' reporters have certificates that end soon, and when.
+
+    Args:
+        held: When certificates hold, by endpoint id.
+        now: Unix seconds.
+        max_age_s: Most seconds that a connection lasts.
+    """
+    return {
+        endpoint: f"its reporter's {'ends' if each.ends > now else 'has ended'} at"
+        f" {time.strftime('%Y-%m-%d %H:%M', time.gmtime(each.ends))} UTC"
+        for endpoint, each in held.items()
+        if each.is_overdue(now, max_age_s)
+    }
 
 
 class Push:
@@ -63,6 +81,8 @@ class Push:
         self._numbers = itertools.count(1)
         self._open = 0
         self._owners: dict[str, int] = {}
+        self.certificates: dict[str, Validity] = {}
+        """When the certificates of reporters hold, by endpoint id, where it is known."""
         self.refused = 0
         """Number of streams ended for an invalid report."""
         self.reports = 0
@@ -105,7 +125,7 @@ class Push:
                 self.reports += 1
                 if not endpoint:
                     endpoint = update.endpoint
-                    self._owners[endpoint] = max(number, self._owners.get(endpoint, 0))
+                    self._own(endpoint, number, context)
                 if self._owners.get(endpoint) == number:
                     if restarted:
                         self._on_restart(endpoint)
@@ -117,5 +137,15 @@ class Push:
             self._open -= 1
             if self._owners.get(endpoint) == number:
                 del self._owners[endpoint]
+                self.certificates.pop(endpoint, None)
                 self._on_end(endpoint)
         return _DONE
+
+    def _own(self, endpoint: str, number: int, context: Any) -> None:
+        if number < self._owners.get(endpoint, 0):
+            return
+        self._owners[endpoint] = number
+        self.certificates.pop(endpoint, None)
+        held = validity_of(context)
+        if held is not None:
+            self.certificates[endpoint] = held

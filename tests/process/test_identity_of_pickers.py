@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -20,6 +21,7 @@ from ext_proc.server.port import LOGS, READINGS
 from ext_proc.settings import PickerSettings
 from ext_proc.telemetry import push
 from support.identities import KINDS, Machines, Presented
+from support.traffic import eventually
 from tidegate.stack.processes.ports import HeldPorts
 from tidegate_api.telemetry.v1 import telemetry_pb2, telemetry_pb2_grpc
 from tidegate_common.tls.files import LOOK_S
@@ -39,6 +41,7 @@ class Served(NamedTuple):
     port: str
     page: str
     health: str
+    running: Picker
 
 
 @contextlib.asynccontextmanager
@@ -59,7 +62,7 @@ async def picker(machines: Machines, transport: str, **more: Any):
             assert started._secured is not None
             following = asyncio.create_task(started._secured.identity.follow())
             try:
-                yield Served(listen, metrics, health)
+                yield Served(listen, metrics, health, started)
             finally:
                 following.cancel()
 
@@ -223,6 +226,27 @@ async def test_a_reporter_speaks_for_its_replica_only(machines: Machines, transp
         ]
     ok, denied = grpc.StatusCode.OK, grpc.StatusCode.PERMISSION_DENIED
     assert verdicts == [ok, denied, ok, denied]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_it_is_known_when_a_reporters_certificate_ends(
+    machines: Machines, transport: str
+) -> None:
+    """While it reports; only the picker sees it."""
+    async with picker(machines, transport) as at:
+        known = at.running._telemetry.push.certificates
+
+        async def ends() -> bool:
+            return bool(known) and known["r1"].ends > time.time()
+
+        async def forgotten() -> bool:
+            return not known
+
+        async with machines.client("reporter", "r1").channel(at.port) as channel:
+            call = telemetry_pb2_grpc.TelemetryStub(channel).Report()
+            await call.write(telemetry_pb2.EndpointReport(endpoint="r1"))
+            assert await eventually(ends)
+        assert await eventually(forgotten)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

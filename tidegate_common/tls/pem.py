@@ -18,6 +18,7 @@ _MAX_LENGTH_BYTES: Final = 4
 SOON_S: Final = 14 * 86_400.0
 """Certificates of a long life end soon from this many seconds before their end on."""
 SOON_SHARE: Final = 0.25
+LIVES: Final = 2.0
 """The others from this share of their life on."""
 
 
@@ -35,6 +36,14 @@ class Validity(NamedTuple):
     def ends_soon(self, now: float) -> bool:
         """Return whether it should have been replaced by now, Unix seconds."""
         return self.ends - now < min(SOON_S, SOON_SHARE * self.life_s)
+
+    def is_overdue(self, now: float, max_age_s: float) -> bool:
+        """Return whether a peer's certificate should have been replaced, by that of its connection.
+
+        A connection may be ``max_age_s`` old, and its certificate may have been replaced since. So
+        it is judged only where it has ``LIVES`` such ages of life left when it begins to count.
+        """
+        return self.ends_soon(now) and SOON_SHARE * self.life_s >= LIVES * max_age_s
 
 
 def is_encrypted(key: bytes) -> bool:

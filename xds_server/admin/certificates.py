@@ -2,9 +2,8 @@
 
 Rules:
 
-1. A client's certificate is the one of its live connection, which may be ``--tls-max-age`` old and
-   replaced since. So it is judged only where a certificate has at least ``LIVES`` such ages of
-   life left when it begins to count, and its files may have been replaced in time.
+1. A client's certificate is the one of its live connection, which may be ``--tls-max-age`` old
+   (``Validity.is_overdue``).
 2. Envoys read the files that the fleet names on their own machines. Where such a path is a file
    here too, its certificate is judged: most fleets have the same files everywhere. What cannot be
    read here says nothing. A file is read again when its time of change differs.
@@ -17,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tidegate_common.tls.pem import SOON_SHARE, validity
+from tidegate_common.tls.pem import validity
 from xds_server.traffic.verdict import CertificateState
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from xds_server.fleet.model.fleet import Fleet
     from xds_server.protocol.messages import ClientView
 
-LIVES: Final = 2.0
 MAX_SHOWN: Final = 20
 MAX_FILES: Final = 1_000
 MAX_FILE_BYTES: Final = 2**20
@@ -91,11 +89,10 @@ class Certificates:
         told = set()
         for each in self._clients():
             held, owner = each.certificate, f"{each.kind} {each.node}"
-            if held is None or owner in told or not held.ends_soon(now):
+            if held is None or owner in told or not held.is_overdue(now, max_age_s):
                 continue
-            if SOON_SHARE * held.life_s >= LIVES * max_age_s:
-                told.add(owner)
-                yield CertificateState(owner, held.ends - now)
+            told.add(owner)
+            yield CertificateState(owner, held.ends - now)
 
 
 def certificate_files(fleet: Fleet) -> Iterator[tuple[str, str]]:

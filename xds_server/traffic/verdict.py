@@ -343,6 +343,8 @@ def _certificates(seen: Situation) -> Iterator[str]:
             yield f"the new certificate of {each.owner} is not in force: {each.fault}"
         else:
             yield f"the certificate of {each.owner} {_ends(each.left_s)}"
+    for pool, first, others in _by_pool(seen, "certificate"):
+        yield f"replica {first.endpoint} of pool {pool}, {first.words}{others}"
 
 
 def _ends(left_s: float) -> str:

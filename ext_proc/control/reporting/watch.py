@@ -8,8 +8,9 @@ Rules:
 3. Of the workers of a picker only the one that leads logs: all know the same conditions.
 4. A look costs time only for replicas with conditions; ``states`` passes over all of them.
 5. A *note* is what is wrong with a replica that does not keep requests from it: it is slow, or
-   slower than before, its variant queues, its KV events do not tell its cache, or it has another
-   chat template or tokenizer. Notes are reported; they are not logged and no conditions.
+   slower than before, its variant queues, its KV events do not tell its cache, it has another chat
+   template or tokenizer, or its reporter's certificate ends soon. Notes are reported; they are not
+   logged and no conditions.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ SLOWER: Final = "slower"
 QUEUE: Final = "queue"
 KV_EVENTS: Final = "kv-events"
 TOKENS: Final = "tokens"
+CERTIFICATE: Final = "certificate"
 HALF_OPEN: Final = "half-open"
 """Reported in place of ``ejected`` once the ejection is over and single requests are tried."""
 
@@ -66,6 +68,8 @@ class ReplicaWatch:
         kv_notes: Returns the replicas whose KV events do not tell their caches, and why.
         token_notes: Returns pool and replica where prompts have other tokens than the picker
             computes, and how that shows.
+        certificate_notes: Returns what is wrong with the certificates of replicas' reporters, by
+            endpoint id.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class ReplicaWatch:
         leads: Callable[[], bool] = lambda: True,
         kv_notes: Callable[[], Iterable[tuple[EndpointKey, str]]] = tuple,
         token_notes: Callable[[], Iterable[tuple[Place, str]]] = tuple,
+        certificate_notes: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self._router = router
         self._clock = clock
@@ -83,6 +88,7 @@ class ReplicaWatch:
         self._leads = leads
         self._kv_notes = kv_notes
         self._token_notes = token_notes
+        self._certificate_notes = certificate_notes
         self._queues = Queues()
         self._known: dict[tuple[str, EndpointKey], tuple[str, ...]] = {}
         self._since: dict[tuple[str, EndpointKey, str], float] = {}
@@ -132,11 +138,13 @@ class ReplicaWatch:
         self._queues.look(now, router.pools, members, {*router.conditions.unwell()})
         for place, waiting in self._queues.found():
             yield place, QUEUE, str(waiting)
-        guessed = dict(self._kv_notes())
-        for name, each in router.pools.items() if guessed else ():
+        guessed, ending = dict(self._kv_notes()), self._certificate_notes()
+        for name, each in router.pools.items() if guessed or ending else ():
             for endpoint in each.endpoints:
                 if endpoint.key in guessed:
                     yield (name, endpoint.key), KV_EVENTS, guessed[endpoint.key]
+                if endpoint.key.id in ending:
+                    yield (name, endpoint.key), CERTIFICATE, ending[endpoint.key.id]
         for place, cause in self._token_notes():
             yield place, TOKENS, cause
 

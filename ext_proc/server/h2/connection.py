@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -84,6 +85,12 @@ class Http2Connection(Http2Output):
         self.peer = Peer()
         self._allowed: frozenset[str] | None = None
         """Paths that the peer may call; ``None`` = any."""
+
+    def certificates(self) -> list[bytes]:
+        """Return the peer's certificate (PEM), if it has one."""
+        tls = None if self._transport is None else self._transport.get_extra_info("ssl_object")
+        held = None if tls is None else tls.getpeercert(binary_form=True)
+        return [] if held is None else [ssl.DER_cert_to_PEM_cert(held).encode()]
 
     # --- The loop's side --------------------------------------------------------------------------
 

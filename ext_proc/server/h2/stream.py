@@ -72,6 +72,10 @@ class Channel(ABC):
         """Return the address at its other end, ``host:port``."""
 
     @abstractmethod
+    def certificates(self) -> list[bytes]:
+        """Return the certificate (PEM) at its other end, if it has one."""
+
+    @abstractmethod
     def retire(self) -> None:
         """Let the peer open another connection; at the next call end what would never end."""
 
@@ -193,11 +197,12 @@ class Http2Stream:
         return self._connection.address()
 
     def auth_context(self) -> dict[str, list[bytes]]:
-        """Return the names of the peer's certificate, as ``grpc.aio`` does."""
+        """Return the peer's certificate (PEM) and its names, as ``grpc.aio`` does."""
         peer = self._connection.peer
         return {
             "peer_uri": [each.encode() for each in peer.uris],
             "peer_dns": [each.encode() for each in peer.dns],
+            "x509_pem_cert": self._connection.certificates(),
         }
 
     async def read(self) -> Any:

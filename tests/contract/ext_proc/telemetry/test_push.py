@@ -10,10 +10,11 @@ from aiohttp import web
 
 from ext_proc.routing.values.reading import Reading
 from ext_proc.telemetry import push as module
-from ext_proc.telemetry.push import Push
+from ext_proc.telemetry.push import Push, ending
 from ext_proc.telemetry.report import write
 from tidegate.reporter.run import MetricsReporter, ReporterOptions
 from tidegate_api.telemetry.v1 import telemetry_pb2_grpc
+from tidegate_common.tls.pem import Validity
 
 
 class Picker:
@@ -63,6 +64,21 @@ async def test_reports_are_heard_in_order_and_end(picker, stub):
     await call
     assert await picker.next() == ("end", "r")
     assert picker.push.state() == {"streams": 0, "endpoints": 0, "reports": 2, "refused": 0}
+
+
+def test_certificates_of_reporters_that_end_soon_are_told():
+    """Connections last for an hour: a certificate of an hour is replaced unseen."""
+    day = 86_400.0
+    held = {
+        "r1": Validity(-87 * day, 3 * day),
+        "r2": Validity(-80 * day, 20 * day),
+        "r3": Validity(-3600.0, 60.0),
+        "r4": Validity(-90 * day, -60.0),
+    }
+    assert ending(held, 0.0, 3600.0) == {
+        "r1": "its reporter's ends at 1970-01-04 00:00 UTC",
+        "r4": "its reporter's has ended at 1969-12-31 23:59 UTC",
+    }
 
 
 async def test_a_bad_report_ends_its_stream_only(picker, stub):

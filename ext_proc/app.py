@@ -261,6 +261,7 @@ class Picker:
                 on_judged=self._feedback.follow,
                 on_found=self._probing.follow,
                 on_lead=self._lead,
+                listings=self._probing.listings,
             )
             self._stack.callback(self._bus.close)
             self._bus.open()

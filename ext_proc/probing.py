@@ -6,8 +6,8 @@ Rules:
    own. What they want to be asked at once, they tell the leader.
 2. All workers note a replica that is not ready: it confirms a death, and tells when the replica is
    certainly back (``blame.deaths``, rule 4).
-3. A listing is told when it differs from the last one, and again after ``REPEAT_S``, so that a
-   worker that starts later knows it too.
+3. A listing is told when it differs from the last one, and again after ``REPEAT_S``. A worker that
+   joins is told the latest ones first, so it is ready with them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ext_proc.feedback.probe import Prober, targets_of
 from ext_proc.workers.news import Looked, LookWanted, Probed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from ext_proc.routing.router import Router
     from ext_proc.routing.values.listing import Listing
@@ -52,6 +52,7 @@ class Probing:
         self._looker = Looker(self._looked, contexts=contexts)
         self._told_at: dict[EndpointKey, float] = {}
         """When each listing was last told, monotonic seconds."""
+        self._latest: dict[EndpointKey, Looked] = {}
         self._leading = False
         router.placement.on_look = self._want
 
@@ -63,6 +64,11 @@ class Probing:
         self._looker.set_targets(targets)
         keys = {target.key for target in targets}
         self._told_at = {key: at for key, at in self._told_at.items() if key in keys}
+        self._latest = {key: each for key, each in self._latest.items() if key in keys}
+
+    def listings(self) -> Iterable[Looked]:
+        """Return the latest listing of each replica that this worker has asked."""
+        return self._latest.values()
 
     async def run(self) -> None:
         """Ask until cancelled."""
@@ -99,6 +105,7 @@ class Probing:
 
     def _looked(self, key: EndpointKey, listing: Listing | None) -> bool:
         found, now = Looked(key, listing), time.monotonic()
+        self._latest[key] = found
         changed = found.take(self._router.placement)
         if changed or now - self._told_at.get(key, now - REPEAT_S) >= REPEAT_S:
             self._told_at[key] = now

@@ -122,6 +122,7 @@ class Bus:
         on_judged: Receives verdicts of a peer's log entries.
         on_found: Receives what a peer found at replicas, or wants to be found.
         on_lead: Called with whether this worker leads, at the start and at each change.
+        listings: Returns the latest listings of replicas, for a worker that joins.
         clock: Monotonic seconds.
     """
 
@@ -134,6 +135,7 @@ class Bus:
         on_judged: Callable[[Judged, float], None],
         on_found: Callable[[Probed | Looked | LookWanted], None],
         on_lead: Callable[[bool], None],
+        listings: Callable[[], Iterable[Looked]] = tuple,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._place = place
@@ -142,6 +144,7 @@ class Bus:
         self._on_judged = on_judged
         self._on_found = on_found
         self._on_lead = on_lead
+        self._listings = listings
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._events: list[tuple[LocalEvent, float]] = []
@@ -304,7 +307,7 @@ class Bus:
         self._outlet.send(frame)
 
     def _begin(self) -> bytes:
-        """Return the beginning of a connection: names, in-flight load and leases."""
+        """Return the beginning of a connection: names, listings, in-flight load and leases."""
         self.flush()  # to existing readers; the new one gets this from the snapshot
         encoder, out = self._encoder, bytearray()
         for event in (*self._snapshot(), SnapshotEnd()):
@@ -314,7 +317,8 @@ class Bus:
         self.flush()  # new names, to existing readers; the new one gets all names first
         return encoder.names() + bytes(out)
 
-    def _snapshot(self) -> Iterator[ReplicationEvent]:
+    def _snapshot(self) -> Iterator[ReplicationEvent | Looked]:
+        yield from self._listings()
         yield from self._account.standing()
         for key, lease in self._shared.leases_in_force():
             yield Leased(key, lease)

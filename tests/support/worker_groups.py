@@ -20,6 +20,7 @@ class Worker:
         self.judged: list = []
         self.leads: list[bool] = []
         self.found: list = []
+        self.listings: list = []
         self.router: Router = router(
             4,
             number,
@@ -33,6 +34,7 @@ class Worker:
             on_judged=lambda judged, _: self.judged.append(judged),
             on_found=self.found.append,
             on_lead=self.leads.append,
+            listings=lambda: self.listings,
             clock=clock,
         )
 

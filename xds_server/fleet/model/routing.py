@@ -87,9 +87,11 @@ class Routing(Strict):
     `listener.client_headers` lists it."""
     body: BodyMode = "peek"
     """How much of a request's body the picker reads: nothing, a bounded first part, or all."""
-    first_message: Literal["none", "duplex"] = "none"
-    """Whether a gRPC stream (ModelStreamInfer) is routed by its headers alone, or by its first
-    message, with every message going through the picker: then a stream breaks with its picker."""
+    first_message: Literal["auto", "none", "duplex"] = "auto"
+    """How a gRPC stream (ModelStreamInfer) is routed: by its headers alone (`none`), or by its
+    first message, with every message going through the picker (`duplex`): then a stream breaks with
+    its picker. `auto`: where gRPC serves several models, Envoy reads the model of the first message
+    and the picker no message, but of compressed streams, which are `duplex`; else `none`."""
     fallbacks: Annotated[int, Field(ge=0, le=8)] = 2
     """Further endpoints behind the pick, which Envoy's retries walk."""
     retry_read: Annotated[int, Field(ge=0, le=1)] = 1

@@ -9,9 +9,12 @@ Rules:
    reads the model *without a pick*.
 3. The picker reads no stream whose pool has not ``first_message: duplex``. Where a wrong pool is
    possible (rule 2), Envoy reads the first message *before* it asks the picker.
-4. A pool with ``policy: envoy`` is to cost no picker. In a form that such a pool shares, Envoy
+4. Replicas may lack some of several models, so Envoy reads the first message before it asks the
+   picker, too, where the pools of gRPC serve several and the default pool's ``first_message`` is
+   ``auto``. Compressed streams, which Envoy cannot read, are then sent through the picker.
+5. A pool with ``policy: envoy`` is to cost no picker. In a form that such a pool shares, Envoy
    reads the model *before* it asks the picker; what it cannot read is left to the picker.
-5. What is read does not depend on weights, limits or health: these change while clients are
+6. What is read does not depend on weights, limits or health: these change while clients are
    connected.
 """
 
@@ -44,6 +47,10 @@ class BodyRead(NamedTuple):
 
 NEVER: Final = BodyRead()
 
+FIRST_MESSAGE_BYTES: Final = 64 * 2**20
+"""Most bytes that Envoy holds of a stream's first message to read its model, if no ``max_body`` is
+larger. Before this was read, streams had no bound: it is far above what clients send."""
+
 
 class BodyReads(NamedTuple):
     """What Envoy reads of each form."""
@@ -69,7 +76,8 @@ def _all_body_reads(fleet: Fleet) -> BodyReads:
     sharing = grpc_pools(fleet)
     alone, apart = _alone(sharing), _apart(sharing, "grpc")
     default = next((pool for pool in sharing if pool.name == default_for_grpc(fleet)), None)
-    duplex = default is not None and default.routing.first_message == "duplex"
+    first = "none" if default is None else default.routing.first_message
+    duplex, auto = first == "duplex", first == "auto"
     found = {}
     for path in sorted({path for pool in fleet.pools for path in pool.match.paths}):
         pools = path_pools(fleet, path)
@@ -78,7 +86,9 @@ def _all_body_reads(fleet: Fleet) -> BodyReads:
             found[path] = read
     return BodyReads(
         unary=BodyRead(alone, apart),
-        stream=BodyRead(alone or (apart and not duplex), apart and duplex),
+        stream=BodyRead(
+            alone or (apart and not duplex) or (auto and serve_several(sharing)), apart and duplex
+        ),
         paths=tuple(found.items()),
     )
 
@@ -92,7 +102,8 @@ def _reading(pool: PoolSpec) -> tuple[object, ...] | None:
     if not pool.match.paths and not speaks(pool, "grpc"):
         return None
     routing = pool.routing
-    return forms_of(pool), routing.policy, routing.first_message, _replicas(pool)
+    first = routing.first_message, pool.match.models
+    return forms_of(pool), routing.policy, first, _replicas(pool)
 
 
 _body_reads: Final = Successive(_all_body_reads, _same_reads)
@@ -111,6 +122,29 @@ def path_pools(fleet: Fleet, path: str) -> list[PoolSpec]:
 def largest_body(pools: Iterable[PoolSpec]) -> int:
     """Return how many bytes of a body Envoy holds to read its model: the largest ``max_body``."""
     return max(pool.routing.max_body for pool in pools)
+
+
+def largest_first_message(pools: Iterable[PoolSpec]) -> int:
+    """Return how many bytes of a stream's first message Envoy holds to read its model."""
+    return max(FIRST_MESSAGE_BYTES, largest_body(pools))
+
+
+def picker_reads_compressed(fleet: Fleet) -> bool:
+    """Return whether streams that Envoy cannot read go through the picker."""
+    name = default_for_grpc(fleet)
+    default = next((pool for pool in fleet.pools if pool.name == name), None)
+    return default is not None and through_picker(default, body_reads(fleet).stream)
+
+
+def through_picker(pool: PoolSpec, read_at: BodyRead) -> bool:
+    """Return whether the pool's picker reads the streams that Envoy cannot read."""
+    routing = pool.routing
+    return read_at.before and routing.first_message == "auto" and routing.policy != ENVOY_POLICY
+
+
+def serve_several(pools: Iterable[PoolSpec]) -> bool:
+    """Return whether the pools serve more than one model, as the fleet file names them."""
+    return len({model for pool in pools for model in pool.match.models}) > 1
 
 
 def _alone(sharing: Sequence[PoolSpec]) -> bool:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidegate_api.pools import ENVOY_POLICY
-from xds_server.fleet.rules.bodies import body_reads, grpc_pools, largest_body, path_pools
+from xds_server.fleet.rules.bodies import (
+    body_reads,
+    grpc_pools,
+    largest_body,
+    largest_first_message,
+    path_pools,
+    picker_reads_compressed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,12 +40,20 @@ def picker_needs(fleet: Fleet) -> list[str]:
             f"gRPC streams of {names} need a picker where their first message is compressed or"
             f" larger than {largest_body(sharing)} bytes, unless metadata names the model"
         )
-    elif reads.stream.before:
-        found.append(
-            f"gRPC streams of {names} are refused, with or without a picker, where their first"
-            f" message is compressed or larger than {largest_body(sharing)} bytes, unless metadata"
-            " names the model; `first_message: duplex` in the default pool lets the picker read it"
-        )
+    elif reads.stream.before and reads.unary.without:
+        held = largest_first_message(sharing)
+        if picker_reads_compressed(fleet):
+            found.append(
+                f"gRPC streams of {names} need a picker where they are compressed, and are refused"
+                f" where their first message is larger than {held} bytes, unless metadata names the"
+                " model"
+            )
+        else:
+            found.append(
+                f"gRPC streams of {names} are refused, with or without a picker, where their first"
+                f" message is compressed or larger than {held} bytes, unless metadata names the"
+                " model; `first_message: duplex` in the default pool lets the picker read it"
+            )
     for path, read in reads.paths:
         if read.without:
             pools = _pools([pool.name for pool in path_pools(fleet, path)])

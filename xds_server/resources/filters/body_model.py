@@ -42,7 +42,10 @@ _JSON_WITHOUT: Final = "tidegate.without.json"
 _GRPC_WITHOUT: Final = "tidegate.without.grpc"
 _ROUTE_WITHOUT: Final = "tidegate.without.route"
 
-_COMPRESSED: Final = Skip("grpc-encoding", "(gzip|deflate|snappy|zstd|br)")
+CODINGS: Final = "(gzip|deflate|snappy|zstd|br)"
+"""Values of ``grpc-encoding`` with which messages may be compressed."""
+
+_COMPRESSED: Final = Skip("grpc-encoding", CODINGS)
 _PICKED: Final = (Skip(DESTINATION_HEADER), Skip(CONTROL_MODEL_HEADER))
 
 

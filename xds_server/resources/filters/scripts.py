@@ -31,7 +31,7 @@ NO_PICKER: Final = (
     f" header {MODEL_HEADER}"
 )
 UNREADABLE: Final = (
-    "only the message names the pool of this call, and the gateway cannot read it: it is"
+    "only the message names the model of this call, and the gateway cannot read it: it is empty,"
     f" compressed, not valid, or too large; name the model in the metadata {MODEL_HEADER},"
     " or send the message uncompressed and smaller"
 )

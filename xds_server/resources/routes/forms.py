@@ -7,7 +7,8 @@ model in a header. Rules:
    engines' forms ``base:adapter`` is also ``base``, as for pickers: the longest base counts.
 2. On its paths a pool without models takes every model that no other pool has there. Else an
    inference of a model that no pool serves is refused; other calls about it go to the default pool,
-   whose replicas answer with Triton's own error.
+   whose replicas answer with Triton's own error. So do streams, where any pool's replicas can
+   answer.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from envoy.config.route.v3 import route_components_pb2
 
 from tidegate_api.names import CONTROL_MODEL_HEADER, UNPICKED_HEADER, Protocol
 from tidegate_api.paths import MODEL_ENDINGS, SCORE_PATHS
-from xds_server.fleet.rules.bodies import BodyRead, largest_body
-from xds_server.resources.filters.body_model import read_before, read_without
+from xds_server.fleet.rules.bodies import BodyRead, largest_body, largest_first_message
+from xds_server.resources.filters.body_model import CODINGS, read_before, read_without
 from xds_server.resources.routes.paths import GRPC_SERVICE, POST, Call
 from xds_server.resources.routes.pins import header_in, header_present
 
@@ -33,8 +34,16 @@ if TYPE_CHECKING:
 READ_HEADERS: Final = (CONTROL_MODEL_HEADER, UNPICKED_HEADER)
 """Headers that Envoy sets for itself; replicas do not get them."""
 
+STREAM_FORM: Final = "grpc-stream"
+"""Name of the form of streams."""
+
 _SEPARATOR: Final = "[:/#@|+]+"
 """Between a base model and an adapter, see ``ext_proc/requests/adapters.py``."""
+
+COMPRESSED: Final = route_components_pb2.HeaderMatcher(
+    name="grpc-encoding", string_match={"safe_regex": {"regex": CODINGS}}
+)
+"""Matches calls whose messages may be compressed."""
 
 _NAMED: Final = tuple(ending.removeprefix("/") for ending in MODEL_ENDINGS)
 _WHOLE: Final = frozenset(path.removeprefix("/") for path in SCORE_PATHS)
@@ -53,6 +62,8 @@ class UnnamedForm(NamedTuple):
     """All pools of the form, the default one included."""
     read_at: BodyRead
     """When Envoy reads the model."""
+    any_model: bool = False
+    """Whether a model that no pool serves goes to the default pool."""
 
     @property
     def inferences(self) -> Call:
@@ -66,8 +77,9 @@ class UnnamedForm(NamedTuple):
         grpc = self.protocol == "grpc"
         if self.read_at.before:
             read_before(route, grpc=grpc, leave_compressed=leave_compressed)
-            limit = route.request_body_buffer_limit
-            limit.value = max(limit.value, largest_body(self.sharing))
+            limit, streams = route.request_body_buffer_limit, self.name == STREAM_FORM
+            held = largest_first_message if streams else largest_body
+            limit.value = max(limit.value, held(self.sharing))
         if self.read_at.without:
             read_without(route, grpc=grpc)
 
@@ -79,7 +91,7 @@ class UnnamedForm(NamedTuple):
                 yield f"{pool.name}/by-body/{self.name}", [matcher], pool
         if self.protocol == "http" and (self.name.endswith(_NAMED) or self.name in _WHOLE):
             yield from self._adapters()
-        if self.takes_any:
+        if self._without_models:
             any_model = next(pool for pool in self.sharing if not pool.match.models)
             matcher = header_present(CONTROL_MODEL_HEADER)
             yield f"{any_model.name}/by-body/{self.name}/any-model", [matcher], any_model
@@ -87,6 +99,10 @@ class UnnamedForm(NamedTuple):
     @property
     def takes_any(self) -> bool:
         """Whether a pool takes every model that no other pool has."""
+        return self.any_model or self._without_models
+
+    @property
+    def _without_models(self) -> bool:
         return self.protocol == "http" and any(not pool.match.models for pool in self.sharing)
 
     def _adapters(self) -> Iterator[tuple[str, list[Any], PoolSpec]]:

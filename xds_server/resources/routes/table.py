@@ -42,22 +42,26 @@ from xds_server.fleet.model.fields import split_host_port
 from xds_server.fleet.parts.defaults import default_for_grpc, default_for_path, server_pool
 from xds_server.fleet.rules.bodies import (
     NEVER,
+    BodyRead,
     BodyReads,
     body_reads,
     grpc_pools,
     largest_body,
     path_pools,
+    serve_several,
+    through_picker,
 )
 from xds_server.fleet.view import PROTOCOLS, clusters_of, speaks
 from xds_server.resources.edge.browsers import admit_origins
 from xds_server.resources.edge.filters import guard_routes
 from xds_server.resources.edge.limits import limit_requests
+from xds_server.resources.filters.body_model import read_without
 from xds_server.resources.filters.discovered import admitted
 from xds_server.resources.filters.picked_pool import follow_picker
 from xds_server.resources.filters.unknown_models import answer_unknown_model
 from xds_server.resources.filters.usage import read_usage
 from xds_server.resources.routes import gateway, paths
-from xds_server.resources.routes.forms import READ_HEADERS, UnnamedForm
+from xds_server.resources.routes.forms import COMPRESSED, READ_HEADERS, STREAM_FORM, UnnamedForm
 from xds_server.resources.routes.forwarding import forward
 from xds_server.resources.routes.load_reports import ask_for_loads
 from xds_server.resources.routes.paths import Call
@@ -215,9 +219,19 @@ def _named(pool: PoolSpec, listener: ListenerSpec, asked: Container[Protocol]) -
                 pool, protocol, asked=protocol in asked
             ):
                 name = f"{pool.name}/{protocol}{suffix}/by-{label}"
+                if label == "pool" and streaming and _lacks_model(pool):
+                    read = BodyRead(before=True)
+                    form = UnnamedForm(STREAM_FORM, call, "grpc", pool, [pool], read, True)
+                    yield from _first_read(form, name, f"{name}-compressed", headers, apart=False)
+                    continue
                 yield from _drawn(name, call, headers, pool, protocol, streaming=streaming)
     if pool.match.models and speaks(pool, "http"):
         yield from _by_path(pool, asked="http" in asked)
+
+
+def _lacks_model(pool: PoolSpec) -> bool:
+    """Return whether a stream's model must be read although its pool is known."""
+    return pool.routing.first_message == "auto" and serve_several([pool])
 
 
 def _calls_by_header(
@@ -252,17 +266,9 @@ def _unnamed(fleet: Fleet, reads: BodyReads) -> Iterator[Any]:
     grpc = default_for_grpc(fleet)
     if grpc is not None:
         default, sharing = pools[grpc], grpc_pools(fleet)
-        # Unless a stream is routed by its first message, a stream without a header that names its
-        # pool belongs to the default pool.
-        duplex = default.routing.first_message == "duplex"
-        name = UNNAMED_ROUTE_PREFIX + "grpc-stream" if duplex else f"{grpc}/grpc-stream/default"
-        stream = UnnamedForm(
-            "grpc-stream", paths.stream_call(), "grpc", default, sharing, reads.stream
-        )
-        yield from _by_model(stream, streaming=True)
-        for route in _drawn(name, stream.call, [], default, "grpc", streaming=True):
-            stream.read(route, leave_compressed=duplex)
-            yield route
+        # The fleet need not have its replicas yet, so what is read says how they are.
+        apart = reads.unary.without
+        yield from _unnamed_streams(default, sharing, reads.stream, apart=apart)
         unary = UnnamedForm("grpc", paths.unary_calls(), "grpc", default, sharing, reads.unary)
         yield from _by_model(unary)
         yield from _drawn_unnamed(unary, at_least_peek(default.routing.body))
@@ -279,6 +285,49 @@ def _unnamed(fleet: Fleet, reads: BodyReads) -> Iterator[Any]:
         shared = sum(path in pool.match.paths for pool in fleet.pools) > 1
         yield from _drawn_unnamed(form, "full" if shared else at_least_peek(default.routing.body))
     yield from _model_lists(fleet)
+
+
+def _unnamed_streams(
+    default: PoolSpec, sharing: Sequence[PoolSpec], read_at: BodyRead, *, apart: bool
+) -> Iterator[Any]:
+    """Yield the routes of streams that no header names a pool or model of."""
+    # Unless a stream is routed by its first message, it belongs to the default pool.
+    duplex = default.routing.first_message == "duplex"
+    unnamed = UNNAMED_ROUTE_PREFIX + STREAM_FORM
+    call = paths.stream_call()
+    stream = UnnamedForm(STREAM_FORM, call, "grpc", default, sharing, read_at, any_model=not apart)
+    yield from _by_model(stream, streaming=True)
+    compressed = unnamed + "-compressed"
+    name = unnamed if duplex else f"{default.name}/{STREAM_FORM}/default"
+    yield from _first_read(stream, name, compressed, [], apart=apart)
+
+
+def _first_read(
+    form: UnnamedForm, name: str, compressed: str, headers: list[Any], *, apart: bool
+) -> Iterator[Any]:
+    """Yield the routes on which streams arrive whose first message may be read.
+
+    Args:
+        form: The streams.
+        name: Name of the routes.
+        compressed: Name of the routes of streams that Envoy cannot read, for the picker to do so.
+        headers: Matchers of their headers.
+        apart: Without a pick, what cannot be read must be refused.
+    """
+    pool, first = form.default, form.default.routing.first_message
+    by_picker = through_picker(pool, form.read_at)
+    if by_picker:
+        matchers = [*headers, COMPRESSED]
+        for route in _drawn(compressed, form.call, matchers, pool, "grpc", streaming=True):
+            process(route, pool.routing, "duplex")
+            if apart:
+                read_without(route, grpc=True)
+            yield route
+    for route in _drawn(name, form.call, headers, pool, "grpc", streaming=True):
+        form.read(route, leave_compressed=by_picker or first == "duplex")
+        if form.read_at.before:
+            route.request_headers_to_remove.extend((*READ_HEADERS, MODEL_HEADER))
+        yield route
 
 
 def _drawn_unnamed(form: UnnamedForm, body: BodyMode) -> Iterator[Any]:

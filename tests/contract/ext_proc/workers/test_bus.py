@@ -218,3 +218,14 @@ async def test_names_begin_anew_before_they_run_out(tmp_path, monkeypatch):
         decide(first.router, 100.0)
         await group.settle()
         assert loads(other.router) == loads(first.router)
+
+
+async def test_a_worker_that_joins_knows_which_models_are_where(tmp_path):
+    """Else its first requests would reach replicas without their model, for ten seconds."""
+    listing = Listing(1.0, (Row("m", "1", PlacementState.READY),))
+    async with worker_group(tmp_path, 2) as group:
+        group.workers[0].listings.append(Looked(key(1), listing))
+        group.workers[1].bus.close()
+        late = group.start(1)
+        await group.settle()
+        assert Looked(key(1), listing) in late.found

@@ -27,9 +27,28 @@ def test_a_pool_alone_needs_no_body() -> None:
 
 
 def test_pools_over_the_same_replicas_need_no_body() -> None:
-    """Any replica can answer, so nothing is read, though the forms are shared."""
+    """Any replica can answer, so nothing is read, though the forms are shared, but streams."""
     made = fleet(pool("a", default=True), pool("b"))
-    assert body_reads(made) == (NEVER, NEVER, ())
+    assert body_reads(made) == (NEVER, BodyRead(before=True), ())
+    off = fleet(pool("a", default=True, routing={"first_message": "none"}), pool("b"))
+    assert body_reads(off) == (NEVER, NEVER, ())
+
+
+def test_streams_of_several_models_are_read() -> None:
+    """Replicas may lack some of them; of one model Envoy's health check asks for it."""
+    one, two = ({"models": ["a", "b"][:count]} for count in (1, 2))
+    assert body_reads(fleet(pool(match=one))).stream == NEVER
+    assert body_reads(fleet(pool(match=two))).stream == BodyRead(before=True)
+    for choice in ("none", "duplex"):
+        made = fleet(pool(match=two, routing={"first_message": choice}))
+        assert body_reads(made).stream == NEVER
+
+
+def test_a_second_model_begins_the_reading() -> None:
+    """What is read follows the models of a fleet that changes."""
+    before = fleet(pool(match={"models": ["a"]}))
+    assert body_reads(before).stream == NEVER
+    assert body_reads(fleet(pool(match={"models": ["a", "b"]}))).stream.before
 
 
 def test_pools_apart_are_told_by_their_bodies() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from support.fleets import endpoint, fleet, pool
+from xds_server.fleet.rules.bodies import FIRST_MESSAGE_BYTES
 from xds_server.fleet.rules.fleet import problems
 from xds_server.fleet.rules.picker_needs import picker_needs
 
@@ -31,9 +32,16 @@ def test_pools_apart_need_one_for_what_envoy_cannot_read() -> None:
     calls, streams, chats = picker_needs(apart())
     assert calls.startswith("gRPC calls of the pools a, b need a picker")
     assert "4194304 bytes" in calls
+    assert streams.startswith("gRPC streams of the pools a, b need a picker where they are compr")
+    assert f"larger than {FIRST_MESSAGE_BYTES} bytes" in streams
+    assert chats == f"compressed requests to {CHAT} of the pools a, b need a picker"
+
+
+def test_streams_that_no_picker_reads_are_refused_where_envoy_cannot_read_them() -> None:
+    """With ``first_message: none`` there is no third."""
+    streams = picker_needs(apart(routing={"first_message": "none"}))[1]
     assert "with or without a picker" in streams
     assert "first_message: duplex" in streams
-    assert chats == f"compressed requests to {CHAT} of the pools a, b need a picker"
 
 
 def test_duplex_streams_need_one_when_compressed() -> None:

@@ -8,7 +8,8 @@ import pytest
 from envoy.config.route.v3 import route_pb2
 
 from support.fleets import endpoint, fleet, pool
-from tidegate_api.names import CONTROL_MODEL_HEADER, UNPICKED_HEADER
+from tidegate_api.names import CONTROL_MODEL_HEADER, MODEL_HEADER, UNPICKED_HEADER
+from xds_server.fleet.rules.bodies import FIRST_MESSAGE_BYTES
 from xds_server.resources.routes.table import route_configuration
 
 CHAT = "/v1/chat/completions"
@@ -41,7 +42,12 @@ def named(made: Any, name: str) -> Any:
     return found
 
 
-@pytest.mark.parametrize("made", [fleet(), fleet(pool("a", default=True), pool("b"))])
+NONE = {"first_message": "none"}
+
+
+@pytest.mark.parametrize(
+    "made", [fleet(), fleet(pool("a", default=True, routing=NONE), pool("b", routing=NONE))]
+)
 def test_nothing_is_configured_where_any_replica_can_answer(made: Any) -> None:
     """One pool, or pools over the same replicas, have neither routes nor filters of this kind."""
     for route in routes(made):
@@ -49,6 +55,32 @@ def test_nothing_is_configured_where_any_replica_can_answer(made: Any) -> None:
         assert not route.name.startswith(("unserved/", "unpicked/"))
         enabled = set(route.typed_per_filter_config)
         assert not {name for name in enabled if name.startswith(("tidegate.b", "tidegate.w"))}
+
+
+def test_a_stream_of_several_models_is_read_on_every_route_that_names_none() -> None:
+    """Envoy reads plain ones, the picker compressed ones; a model without a pool is not refused."""
+    headers = ["tidegate-pool", MODEL_HEADER]
+    made = fleet(
+        pool("a", match={"models": ["one", "two"]}),
+        listener={"address": "127.0.0.1:10000", "client_headers": headers},
+    )
+    order = names(made)
+    assert "unserved/grpc-stream" not in order
+    assert "a/by-body/grpc-stream" in order
+    for name in ("a/grpc-stream/default", "a/grpc-stream/by-pool"):
+        route = named(made, name)
+        assert "tidegate.before.grpc" in route.typed_per_filter_config
+        assert route.request_body_buffer_limit.value == FIRST_MESSAGE_BYTES
+        assert set(route.request_headers_to_remove) >= {CONTROL_MODEL_HEADER, MODEL_HEADER}
+    for name, plain in (
+        ("unnamed/grpc-stream-compressed", "a/grpc-stream/default"),
+        ("a/grpc-stream/by-pool-compressed", "a/grpc-stream/by-pool"),
+    ):
+        assert order.index(name) < order.index(plain)
+        assert "tidegate.before.grpc" not in named(made, name).typed_per_filter_config
+    assert (
+        "tidegate.before.grpc" not in named(made, "a/grpc-stream/by-model").typed_per_filter_config
+    )
 
 
 def test_a_model_leads_to_its_pool_before_the_default() -> None:

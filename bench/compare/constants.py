@@ -17,6 +17,7 @@ import inspect
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -85,14 +86,17 @@ CONSTANTS = (
 )
 
 
-def importers(module: ModuleType, name: str) -> Iterator[ModuleType]:
-    """Yield the loaded modules that import a name from a module."""
+@cache
+def importers(module: ModuleType, name: str) -> tuple[ModuleType, ...]:
+    """Return the loaded modules that import a name from a module."""
+    found = []
     for each in list(sys.modules.values()):
         if not each.__name__.startswith(("ext_proc", "bench")) or not hasattr(each, name):
             continue
         for node in ast.walk(ast.parse(inspect.getsource(each))):
             if isinstance(node, ast.ImportFrom) and node.module == module.__name__:
-                yield from (each for alias in node.names if alias.name == name)
+                found += [each for alias in node.names if alias.name == name]
+    return tuple(found)
 
 
 def defaults(module: ModuleType, value: object) -> Iterator[Any]:

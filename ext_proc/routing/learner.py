@@ -59,12 +59,19 @@ class Learner:
         model = self._replicas[endpoint].latency_models.get(pool)
         return 0.0 if fleet is None or model is None else fleet.seconds_per_token * model.slowness
 
-    def rescale(self, pool: str, factor: float) -> None:
-        """Note that a pool's prompts are taken to have ``factor`` times as many tokens."""
+    def rescale(self, pool: str, factor: float, ticket: int) -> None:
+        """Note that a pool's prompts are taken to have ``factor`` times as many tokens.
+
+        Args:
+            pool: The pool.
+            factor: New tokens for each old one.
+            ticket: The latest ticket whose tokens are old ones.
+        """
         fleet = self.models.get(pool)
         if fleet is None:
             return
         fleet.rescale(factor)
+        fleet.after = ticket
         for replica in self._replicas.values():
             model = replica.latency_models.get(pool)
             if model is not None:
@@ -102,7 +109,7 @@ class Learner:
         if replica is not None and model is not None and fleet is not None:
             replica.first_bytes.began(ticket, ticket.at + seconds, model)
             fleet.note_first_byte(ticket.at)
-            if not ticket.coming:
+            if not ticket.coming and ticket.id > fleet.after:
                 model.answered(ticket.work, ticket.drain_s, seconds)
 
     def settled(self, ticket: Ticket, outcome: Outcome, now: float) -> None:
@@ -118,7 +125,7 @@ class Learner:
                     first_bytes.answered(ticket.id, now)
                 else:
                     first_bytes.gone(ticket.id, now)
-        if done:
+        if done and ticket.id > self.models[ticket.pool].after:
             self.finished(ticket, now)
 
     def finished(self, ticket: Ticket, now: float) -> None:

@@ -180,7 +180,7 @@ class Router:
 
     def _rescaled(self, pool: str, factor: float) -> None:
         """Convert what is measured in tokens of a pool's text."""
-        self.learner.rescale(pool, factor)
+        self.learner.rescale(pool, factor, self._last_ticket)
         self.registry.bound()
 
     def pool_for(self, features: Features, path: str, protocol: Protocol) -> str | Refusal:

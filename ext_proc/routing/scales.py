@@ -7,7 +7,9 @@ Rules:
    are preferred: after one, counters are ignored for ``TRUSTED`` prompts.
 2. A counter is compared by windows: its growth between two pages against the prompts that this
    picker sent to the replica and whose answers began (or ended) between them. A window ends with a
-   page once it has ``FIRST`` prompts, later more, up to ``FULL``, because its edges are not sharp.
+   page once it has ``FIRST`` prompts, later more, up to ``FULL``, because its edges are not sharp:
+   engines count a prompt about a second before the log tells of its answer. Where they count
+   prompts, too, the mean tokens of a prompt are compared, so that the edges do not matter.
 3. Other clients of an engine are told by its counter of prompts: ``T = t * (x + d * m)``, where
    ``T`` are the tokens, ``t`` those of a byte, ``x`` the bytes of our prompts and of ``m`` further
    prompts of our mean length, and ``d`` the bytes by which these differ from ours. ``t`` and ``d``
@@ -18,7 +20,8 @@ Rules:
    still a window does not end; once it has stood still for ``STALE_S`` the window is dropped.
 5. Of prompts of token ids, and of those that a tokenizer counted, the tokens are taken off. A
    prompt that was not read to its end is taken to be as long as its body, or as what was read.
-6. The prior weighs one prompt, and earlier windows fade with ``MEMORY`` prompts. A window moves the
+6. The prior weighs one prompt at first and soon nothing, and earlier windows fade with ``MEMORY``
+   prompts. A window moves the
    estimate by a factor of ``CLIP`` at most, and the estimate is within ``LEAST`` and ``MOST``.
 7. A new scale is put in force when it differs by ``STEP`` from the one that is: what is measured in
    tokens is converted then (``on_change``).
@@ -44,9 +47,10 @@ if TYPE_CHECKING:
 
 FIRST: Final = 4
 """Prompts of the first window."""
-FULL: Final = 64
-"""Prompts from which on a window is long enough: as many as may be on their way at its edges."""
-MEMORY: Final = 8 * FULL
+FULL: Final = 16
+"""Prompts from which on a window is long enough. Its edges are not sharp, but what one window has
+too much the next one lacks."""
+MEMORY: Final = 512
 CLIP: Final = 4.0
 MOST_OTHERS: Final = 64.0
 """How many times as long as ours the prompts of other clients may be before they are clipped."""
@@ -145,7 +149,8 @@ class Scale:
 
     def _solved(self) -> float:
         """Return the tokens per byte that fit best."""
-        xx, xt = self._xx + self.mean, self._xt + self.mean / BYTES_PER_TOKEN
+        prior = self.mean * FIRST / (FIRST + self.prompts)
+        xx, xt = self._xx + prior, self._xt + prior / BYTES_PER_TOKEN
         if not self._ii:
             return xt / xx
         ii = self._ii + self._ii / max(1.0, self.prompts / HELD)
@@ -164,7 +169,7 @@ class Scale:
 class _Window:
     """What happened on one replica since the page with which a window began."""
 
-    __slots__ = ("at", "counters", "dropped", "known", "prompts", "seen", "sizes")
+    __slots__ = ("at", "counters", "dropped", "known", "owed", "prompts", "seen", "sizes")
 
     def __init__(self, counters: tuple[float, float | None], at: float) -> None:
         self.counters = counters
@@ -181,6 +186,8 @@ class _Window:
         """Number of all our prompts."""
         self.dropped = False
         """Nothing is learned from it."""
+        self.owed = 0.0
+        """Prompts that the engine had counted beyond ours before, and that may yet be ours."""
 
 
 class Scales:
@@ -320,12 +327,13 @@ class Scales:
                 return
             window.dropped = True
         elif grown > 0.0:
-            wanted = min(FULL, max(FIRST, self._learned(window)))
+            least = FIRST if reading.prompts is not None else FULL
+            wanted = min(FULL, max(least, self._learned(window)))
             if window.prompts < wanted and not window.dropped:
                 return
-        windows[name] = _Window((tokens, reading.prompts), reading.at)
+        windows[name] = following = _Window((tokens, reading.prompts), reading.at)
         if grown > 0.0 and not window.dropped:
-            self._take(window, reading, grown, None if alone else name)
+            following.owed = self._take(window, reading, grown, None if alone else name)
 
     def _learned(self, window: _Window) -> int:
         """Return from how many prompts the scales of a window's prompts were learned at least."""
@@ -336,19 +344,28 @@ class Scales:
         ]
         return min(learned, default=FIRST)
 
-    def _take(self, window: _Window, reading: Reading, grown: float, only: str | None) -> None:
-        """Learn from a window that has ended; ``only`` = of prompts that name this model."""
+    def _take(self, window: _Window, reading: Reading, grown: float, only: str | None) -> float:
+        """Learn from a window that has ended; ``only`` = of prompts that name this model.
+
+        Returns:
+            What the engine has counted beyond ours, as far as it was not taken for others' prompts;
+            below 0 if it lacks some of ours.
+        """
         sizes = {key: each for key, each in window.sizes.items() if only is None or key[1] == only}
         size, prompts = sum(s for s, _ in sizes.values()), sum(n for _, n in sizes.values())
         ours = float(window.prompts) if only is None else prompts
         known = float(window.known) if only is None else 0.0
-        others, before = 0.0, window.counters[1]
+        others, owed, before = 0.0, 0.0, window.counters[1]
         if reading.prompts is not None and before is not None:
-            more = reading.prompts - before - ours
-            others = more if more > max(SLACK, 0.1 * ours) else 0.0
+            counted = reading.prompts - before
+            owed = window.owed + counted - ours
+            if owed > max(SLACK, 0.1 * ours):
+                others, owed = owed, 0.0
+            elif counted > 0.0:
+                grown *= ours / counted
         left = grown - known
         if left <= 0.0 or not prompts:
-            return
+            return owed
         for (pool, model), (own, number) in sizes.items():
             trusting = next(self._named(pool, model), None)
             if trusting is not None and trusting.trusted:
@@ -357,6 +374,7 @@ class Scales:
                 continue
             share = own / size
             self._learn(pool, model, own, number, others * share, left * share)
+        return max(-SLACK * FULL, owed)
 
     def _named(self, pool: str, model: str) -> Iterator[Scale]:
         scales = self._scales.get(pool, {})

@@ -108,6 +108,7 @@ class FleetLatencyModel:
         "_service",
         "_unreported",
         "_usual",
+        "after",
         "reported_until",
         "seconds_per_token",
         "service_s",
@@ -126,6 +127,8 @@ class FleetLatencyModel:
         self._seen = 0
         self._first_bytes = 0
         self._unreported = 0
+        self.after = 0
+        """The latest ticket whose tokens are of an earlier scale: nothing is learned from it."""
         self.reported_until = float("-inf")
         """When the latest request with a known first byte was sent, monotonic seconds."""
         self.seconds_per_token = 1.0 / tokens_per_s

@@ -380,3 +380,36 @@ def test_a_batch_goes_where_most_of_its_prompts_are(build: Build) -> None:
     end(router, made)
     for chain in batch:
         assert router.index.matched(chain, key) == len(chain)
+
+
+def test_a_change_of_scale_spoils_no_speed(build: Build) -> None:
+    """Requests whose tokens are of the earlier scale teach nothing; the speed stays true."""
+    router = build.router(build.pool(1))
+    reading = {"at": 0.0, "model": "m"}
+    router.registry.observe("r0", [Reading(**reading, prompt_tokens=0.0, prompts=0.0)])
+    tokens, now = 0.0, 0.0
+
+    def ask(number: int) -> None:
+        nonlocal tokens
+        blocks = tuple(range(1_000 * number, 1_000 * number + 8 + number % 8))
+        size = 256 * len(blocks)
+        scale = router.bytes_per_token("llm", None)
+        request = build.request(blocks, prompt=b"x" * size, streaming=True)
+        request.bytes_per_token, request.block_tokens = scale, 256 / scale
+        open_.append((decide(router, request, now), size / 0.4 / 8_000.0))
+        tokens += size / 0.4
+
+    open_: list[tuple[Decision, float]] = []
+    for number in range(400):
+        now += 10.0
+        ask(number)
+        if len(open_) > 6:
+            decision, seconds = open_.pop(0)
+            assert decision.ticket is not None
+            router.confirmed(decision.ticket.id, decision.ticket.endpoint)
+            router.learner.began(decision.ticket.id, decision.ticket.endpoint, seconds)
+            end(router, decision)
+        counted = Reading(now, "m", prompt_tokens=tokens, prompts=number + 1.0)
+        router.registry.observe("r0", [counted])
+    assert router.bytes_per_token("llm", None) == pytest.approx(0.4, rel=0.1)
+    assert 1.0 / router.learner.models["llm"].seconds_per_token == pytest.approx(8_000, rel=0.25)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Final
 
 from tidegate_api.admin.v1 import admin_pb2
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 
 MAX_DRIFT: Final = 50
 """Most lines of the drift in an answer."""
+LET_IN_S: Final = 5.0
+"""What pickers still hold against a replica is no reason for so long after its drain has ended:
+they look at it once a second, and it was true while it was restarted."""
 _WANTING: Final = frozenset(
     {
         *("saturated", "no-endpoints", "wrong-version", "suspect-waits", "no-pick"),
@@ -75,6 +79,7 @@ class StatusBoard:
         passed: Returns the requests of the last minute without a pick, by reason.
         certificates: Returns the certificates to care about.
         audit_error: Returns why the record of calls cannot be written; empty if it can.
+        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -88,7 +93,11 @@ class StatusBoard:
         passed: Callable[[], Mapping[str, int]] = dict,
         certificates: Callable[[], Sequence[CertificateState]] = tuple,
         audit_error: Callable[[], str] = str,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
+        self._drained: dict[Key, float] = {}
+        """When each replica was last seen to drain, for ``LET_IN_S``."""
         self._audit_error = audit_error
         self._passed = passed
         self._certificates = certificates
@@ -270,12 +279,16 @@ class StatusBoard:
     def _situation(self, states: Mapping[Key, State]) -> Situation:
         control, found = self._control, self._found
         pools, sick, notes = [], [], []
-        loads = self._loads()
+        loads, now = self._loads(), self._clock()
+        drained, self._drained = self._drained, {}
         for pool in control.fleet.pools:
             pools.append(self._view(pool, states))
             for endpoint in pool.endpoints:
-                state = states.get((pool.name, endpoint.id), UNKNOWN)
-                if state.conditions and not endpoint.draining:
+                key = pool.name, endpoint.id
+                state, at = states.get(key, UNKNOWN), drained.get(key)
+                if endpoint.draining or (at is not None and now - at < LET_IN_S):
+                    self._drained[key] = now if at is None or endpoint.draining else at
+                elif state.conditions:
                     said = self._words(endpoint, state, loads, frozenset())
                     sick.append(ReplicaView(pool.name, endpoint.id, said, state.left_alone))
                 notes += [

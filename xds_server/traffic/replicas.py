@@ -213,10 +213,10 @@ def words(state: State, *, draining: bool, held: bool, in_flight: int | None) ->
         said = _condition(by_name)
         most = max(each.pickers for each in state.conditions if each.name != SILENT)
         return said if most == state.pickers else f"{said} ({most} of {state.pickers} pickers)"
-    if state.ramp_percent is not None:
-        return f"ramping {state.ramp_percent} %"
     if SILENT in by_name:
         return SILENT
+    if state.ramp_percent is not None:
+        return f"ramping {state.ramp_percent} %"
     return "; ".join(noted(each) for each in state.notes) or "in use"
 
 

@@ -13,7 +13,7 @@ import pytest
 from support.fleets import fleet
 from tidegate_api.admin.v1 import admin_pb2
 from tidegate_api.fleet.v1 import report_pb2 as pb
-from xds_server.admin.status import StatusBoard, known_names
+from xds_server.admin.status import LET_IN_S, StatusBoard, known_names
 from xds_server.control.fleet_control import Control
 from xds_server.control.operation import ChangeOptions
 from xds_server.fleet.store import RevisionStore
@@ -78,6 +78,7 @@ class Whole:
             self.traffic,
             self.reports.replicas,
             self.reports.placements,
+            clock=self.clock,
         )
         self.numbers = iter(range(1, 10_000))
 
@@ -242,6 +243,21 @@ async def test_a_frozen_replica_is_named(whole: Whole) -> None:
     assert [each.name for each in row.conditions] == ["ejected", "frozen"]
     whole.now += 20.0  # the picker has fallen silent: its word has aged out
     assert whole.replicas()["r1"].state == "in use"
+
+
+async def test_a_replica_that_is_let_in_again_is_no_alarm(whole: Whole) -> None:
+    """Pickers have yet to look at it after its restart; what lasts is a reason."""
+    worker = Worker(whole, "p1").start()
+    condition = pb.Condition(name="not-ready", cause="refuses connections")
+    for draining in (True, False):
+        await whole.control.set_draining("r1", draining, OPTIONS)
+        worker.report(0, 0, condition)
+        assert whole.status().verdict == "OK"
+        whole.now += 1.0
+    whole.now += LET_IN_S
+    worker.report(0, 0, condition)
+    why = "replica r1 of pool llm is not ready: refuses connections"
+    assert (whole.status().verdict, whole.status().why) == ("DEGRADED", why)
 
 
 async def test_a_picker_that_hangs_is_named(whole: Whole) -> None:

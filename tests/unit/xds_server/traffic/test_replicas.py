@@ -119,6 +119,7 @@ def test_one_picker_of_three_does_not_make_a_replica_unusable() -> None:
         ((), {}, "in use"),
         ((), {"ramp_percent": 40}, "ramping 40 %"),
         ((Condition("silent"),), {}, "silent"),
+        ((Condition("silent"),), {"ramp_percent": 40}, "silent"),
         ((Condition("not-ready"),), {}, "not ready"),
         ((Condition("ejected", "5 errors", 12.3),), {}, "ejected 12 s more: 5 errors"),
         (

@@ -6,30 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ext_proc.blame.evidence import Ended
 from ext_proc.feedback.answer_times import MAX_TOLD, AnswerTimes
 from ext_proc.feedback.entries import Entry
+from support.log_entries import entry
 
-FINAL = Entry(
-    picker="p",
-    ticket="x-1",
-    unreadable=False,
-    cluster="llm/stable/http",
-    served="10.0.0.1:8000",
-    picks="",
-    attempts=1,
-    status=200,
-    grpc_status=None,
-    ended=Ended.DONE,
-    read=True,
-    answered=True,
-    final=True,
-    first_byte_s=0.9,
-    answer_bytes=10,
-    ended_unix_s=0.0,
-    first_at_s=0.95,
-    lasted_s=1.1,
-)
+FINAL = entry(picks="", first_byte_s=0.9, first_at_s=0.95, lasted_s=1.1)
 
 
 def running(lasted_s: float) -> Entry:

@@ -3,26 +3,10 @@
 from __future__ import annotations
 
 from ext_proc.blame.evidence import Attempt, Ended
-from ext_proc.feedback.entries import Entry, attempt_of, passed_over
+from ext_proc.feedback.entries import attempt_of, passed_over
+from support.log_entries import entry
 
-ENTRY = Entry(
-    picker="p",
-    ticket="x-1",
-    unreadable=False,
-    cluster="llm/stable/http",
-    served="10.0.0.1:8000",
-    picks="10.0.0.1:8000,10.0.0.2:8000,10.0.0.3:8000",
-    attempts=1,
-    status=200,
-    grpc_status=None,
-    ended=Ended.DONE,
-    read=True,
-    answered=True,
-    final=True,
-    first_byte_s=0.1,
-    answer_bytes=10,
-    ended_unix_s=0.0,
-)
+ENTRY = entry()
 
 
 def test_statuses_are_the_replicas_only_if_it_answered():

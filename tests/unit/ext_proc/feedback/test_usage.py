@@ -4,33 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from ext_proc.blame.evidence import Ended
 from ext_proc.feedback.entries import Entry, Usage
 from ext_proc.feedback.usage import TokenCounts
 from ext_proc.routing.values.pool import Pool
+from support.log_entries import entry as usual
 
 POOL = Pool("llm", models=frozenset({"toy-llm"}), usage=True)
 
 
 def entry(*counts: int | None, model: str = "toy-llm", **changes) -> Entry:
     """Return the final entry of a good answer that told these counts."""
-    made = Entry(
-        picker="p",
-        ticket="x-1",
-        unreadable=False,
-        cluster="llm/stable/http",
-        served="10.0.0.1:8000",
+    made = usual(
         picks="",
-        attempts=1,
-        status=200,
-        grpc_status=None,
-        ended=Ended.DONE,
-        read=True,
-        answered=True,
-        final=True,
         first_byte_s=0.4,
-        answer_bytes=10,
-        ended_unix_s=0.0,
         first_at_s=0.5,
         last_at_s=1.5,
         usage=Usage(*counts, model),

@@ -9,14 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ext_proc.routing.latency.model import FleetLatencyModel, LatencyModel
 from ext_proc.routing.pipeline.slow_start import with_slow_start
-from ext_proc.routing.state.candidate import Candidate
 from ext_proc.routing.state.context import SchedulingContext
-from ext_proc.routing.state.ledger import Load
-from ext_proc.routing.state.replica import Replica
-from ext_proc.routing.values.pool import Endpoint, EndpointKey
-from ext_proc.routing.values.request import Features, Form, Request
+from support.contexts import make
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,33 +19,7 @@ if TYPE_CHECKING:
 
 def context(ramp: Sequence[float], **changes: Any) -> SchedulingContext:
     """Return a context of idle candidates with these ramp factors."""
-    candidates, fleet = [], FleetLatencyModel()
-    for number in range(len(ramp)):
-        key, address = EndpointKey(f"r{number}", 1), f"10.0.0.{number}:1"
-        endpoint = Endpoint(key, "stable", address, None)
-        candidates.append(
-            Candidate(endpoint, address, Replica(key, Load()), number, LatencyModel(fleet, 1.0))
-        )
-    made = SchedulingContext(
-        request=Request("llm", "stable", "http", Features(Form.GENERATE)),
-        candidates=candidates,
-        variant="stable",
-        slots=len(ramp),
-        pending=[0.0] * len(ramp),
-        work=[0.0] * len(ramp),
-        strength=[1.0] * len(ramp),
-        matched=[0] * len(ramp),
-        blocks=0,
-        shared=0,
-        load_factor=1.5,
-        tokens=None,
-        block_tokens=64.0,
-        latency_model=fleet,
-        now=0.0,
-        rng=random.Random(0),
-        ramp=ramp,
-    )
-    return made.changed(**changes)
+    return make(len(ramp), ramp=ramp, **changes)
 
 
 def firsts(made: SchedulingContext, prices: list[float], draws: int = 4000) -> list[float]:

@@ -143,6 +143,19 @@ PANELS: dict[str, tuple[Panel, ...]] = {
             "{{endpoint}} {{pool}}",
         ),
         _line(
+            "Mean duration of good requests",
+            "s",
+            f"sum by (endpoint, pool) (rate({_P}_replica_request_seconds_sum{_POOL}[1m]))"
+            f" / sum by (endpoint, pool) (rate({_P}_replica_request_seconds_count{_POOL}[1m]))",
+            "{{endpoint}} {{pool}}",
+        ),
+        _line(
+            "Failed requests",
+            "reqps",
+            f"sum by (endpoint, pool) (rate({_P}_replica_failed_requests_total{_POOL}[1m]))",
+            "{{endpoint}} {{pool}}",
+        ),
+        _line(
             "Usual speed",
             "Bps",
             f"min by (endpoint, pool) ({_P}_replica_bytes_per_second{_POOL})",

@@ -64,7 +64,7 @@ def pools(answer: GetFleetResponse) -> list[Row]:
 def endpoints(answer: GetFleetResponse, *, pickers: int) -> list[Row]:
     """Return one row per pool and endpoint.
 
-    ``in_flight`` is ``None`` (unknown) while no picker is connected. An endpoint that is written
+    ``in_flight`` is ``None`` (unknown) while no picker reports. An endpoint that is written
     with a name has a row per address that was found.
     """
     return [
@@ -191,9 +191,14 @@ def _quantiles(one: VariantStatus | TrafficMinute) -> Row:
     }
 
 
+def reporting(answer: GetStatusResponse) -> int:
+    """Return how many pickers report; without any it is not known what became of requests."""
+    return sum(age_s <= STALE_S for age_s in answer.reports.values())
+
+
 def counted(answer: GetStatusResponse) -> bool:
-    """Return whether any picker reports, so that 0 requests are none; else it is not known."""
-    return any(age_s <= STALE_S for age_s in answer.reports.values())
+    """Return whether any picker reports, so that 0 requests are none."""
+    return reporting(answer) > 0
 
 
 def pool_status(one: PoolStatus, *, counted: bool = True) -> Row:

@@ -63,7 +63,7 @@ def get(
         elif what is What.ENDPOINTS:
             status_ = stub.GetStatus(api.GetStatusRequest(), timeout=READ_TIMEOUT_S)
             fleet = stub.GetFleet(api.GetFleetRequest(), timeout=READ_TIMEOUT_S)
-            pickers = sum(1 for client in status_.clients if client.kind == "picker")
+            pickers = views.reporting(status_)
             rows = views.with_states(
                 views.endpoints(fleet, pickers=pickers), replica_states(stub, READ_TIMEOUT_S)
             )

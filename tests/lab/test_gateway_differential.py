@@ -9,6 +9,7 @@ import pytest
 from support.differential import client_calls, grpc_calls, raw_calls
 from support.differential.accepted import ACCEPTED, WITHOUT_GATEWAY
 from support.differential.answers import Target, differing, explain
+from support.operators_listener import operators_listener
 
 EVERY = (
     *raw_calls.QUESTIONS,
@@ -24,6 +25,15 @@ QUESTIONS = tuple(
     # Sums have also batches of sizes that one replica has not seen; `test_gateway.py` adds them up.
     and not call.name.startswith("http: statistics")
 )
+CHANGES = (
+    *(
+        call
+        for call in (*raw_calls.ONE_REPLICA, *grpc_calls.ONE_REPLICA)
+        if "memory" not in call.name and "index" not in call.name
+    ),
+    *raw_calls.CHANGES,
+    *grpc_calls.CHANGES,
+)
 STREAMS = ("gRPC: watch of health", "gRPC: reflection", "gRPC: reflection v1")
 BARE = tuple(
     call
@@ -33,10 +43,10 @@ BARE = tuple(
 
 
 @pytest.fixture(scope="module")
-def start(new_module_stack, tritons):
+def start(new_module_stack, tritons, http):
     """Return what starts a stack over the first replicas and returns both ways to the first."""
 
-    async def started(count, *, gateway):
+    async def started(count, *, gateway, operators=False):
         replicas = [one.name for one in tritons.replicas[:count]]
 
         def some(fleet):
@@ -44,9 +54,17 @@ def start(new_module_stack, tritons):
             for pool in fleet["pools"]:
                 pool["endpoints"] = [one for one in pool["endpoints"] if one["id"] in replicas]
                 pool["variants"] = pool["variants"][:1]
+                if operators:  # a load could replace the version of a variant that has one
+                    del pool["variants"][0]["model_version"]
 
         stack = await new_module_stack(fleet=some, gateway=gateway)
         replica = tritons.replicas[0]
+        if operators:
+            address = await operators_listener(stack, http)
+            return (
+                Target(replica.http, replica.grpc, "", gateway=False),
+                Target(address, address, "", gateway=True),
+            )
         return (
             Target(replica.http, replica.grpc, "", gateway=False),
             Target(stack.http_address, stack.grpc_address, "", gateway=True),
@@ -62,6 +80,12 @@ async def two(start):
 
 
 @pytest.fixture(scope="module")
+async def operated(start):
+    """Start a listener for operators over two replicas of the same models."""
+    return await start(2, gateway=True, operators=True)
+
+
+@pytest.fixture(scope="module")
 async def bare(start):
     """Start a fleet without a gateway over one replica."""
     return await start(1, gateway=False)
@@ -72,6 +96,14 @@ async def test_two_replicas_answer_as_one(two, call):
     """The differences are those of a single replica behind a gateway."""
     direct, gateway = [await call.ask(target) for target in two]
     left, _ = explain(differing(direct, gateway), ACCEPTED)
+    assert left == {}
+
+
+@pytest.mark.parametrize("call", CHANGES, ids=lambda call: call.name)
+async def test_operators_get_the_answers_of_one_triton(operated, call):
+    """For calls that change replicas, right and wrong ones: also the bytes of refusals."""
+    direct, listener = [await call.ask(target) for target in operated]
+    left, _ = explain(differing(direct, listener), [one for one in ACCEPTED if one.is_general])
     assert left == {}
 
 

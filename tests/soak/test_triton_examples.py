@@ -25,8 +25,17 @@ from tidegate.stack.tritons.fleet import Tritons
 
 FOLDER = os.environ.get("TIDEGATE_TRITON_EXAMPLES", "")
 WITHIN_S = 90.0
-ATTRDICT = "class AttrDict(dict):\n    pass\n"
-"""An example imports this package, which no Python since 3.10 can; it uses it as a dictionary."""
+ATTRDICT = """
+class AttrDict(dict):
+    def __getattr__(self, name):
+        def made(value):
+            if isinstance(value, list):
+                return [made(each) for each in value]
+            return AttrDict(value) if isinstance(value, dict) else value
+
+        return made(self[name])
+"""
+"""An example imports the package attrdict, which no Python since 3.10 can."""
 
 pytestmark = [
     pytest.mark.skipif(
@@ -58,8 +67,6 @@ PLAIN = (
     Example("image_client.py", "grpc", (*GRPC, "--streaming", *IMAGE)),
     Example("ensemble_image_client.py", "http", ("image.png",), others=True),
     Example("ensemble_image_client.py", "grpc", (*GRPC, "image.png"), others=True),
-    Example("reuse_infer_objects_client.py", "http"),
-    Example("reuse_infer_objects_client.py", "grpc", GRPC),
     Example("simple_grpc_aio_infer_client.py", "grpc"),
     Example("simple_grpc_aio_sequence_stream_infer_client.py", "grpc"),
     Example("simple_grpc_async_infer_client.py", "grpc"),
@@ -79,6 +86,8 @@ PLAIN = (
     Example("simple_http_string_infer_client.py", "http"),
 )
 MEMORY = (
+    Example("reuse_infer_objects_client.py", "http"),
+    Example("reuse_infer_objects_client.py", "grpc", GRPC),
     Example("simple_grpc_shm_client.py", "grpc"),
     Example("simple_grpc_shm_string_client.py", "grpc"),
     Example("simple_http_shm_client.py", "http"),
@@ -153,6 +162,12 @@ async def fleet(repositories, http):
         yield Server(*found)
 
 
+@pytest.fixture(params=["direct", "fleet"])
+def server(request):
+    """Return one Triton of each repository, then the fleets."""
+    return request.getfixturevalue(request.param)
+
+
 async def run(example, server, folder):
     """Run an example; return its exit code and what it printed."""
     image = folder / "image.png"
@@ -182,14 +197,13 @@ def test_each_example_is_run():
 
 
 @pytest.mark.parametrize("example", PLAIN, ids=lambda each: f"{each.file} {each.protocol}")
-@pytest.mark.parametrize("at", ["direct", "fleet"])
-async def test_an_example_ends_well(request, tmp_path, at, example):
+async def test_an_example_ends_well(server, tmp_path, example):
     """At a Triton, so that the models are those that it asks for, and at a fleet."""
-    code, printed = await run(example, request.getfixturevalue(at), tmp_path)
+    code, printed = await run(example, server, tmp_path)
     assert code == 0, printed
 
 
-@pytest.mark.parametrize("example", MEMORY, ids=lambda each: each.file)
+@pytest.mark.parametrize("example", MEMORY, ids=lambda each: f"{each.file} {each.protocol}")
 async def test_shared_memory_is_refused_with_the_reason(direct, fleet, tmp_path, example):
     """The memory is that of one host and replica."""
     code, printed = await run(example, direct, tmp_path)

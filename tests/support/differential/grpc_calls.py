@@ -195,12 +195,40 @@ ONE_REPLICA: Final = (
     _question(
         "unload", "RepositoryModelUnload", pb.RepositoryModelUnloadRequest(model_name="missing")
     ),
-    _question("trace settings", "TraceSetting"),
-    _question("log settings", "LogSettings"),
+    _question("trace settings", "TraceSetting", b"", pb.TraceSettingResponse),
+    _question("log settings", "LogSettings", b"", pb.LogSettingsResponse),
     _question("shared memory", "SystemSharedMemoryStatus"),
     _question("CUDA shared memory", "CudaSharedMemoryStatus"),
     _question("unregister memory", "SystemSharedMemoryUnregister"),
 )
+
+
+_WRONG: Final = pb.RepositoryModelLoadRequest(model_name="vision")
+_WRONG.parameters["config"].string_param = "{"
+
+
+def _setting(**settings: str) -> Any:
+    made = pb.TraceSettingRequest()
+    for name, value in settings.items():
+        made.settings[name].value.append(value)
+    return made
+
+
+CHANGES: Final = (
+    _question("load of a wrong config", "RepositoryModelLoad", _WRONG),
+    _question("load of no model", "RepositoryModelLoad"),
+    _question("load malformed", "RepositoryModelLoad", b"\xff\xff"),
+    _question("unload of no model", "RepositoryModelUnload"),
+    _question(
+        "trace of an unknown model", "TraceSetting", pb.TraceSettingRequest(model_name="missing")
+    ),
+    _question("unknown trace setting", "TraceSetting", _setting(x="y"), pb.TraceSettingResponse),
+    _question(
+        "wrong trace level", "TraceSetting", _setting(trace_level="X"), pb.TraceSettingResponse
+    ),
+    _question("log settings malformed", "LogSettings", b"\xff\xff"),
+)
+"""Calls of operators beside those of ``ONE_REPLICA``, most of them wrong."""
 
 INFERENCES: Final = (
     _infer("an image", image()),

@@ -208,6 +208,21 @@ ONE_REPLICA: Final = (
     Call("http: unregister memory", sent("/v2/systemsharedmemory/region/a/unregister", b"", JSON)),
 )
 
+CHANGES: Final = (
+    Call("change: load malformed", sent("/v2/repository/models/vision/load", b"{", JSON)),
+    Call("change: load of an odd name", sent("/v2/repository/models/a%20b/load", b"{}", JSON)),
+    Call("change: unload an odd name", sent("/v2/repository/models/a%20b/unload", b"{}", JSON)),
+    Call("change: unload malformed", sent("/v2/repository/models/missing/unload", b"[", JSON)),
+    Call("change: trace of an unknown model", sent("/v2/models/missing/trace/setting")),
+    Call("change: unknown trace setting", sent("/v2/trace/setting", b'{"x": "y"}', JSON)),
+    Call("change: wrong trace level", sent("/v2/trace/setting", b'{"trace_level": ["X"]}', JSON)),
+    Call("change: trace malformed", sent("/v2/trace/setting", b"{", JSON)),
+    Call("change: unknown log setting", sent("/v2/logging", b'{"x": true}', JSON)),
+    Call("change: wrong log level", sent("/v2/logging", b'{"log_verbose_level": "x"}', JSON)),
+    Call("change: log format", sent("/v2/logging", b'{"log_format": "default"}', JSON)),
+)
+"""Calls of operators beside those of ``ONE_REPLICA``, most of them wrong."""
+
 INFERENCES: Final = (
     Call("http: infer", sent(VISION, IMAGE, JSON)),
     Call("http: infer with a version", sent(ABOUT + "/versions/1/infer", IMAGE, JSON)),

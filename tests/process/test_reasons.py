@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -42,8 +42,14 @@ class Engine(Paged):
     waiting: int = 0
     tokens: tuple[int, ...] = ()
     """Tokens that it makes of any text."""
+    hangs: bool = False
+    """Whether it answers no question about its state."""
+    killed: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
+    """Ends it."""
 
     async def _ready(self, request: web.Request) -> web.Response:
+        if self.hangs:
+            await asyncio.sleep(3.0)
         if request.path != "/metrics":
             return await super()._ready(request)
         labels = 'model="toy-llm",version="1"'
@@ -69,6 +75,8 @@ async def stack(engines: list[Engine], tmp_path_factory: Any) -> AsyncIterator[L
     Tokenizer(models.BPE(known, [])).save(str(file))
     for each in engines:
         each.tokens = tuple(known[letter] for letter in TEXT)
+    killed = await engines[3].killed.__aenter__()
+    await killed.enter_async_context(engines[3].serve())
     health = {"interval": "300ms", "timeout": "1s", "unhealthy_after": 1}
     more = {"health": health, "routing": {"tokenizer": str(file)}}
     async with stack_over(*engines, more=more) as running:
@@ -164,11 +172,15 @@ async def test_a_picker_that_hangs(stack: LocalStack) -> None:
 
 
 async def test_a_replica_that_is_not_ready(stack: LocalStack, engines: list[Engine]) -> None:
-    """With the cause: what it answers."""
-    engines[1].ready = False
-    await said(stack, "replica r2 of pool llm is not ready for", "s: ")
-    engines[1].ready = True
-    await unsaid(stack, "not ready")
+    """Each cause by itself: without its model, hung, killed."""
+    engines[0].ready, engines[1].hangs = False, True
+    await engines[3].killed.aclose()
+    is_not = "of pool llm is not ready for"
+    await said(stack, f"replica r1 {is_not}", "s: has no version 1 of toy-llm that is ready")
+    await said(stack, f"replica r2 {is_not}", "s: does not answer within 1 s")
+    await said(stack, f"replica r4 {is_not}", "s: refuses connections")
+    engines[0].ready, engines[1].hangs = True, False
+    await unsaid(stack, "replica r1")
 
 
 async def test_a_certificate_of_a_listener_that_has_ended(stack: LocalStack, tmp_path) -> None:

@@ -22,6 +22,7 @@ Rules:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import shutil
@@ -42,6 +43,8 @@ LOGS: Final = ROOT / "build" / "suites"
 FETCHED: Final = ROOT / "build" / "fetched"
 BEAT_S: Final = 60.0
 GRACE_S: Final = 300.0
+ENDING_S: Final = 60.0
+"""For so long an interrupted suite may write its report."""
 LEAST_S: Final = 20.0
 """A share of a soak is not less, as starting a stack takes that long."""
 OLD_ENVOY: Final = "1.36.4"
@@ -321,21 +324,27 @@ def run(suite: Suite) -> SuiteResult:
             command, cwd=ROOT, env={**os.environ, **suite.env}, stdout=file, stderr=file
         )
         try:
-            while process.poll() is None:
+            while process.poll() is None and not cut:
                 passed = time.monotonic() - began
-                cut = suite.limit_s is not None and passed > suite.limit_s
-                if cut:
-                    process.send_signal(signal.SIGINT)
-                try:
-                    process.wait(min(BEAT_S, max(1.0, (suite.limit_s or passed + BEAT_S) - passed)))
-                except subprocess.TimeoutExpired:
+                left = BEAT_S if suite.limit_s is None else suite.limit_s - passed
+                cut = left <= 0
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(min(BEAT_S, max(0.0, left)))
+                if process.returncode is None:
                     _say(f"    {suite.name}: {(time.monotonic() - began) / 60:.0f} min")
-        except BaseException:
-            process.send_signal(signal.SIGINT)
-            process.wait()
-            raise
+        finally:
+            _end(process)
     minutes = (time.monotonic() - began) / 60
     return _judged(suite, process.returncode, minutes, report, cut=cut)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process if it runs: as ctrl-C does, and where that is ignored, by force."""
+    for sent in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is None:
+            process.send_signal(sent)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(ENDING_S)
 
 
 def _judged(suite: Suite, code: int, minutes: float, report: Path, *, cut: bool) -> SuiteResult:
@@ -386,6 +395,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, help="what the generators draw with; drawn by default")
     parser.add_argument("--only", default="", help="names, separated by commas")
     given = parser.parse_args(arguments)
+    # Where this runs in the background it ignores the signal, and so would each suite.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     seed = random.SystemRandom().randrange(10**6) if given.seed is None else given.seed
     only = [each for each in given.only.split(",") if each]
     if given.what == "soak":

@@ -16,6 +16,11 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let logs go to a folder of the test below the checkout's, as reports name them."""
     monkeypatch.setattr(suites, "LOGS", tmp_path)
     monkeypatch.setattr(suites, "ROOT", tmp_path)
+    monkeypatch.setattr(suites, "ENDING_S", 1.0)
+
+
+DEAF = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); signal.pause()"
+"""What ignores an interrupt, as what a shell started in the background does."""
 
 
 def python(code: str, **more: object) -> Suite:
@@ -69,6 +74,7 @@ def test_what_a_suite_needs_is_said_where_it_lacks(monkeypatch):
         (python("pass"), "passed"),
         (python("raise SystemExit(1)"), "failed"),
         (python("import signal; signal.pause()", limit_s=0.0), "cut"),
+        (python(DEAF, limit_s=0.0), "cut"),
         (python("raise SystemExit(1)", lacks="no Go"), "not run"),
     ],
 )

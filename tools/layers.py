@@ -40,9 +40,8 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 LAYERS: Final[dict[str, tuple[str, ...]]] = {
     "unit": ("tests/unit",),
     "contract": ("tests/contract", "tests/epp", "tests/fuzz"),
-    "lab": ("tests/lab",),
+    "lab": ("tests/lab", "tests/e2e", "tests/conformance"),
     "process": ("tests/process",),
-    "real": ("tests/e2e", "tests/conformance"),
 }
 """Folders of each layer; one that does not exist is left out."""
 COVERED: Final = ("unit", "contract")
@@ -54,6 +53,14 @@ LAST: Final = ROOT / "build" / "cpu.json"
 """What the last whole run took: not committed."""
 MARGIN: Final = 1.10
 WORKERS: Final = ("-n", "2", "--dist", "loadfile")
+WAITING: Final[dict[str, tuple[str, ...]]] = dict.fromkeys(
+    ("lab", "process"), ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder")
+)
+"""Workers of layers whose tests mostly wait for other processes: two cores run four of them.
+
+Files come in their order: by number of tests, which is the default, those that take longest come
+last, and run alone.
+"""
 ALONE: Final = ("-p", "no:xdist", "-p", "no:pytest_cov")
 FEW_FILES: Final = 12
 """At most so many files of tests without processes run faster without workers."""
@@ -181,7 +188,7 @@ def run_layers(*, coverage: bool) -> int:
             ("--cov", "--cov-report=", *(("--cov-append",) if runs else ())) if covered else ()
         )
         _say(f"--- {label}: {' '.join(folders)}")
-        runs[label] = run_pytest((*WORKERS, *options, *folders))
+        runs[label] = run_pytest((*WAITING.get(name, WORKERS), *options, *folders))
     LAST.parent.mkdir(exist_ok=True)
     took = {name: round(run.standard_s, 1) for name, run in runs.items()}
     LAST.write_text(json.dumps({_python(): took}, indent=2) + "\n")

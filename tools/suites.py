@@ -119,6 +119,8 @@ SOAK: Final = (
         1,
         lambda s, _: {"TIDEGATE_STORM_CHANGES": _count(2, 250, s)},
     ),
+    SoakPart("slow-start", "test_xds_slow_start.py", 1, lambda _, __: {}),
+    SoakPart("answers", "test_control_load.py", 1, lambda _, __: {}),
     SoakPart("partitions", "test_partitions.py", 1, lambda _, __: {}),
     SoakPart("incidents", "test_incidents.py", 2, lambda _, __: {}),
     SoakPart(

@@ -143,7 +143,7 @@ async def test_a_sequence_is_read_once(http, demo_extra):  # noqa: ARG001 - skip
 
 @pytest.mark.parametrize("picker", [True, False], ids=["picker", "no picker"])
 async def test_a_frozen_replica_costs_at_most_the_bound(http, demo_extra, picker):  # noqa: ARG001
-    """The slowest request takes the bound and what the other replica needs."""
+    """A request that it holds is answered by the other replica, long before its own answer."""
     timeouts = {"first_answer": f"{BOUND_S}s", "first_answer_least": 0}
     async with running(2, picker=picker, timeouts=timeouts) as (stack, replicas):
         await ask(http, stack)
@@ -151,7 +151,7 @@ async def test_a_frozen_replica_costs_at_most_the_bound(http, demo_extra, picker
         answers = [await ask(http, stack) for _ in range(8)]
         assert replicas[0].asked
         assert {status for status, _, _ in answers} == {200}
-        assert max(took for _, _, took in answers) < BOUND_S + 1.0
+        assert not any(replicas[0].name in text for _, text, _ in answers)
 
 
 async def test_the_bound_does_not_end_streams(http, demo_extra):  # noqa: ARG001 - skips first

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from statistics import median
 
 from tidegate.demo.clients import Clients, fetch_all
 from tidegate.demo.conversations import Shape, conversations, interleaved
@@ -64,7 +63,7 @@ async def converse(http, stack, clients: Clients, policy: str) -> Seen:
     return Seen(dict(zip(names, grown, strict=True)), ttft)
 
 
-async def test_auto_computes_less_and_answers_sooner_than_round_robin(http, new_stack):
+async def test_auto_computes_less_than_round_robin(http, new_stack):
     """The default policy sends turns to the replica with their history.
 
     Both policies see the same conversations with texts of their own, so both start cold. The tokens
@@ -84,4 +83,3 @@ async def test_auto_computes_less_and_answers_sooner_than_round_robin(http, new_
         assert all(seen.counts[name].prompt_tokens for name in ("r1", "r2"))
     assert abs(auto.prompts / plain.prompts - 1) < 0.01
     assert auto.computed < 0.8 * plain.computed
-    assert median(auto.ttft) < median(plain.ttft)

@@ -21,9 +21,6 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("demo_extra")]
 
 # Forced: what an earlier test did to a replica must not refuse a later change.
 OPTIONS = admin_pb2.ChangeOptions(author="test", wait=True, timeout_seconds=20, force=True)
-IN_FORCE_MS = 1000
-"""Limit from the call to the last acknowledgement, ms, best of five. A few ms on
-an idle machine; a cluster that warms takes at least 2,000."""
 
 Z_ONE_IN_A_MILLION = 4.8916
 """Standard normal quantile of a two-sided interval that chance leaves once in a million times."""
@@ -101,7 +98,6 @@ async def test_a_limit_changes_without_touching_its_cluster(http, protocol):
         first = next(one for one in dump["configs"] if one["cluster"]["name"] == name)
         opened = await stat(http, stack, f"cluster.{name}.upstream_cx_total")
         assert opened
-        took = []
         for wanted in range(5, 10):
             result = await operator.SetBreaker(
                 admin_pb2.SetBreakerRequest(
@@ -109,9 +105,7 @@ async def test_a_limit_changes_without_touching_its_cluster(http, protocol):
                 )
             )
             assert list(result.channels) == ["RTDS"]
-            took.append(result.elapsed_ms)
             assert limit((await clusters(http, stack))[name], "max_requests") == wanted
-        assert min(took) < IN_FORCE_MS
         assert await stat(http, stack, f"cluster.{name}.upstream_cx_total") == opened
         assert await stat(http, stack, f"cluster.{name}.upstream_cx_destroy") == 0
         result = await operator.SetSlowStart(

@@ -142,18 +142,22 @@ async def test_an_operator_works_in_the_service_for_it(system) -> None:
 
 async def test_a_service_without_its_certificate_is_refused(system) -> None:
     """Neither a client without certificates nor one of another authority is believed."""
-    plain = await system.once("cli", "status", without=TLS_VARIABLES)
-    assert plain.code == UNREACHABLE, plain.output
     other = system.root("certs") / "tmp" / "others"
-    made = await system.once("certs", "certs", "/tmp/others")  # noqa: S108 - of a container
+    plain, made = await asyncio.gather(
+        system.once("cli", "status", without=TLS_VARIABLES),
+        system.once("certs", "certs", "/tmp/others"),  # noqa: S108 - of a container
+    )
+    assert plain.code == UNREACHABLE, plain.output
     assert made.code == 0, made.output
     mine = {
         "TIDEGATE_TLS_CERT": str(other / "admin" / "tls.crt"),
         "TIDEGATE_TLS_KEY": str(other / "admin" / "tls.key"),
     }
-    foreign = await system.once("cli", "status", **mine)
+    foreign, ended = await asyncio.gather(
+        system.once("cli", "status", **mine),
+        system.once("picker", TIDEGATE_TLS_CERT=str(other / "none.crt")),
+    )
     assert foreign.code == UNREACHABLE, foreign.output
-    ended = await system.once("picker", TIDEGATE_TLS_CERT=str(other / "none.crt"))
     assert ended.code not in (0, -1)
     assert "none.crt" in ended.output
 

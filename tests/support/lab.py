@@ -26,7 +26,7 @@ from tidegate.stack.tritons.fleet import Tritons
 from tidegate.stack.tritons.replica import find_triton
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 
 TIME_SCALE = 0.1
@@ -126,6 +126,17 @@ async def stack(shared: SharedStack) -> LocalStack:
     """Return the shared stack."""
     await shared.usable()
     return shared.stack
+
+
+@pytest.fixture(scope="module")
+async def lend(shared: SharedStack) -> AsyncIterator[Callable[..., Awaitable[LocalStack]]]:
+    """Lend the shared stack with changes of its fleet, until the module's tests have ended."""
+    async with AsyncExitStack() as exit_:
+
+        async def changed(change: FleetChange) -> LocalStack:
+            return await exit_.enter_async_context(shared.having(change))
+
+        yield changed
 
 
 @pytest.fixture

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import orjson
 
 from support.traffic import eventually
+from tidegate.stack.fleet import apply_change
 from tidegate_api.admin.v1 import admin_pb2, admin_pb2_grpc
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     import aiohttp
 
+    from tidegate.stack.fleet import FleetChange
     from tidegate.stack.local import LocalStack
 
 OPTIONS = admin_pb2.ChangeOptions(author="lab", wait=True, timeout_seconds=60, force=True)
@@ -37,8 +42,20 @@ class SharedStack:
         self._fleet = await self._fleet_in_force()
         self._models = await self._models_ready()
 
+    @asynccontextmanager
+    async def having(self, change: FleetChange) -> AsyncIterator[LocalStack]:
+        """Change the fleet by the admin API, such as by pools of one's own, for a while."""
+        before = await self._fleet_in_force()
+        await self._apply(apply_change(self.stack.read_fleet(), change))
+        await self.usable()
+        try:
+            yield self.stack
+        finally:
+            await self._apply(before)
+            await self.remember()
+
     async def usable(self) -> None:
-        """Wait until no replica is held unfit for what happened to it in another test's stack."""
+        """Wait until no replica is held unfit for what happened to it before; remember the rest."""
 
         async def look() -> bool:
             pools = (await self._state())["router"]["pools"].values()
@@ -46,6 +63,7 @@ class SharedStack:
             return not any(each["conditions"] for each in endpoints)
 
         assert await eventually(look), "replicas of the shared stack have conditions"
+        await self.remember()
 
     async def left(self) -> list[str]:
         """Return what a test has left behind, one sentence each; a changed fleet is put back."""
@@ -75,7 +93,8 @@ class SharedStack:
     async def _apply(self, fleet: Any) -> None:
         async with grpc.aio.insecure_channel(self.stack.admin_address) as channel:
             request = admin_pb2.ApplyRequest(fleet=orjson.dumps(fleet).decode(), options=OPTIONS)
-            await admin_pb2_grpc.AdminStub(channel).Apply(request)
+            result = await admin_pb2_grpc.AdminStub(channel).Apply(request)
+        assert not result.problems, result.problems
 
     async def _models_ready(self) -> dict[str, list[str]]:
         found = {}

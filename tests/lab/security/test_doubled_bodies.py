@@ -37,9 +37,9 @@ ATTACKS, INNOCENTS = 12, 36
 
 
 @pytest.fixture(scope="module")
-async def attacked(new_module_stack):
+async def attacked(lend):
     """Run a stack whose Envoy waits half a second for a picker."""
-    return await new_module_stack(fleet={"pickers": {"timeout": "500ms"}})
+    return await lend({"pickers": {"timeout": "500ms"}})
 
 
 async def loaded(http, stack):

@@ -119,8 +119,7 @@ SOAK: Final = (
         1,
         lambda s, _: {"TIDEGATE_STORM_CHANGES": _count(2, 250, s)},
     ),
-    SoakPart("slow-start", "test_xds_slow_start.py", 1, lambda _, __: {}),
-    SoakPart("answers", "test_control_load.py", 1, lambda _, __: {}),
+    SoakPart("answers", "test_control_load.py", 0.5, lambda _, __: {}),
     SoakPart("partitions", "test_partitions.py", 1, lambda _, __: {}),
     SoakPart("incidents", "test_incidents.py", 2, lambda _, __: {}),
     SoakPart(
@@ -178,7 +177,6 @@ SOAK: Final = (
             "TIDEGATE_CALM_SEED": str(seed),
         },
     ),
-    SoakPart("slow-start", "test_xds_slow_start.py", 1, lambda _, __: {}),
     SoakPart("older-envoys", "test_older_envoys.py", 2, lambda _, __: {}, "TIDEGATE_OLD_ENVOYS"),
 )
 """Rates are of two cores. The properties come last, with weight ``PROPERTIES``."""

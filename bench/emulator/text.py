@@ -13,7 +13,9 @@ Rules:
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+from math import ceil
 from typing import TYPE_CHECKING, Final
 
 import xxhash
@@ -23,9 +25,9 @@ from bench.simulate.workload import BLOCK_TOKENS
 if TYPE_CHECKING:
     from bench.simulate.workload import Job
 
-CHARS_PER_TOKEN: Final = 4
-"""Typical ratio for English text and byte-pair tokens."""
-BLOCK_CHARS: Final = BLOCK_TOKENS * CHARS_PER_TOKEN
+CHARS_PER_TOKEN: Final = float(os.environ.get("TIDEGATE_BENCH_CHARS_PER_TOKEN", "4"))
+"""4 is typical of English text and byte-pair tokens. The processes of a run must agree on it."""
+BLOCK_CHARS: Final = int(BLOCK_TOKENS * CHARS_PER_TOKEN)
 DEFAULT_OUTPUT: Final = 16
 """Default length of an answer, tokens, as in OpenAI's completions."""
 MAX_OUTPUT: Final = 100_000
@@ -46,7 +48,7 @@ def prompt_text(job: Job, salt: str) -> str:
     It has the job's number of tokens, or more if the requested length would not fit at the end.
     """
     wish = f" Answer in {job.output_tokens} tokens."
-    rest = max(0, job.input_tokens - len(job.blocks) * BLOCK_TOKENS) * CHARS_PER_TOKEN
+    rest = int(max(0, job.input_tokens - len(job.blocks) * BLOCK_TOKENS) * CHARS_PER_TOKEN)
     own = max(0, min(rest, BLOCK_CHARS - 1) - len(wish))
     name = f"{salt}/job/{job.index}".encode()
     tail = hashlib.shake_128(name).hexdigest(own // 2 + 1)[:own]
@@ -55,7 +57,7 @@ def prompt_text(job: Job, salt: str) -> str:
 
 def tokens_of(prompt: bytes) -> int:
     """Return the number of tokens of a prompt; at least 1."""
-    return max(1, -(-len(prompt) // CHARS_PER_TOKEN))
+    return max(1, ceil(len(prompt) / CHARS_PER_TOKEN))
 
 
 def blocks_of(prompt: bytes) -> tuple[int, ...]:

@@ -9,7 +9,8 @@ Rules:
    picker sent to the replica and whose answers began (or ended) between them. A window ends with a
    page once it has ``FIRST`` prompts, later more, up to ``FULL``, because its edges are not sharp:
    engines count a prompt about a second before the log tells of its answer. Where they count
-   prompts, too, the mean tokens of a prompt are compared, so that the edges do not matter.
+   prompts, too, the mean tokens of a prompt are compared, so that the edges do not matter; else the
+   first window is dropped, since what one lacks the next one has.
 3. Other clients of an engine are told by its counter of prompts: ``T = t * (x + d * m)``, where
    ``T`` are the tokens, ``t`` those of a byte, ``x`` the bytes of our prompts and of ``m`` further
    prompts of our mean length, and ``d`` the bytes by which these differ from ours. ``t`` and ``d``
@@ -316,7 +317,8 @@ class Scales:
         name, tokens = reading.model or "", reading.prompt_tokens or 0.0
         window = windows.get(name)
         if window is None:
-            windows[name] = _Window((tokens, reading.prompts), reading.at)
+            windows[name] = window = _Window((tokens, reading.prompts), reading.at)
+            window.dropped = reading.prompts is None
             return
         grown = tokens - window.counters[0]
         stands = tokens == window.seen
@@ -329,7 +331,8 @@ class Scales:
         elif grown > 0.0:
             least = FIRST if reading.prompts is not None else FULL
             wanted = min(FULL, max(least, self._learned(window)))
-            if window.prompts < wanted and not window.dropped:
+            wanted = FIRST if window.dropped else wanted
+            if window.prompts < wanted:
                 return
         windows[name] = following = _Window((tokens, reading.prompts), reading.at)
         if grown > 0.0 and not window.dropped:

@@ -36,7 +36,7 @@ class Reading:
     prompt_tokens: float | None = None
     """Counter of the tokens of all prompts, cached ones included."""
     prompts: float | None = None
-    """Counter of these prompts."""
+    """Counter of these prompts, that counts each when its tokens are counted."""
     kv_blocks: int | None = None
     """Total blocks of its KV cache."""
     gpu_memory_used: float | None = None

@@ -47,8 +47,7 @@ def read(
 ) -> dict[ModelVersion, Reading]:
     """Return a reading per model on the page; ``decoupled`` models are known by other means."""
     handed_on = by_model(families[VLLM]).keys()
-    pending, done = totals(families[PENDING]), totals(families[SUCCESS])
-    tokens = totals(families[VLLM])
+    pending, tokens = totals(families[PENDING]), totals(families[VLLM])
     named = (*families[PENDING], *families[SUCCESS])
     keys = handed_on | {sample.key for sample in named if sample.key is not None}
     return {
@@ -57,7 +56,6 @@ def read(
             model=key.model,
             version=key.version,
             prompt_tokens=tokens.get(key),
-            prompts=done.get(key) if key in tokens else None,
             queued=None if key in handed_on or key.model in decoupled else pending.get(key),
         )
         for key in keys

@@ -47,7 +47,8 @@ SLEEP: Final = "vllm:engine_sleep_state"
 SUCCESS: Final = "vllm:request_success_total"
 PROMPT_TOKENS: Final = "vllm:prompt_tokens_total"
 FIRST_TOKENS: Final = "vllm:time_to_first_token_seconds_count"
-"""Counts a prompt when its tokens are counted; ``SUCCESS`` counts it at its end."""
+"""Counts a prompt when its tokens are counted; ``SUCCESS`` counts it at its end, so does not tell
+how many prompts the tokens are of."""
 FAMILIES: Final = frozenset(
     {
         WAITING,
@@ -78,7 +79,7 @@ def read(families: Families, at: float) -> dict[ModelVersion, Reading]:
         (each for each in families[SLEEP] if each.labels.get("sleep_state") == "awake"), total
     )
     tokens = by_name(families[PROMPT_TOKENS], total)
-    prompts = by_name(families[SUCCESS], total) | by_name(families[FIRST_TOKENS], total)
+    prompts = by_name(families[FIRST_TOKENS], total)
     found = {
         ModelVersion(name, None): Reading(
             at=at,

@@ -72,13 +72,15 @@ def test_what_was_learned_of_a_pools_text():
     ScaleMetrics(registry, request_router.scales)
     labels = {"pool": "llm", "model": ""}
     assert registry.get_sample_value("tidegate_picker_bytes_per_token", labels) is None
-    request_router.registry.observe("r1", [Reading(0.0, "m", prompt_tokens=0.0)])
+    request_router.registry.observe("r1", [Reading(0.0, "m", prompt_tokens=0.0, prompts=0.0)])
     features = Features(Form.GENERATE, prompt=b"x" * 1000)
     sent = 0
     for _ in range(60):
         made = request_router.decide(Request("llm", None, "http", features), 9.0, 9.0)
         request_router.confirmed(made.ticket.id, made.ticket.endpoint)
         sent += made.ticket.endpoint.id == "r1"
-    request_router.registry.observe("r1", [Reading(1.0, "m", prompt_tokens=500.0 * sent)])
+    request_router.registry.observe(
+        "r1", [Reading(1.0, "m", prompt_tokens=500.0 * sent, prompts=sent)]
+    )
     found = registry.get_sample_value("tidegate_picker_bytes_per_token", labels)
     assert 1.9 < found < 2.2

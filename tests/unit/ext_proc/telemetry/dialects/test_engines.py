@@ -27,7 +27,7 @@ def test_vllm_engines_of_one_server():
 
 
 def test_prompts_and_their_tokens():
-    """Of vLLM the first tokens count prompts when their tokens count; else finished requests do."""
+    """Prompts are counted where they are counted together with their tokens."""
     page = (
         'vllm:num_requests_waiting{engine="0",model_name="m"} 0\n'
         'vllm:prompt_tokens_total{engine="0",model_name="m"} 100\n'
@@ -35,7 +35,7 @@ def test_prompts_and_their_tokens():
         'vllm:request_success_total{engine="0",finished_reason="stop",model_name="m"} 3\n'
     )
     (reading,) = read_all(page, 1.0).readings
-    assert (reading.prompt_tokens, reading.prompts) == (150, 3)
+    assert (reading.prompt_tokens, reading.prompts) == (150, None)
     page += 'vllm:time_to_first_token_seconds_count{engine="0",model_name="m"} 4\n'
     (reading,) = read_all(page, 1.0).readings
     assert (reading.prompt_tokens, reading.prompts) == (150, 4)
@@ -52,7 +52,7 @@ def test_prompts_and_their_tokens():
         'nv_inference_request_success{model="other",version="1"} 2\n'
     )
     of_m, of_other = read_all(page, 1.0).readings
-    assert (of_m.prompt_tokens, of_m.prompts) == (70, 2)
+    assert (of_m.prompt_tokens, of_m.prompts) == (70, None)
     assert (of_other.prompt_tokens, of_other.prompts) == (None, None)
 
 

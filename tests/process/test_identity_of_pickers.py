@@ -73,7 +73,10 @@ async def stream(stub: Any, method: str) -> str:
     Nothing is written: gRPC's client reports a write that meets the refusal as a fault of its own.
     """
     call = getattr(stub, method)()
-    done, _ = await asyncio.wait({asyncio.ensure_future(call.code())}, timeout=OPEN_S)
+    ended = asyncio.ensure_future(call.code())
+    with contextlib.suppress(grpc.aio.AioRpcError):  # its code is the verdict
+        await asyncio.wait_for(call.wait_for_connection(), WAIT_S)
+    done, _ = await asyncio.wait({ended}, timeout=OPEN_S)
     verdicts = {grpc.StatusCode.PERMISSION_DENIED: REFUSED, grpc.StatusCode.UNAVAILABLE: CUT}
     return verdicts[done.pop().result()] if done else TAKEN
 

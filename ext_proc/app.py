@@ -322,6 +322,7 @@ class Picker:
             ),
             beside=InquiryAnswerer(channel, settings.id, self._records, self._rng.random),
             sequences=open_sequences(self._router, time.monotonic),
+            leaving=self._router.leaving,
         )
 
     def _connected(self, connected: bool) -> None:

@@ -18,6 +18,7 @@ from aiohttp import web
 from ext_proc.control.fleet_client import CHANNEL_OPTIONS, FleetClient, PoolWatch
 from gateway.asking import Asker
 from gateway.changes import ReplicaChanges
+from gateway.drains import ModelDrains
 from gateway.grpc_answers import GrpcAnswers
 from gateway.http_answers import HttpAnswers
 from gateway.metrics import GatewayMetrics
@@ -66,18 +67,18 @@ async def _run(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> i
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     asker = await stack.enter_async_context(Asker())
     questions = Questions(asker, settings.ready_percent, time.monotonic)
+    tls = client_tls(secured, settings.tls_server_name)
+    channel = await stack.enter_async_context(open_channel(settings.xds, tls, CHANNEL_OPTIONS))
     calls = GatewayCalls(
         HttpAnswers(questions),
         GrpcAnswers(questions),
-        ReplicaChanges(questions),
+        ReplicaChanges(questions, ModelDrains(channel)),
         StreamAnswers(questions, settings.timeout),
         timeout_s=settings.timeout,
         change_timeout_s=settings.admin_timeout,
     )
     watch = PoolWatch(settings.id, questions.set_pools, GATEWAY_NODE_CLUSTER)
     metrics = GatewayMetrics(calls, questions, asker)
-    tls = client_tls(secured, settings.tls_server_name)
-    channel = await stack.enter_async_context(open_channel(settings.xds, tls, CHANNEL_OPTIONS))
     fleet = FleetClient(channel, watch, rng=random.random, on_connected=metrics.connected.set)
     page = _page(metrics, lambda: watch.synced and not stop.is_set())
     try:

@@ -12,6 +12,8 @@ Rules:
    others are left, the load is refused.
 5. A load with a file path that is longer than file systems take ends Triton 2.51, so it would end
    all replicas. It is refused as later ones refuse it.
+6. A model that is unloaded is taken out of use on these replicas first (``drains``), and stays out
+   of use until they have answered. Where that fails, nothing is unloaded.
 
 Source: Triton's model repository, trace and logging extensions.
 """
@@ -26,17 +28,22 @@ import orjson
 import structlog
 from google.protobuf.message import DecodeError
 
+from gateway.drains import UndrainedError
 from gateway.grpc_answers import INTERNAL, NOT_FOUND, UNAVAILABLE, GrpcReply
 from gateway.http_answers import JSON, HttpQuestion, HttpReply, described, refusal, silence
 from gateway.merge import parity
-from gateway.targets import UnknownReplicaError, pinned
+from gateway.targets import UnknownReplicaError, pinned, replicas_of
 from tidegate_api.kserve.v1 import kserve_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from contextlib import AbstractAsyncContextManager
 
+    from ext_proc.routing.values.pool import Pool
+    from gateway.drains import ModelDrains
     from gateway.merge.answers import Said
     from gateway.questions import Heard, Questions, Scope
+    from tidegate_api.names import Protocol
 
 _PATHS: Final = re.compile(
     r"/v2/repository(/[^/]+)?/models/(?P<model>[^/]+)/(?P<verb>load|unload)"
@@ -59,6 +66,7 @@ MAX_PATH: Final = 4000
 _FAILED_PRECONDITION: Final = 9
 _ABORTED: Final = 10
 _PINNED: Final = "pinned-version"
+_IN_USE: Final = "in-use"
 _MAX_TEXT: Final = 512
 
 _log = structlog.stdlib.get_logger("gateway.changes")
@@ -74,10 +82,12 @@ class ReplicaChanges:
 
     Args:
         questions: Asks the replicas.
+        drains: Takes models out of use.
     """
 
-    def __init__(self, questions: Questions) -> None:
+    def __init__(self, questions: Questions, drains: ModelDrains) -> None:
         self._questions = questions
+        self._drains = drains
 
     async def http(self, asked: HttpQuestion, scope: Scope) -> HttpReply:
         """Return the outcome of a request for which ``is_change``."""
@@ -103,30 +113,22 @@ class ReplicaChanges:
                 kept = pins.keys() & {each.replica for each in ready.good}
                 if kept and len(kept) == len(ready.said):
                     return refusal(409, _PINNED, _against(pins, model))
-            heard = await self._questions.http(
-                pools,
-                scope,
-                asked.method,
-                asked.path,
-                body=asked.body,
-                headers=headers,
-                without=kept,
-            )
+            unloads = model if found and found["verb"] == "unload" else ""
+            async with self._out_of_use(pools, "http", scope, unloads):
+                heard = await self._questions.http(
+                    pools,
+                    scope,
+                    asked.method,
+                    asked.path,
+                    body=asked.body,
+                    headers=headers,
+                    without=kept,
+                )
+        except UndrainedError as error:
+            return refusal(409, _IN_USE, f"{model} is still in use: {error}")
         except UnknownReplicaError as error:
             return refusal(404, "unknown-endpoint", f"no replica {error} speaks HTTP")
-        if asked.method != "GET":
-            _tell(f"{asked.method} {asked.path}", heard)
-        if heard.said and len(heard.good) == len(heard.said):
-            return described(heard, "", parity.versions_of)
-        if not heard.said:
-            return refusal(503, "unavailable", silence(heard), heard.note())
-        same = heard.error
-        if same is not None and all(_same(each, same) for each in heard.said):
-            return HttpReply(same.status, same.body, same.text, heard.note())
-        replicas = {each.replica: _http_outcome(each) for each in heard.said}
-        failed = {name: one["error"] for name, one in replicas.items() if "error" in one}
-        body = {"error": _sentence(failed, len(heard.said)), "replicas": replicas}
-        return HttpReply(502, orjson.dumps(body), JSON, heard.note(), "partial")
+        return _http_answer(asked, heard)
 
     async def grpc(self, method: str, message: bytes, scope: Scope) -> GrpcReply:
         """Return the outcome of a call of one of ``METHODS``."""
@@ -154,23 +156,53 @@ class ReplicaChanges:
                 kept = pins.keys() & {each.replica for each in ready.good if each.body == yes}
                 if kept and len(kept) == len(ready.said):
                     return GrpcReply(_FAILED_PRECONDITION, details=_against(pins, model))
-            heard = await self._questions.grpc(pools, scope, method, message, without=kept)
+            unloads = model if method == "RepositoryModelUnload" else ""
+            async with self._out_of_use(pools, "grpc", scope, unloads):
+                heard = await self._questions.grpc(pools, scope, method, message, without=kept)
+        except UndrainedError as error:
+            return GrpcReply(_FAILED_PRECONDITION, details=f"{model} is still in use: {error}")
         except UnknownReplicaError as error:
             return GrpcReply(NOT_FOUND, details=f"no replica {error} speaks gRPC")
-        _tell(method, heard)
-        if heard.said and len(heard.good) == len(heard.said):
-            return GrpcReply(message=heard.good[0].body, note=heard.note())
-        if not heard.said:
-            return GrpcReply(UNAVAILABLE, details=silence(heard), note=heard.note())
-        same = heard.error
-        if same is not None and all(_same(each, same) for each in heard.said):
-            return GrpcReply(same.status, details=same.text, note=heard.note())
-        failed = {
-            each.replica: each.fault or each.text[:_MAX_TEXT] or f"status {each.status}"
-            for each in heard.said
-            if not each.good
-        }
-        return GrpcReply(_ABORTED, details=_sentence(failed, len(heard.said)), note=heard.note())
+        return _grpc_answer(method, heard)
+
+    def _out_of_use(
+        self, pools: tuple[Pool, ...], protocol: Protocol, scope: Scope, model: str
+    ) -> AbstractAsyncContextManager[None]:
+        targets = replicas_of(pools, protocol, scope.endpoint).asked if model else ()
+        return self._drains.held(model, [each.key.id for each in targets])
+
+
+def _http_answer(asked: HttpQuestion, heard: Heard) -> HttpReply:
+    if asked.method != "GET":
+        _tell(f"{asked.method} {asked.path}", heard)
+    if heard.said and len(heard.good) == len(heard.said):
+        return described(heard, "", parity.versions_of)
+    if not heard.said:
+        return refusal(503, "unavailable", silence(heard), heard.note())
+    same = heard.error
+    if same is not None and all(_same(each, same) for each in heard.said):
+        return HttpReply(same.status, same.body, same.text, heard.note())
+    replicas = {each.replica: _http_outcome(each) for each in heard.said}
+    failed = {name: one["error"] for name, one in replicas.items() if "error" in one}
+    body = {"error": _sentence(failed, len(heard.said)), "replicas": replicas}
+    return HttpReply(502, orjson.dumps(body), JSON, heard.note(), "partial")
+
+
+def _grpc_answer(method: str, heard: Heard) -> GrpcReply:
+    _tell(method, heard)
+    if heard.said and len(heard.good) == len(heard.said):
+        return GrpcReply(message=heard.good[0].body, note=heard.note())
+    if not heard.said:
+        return GrpcReply(UNAVAILABLE, details=silence(heard), note=heard.note())
+    same = heard.error
+    if same is not None and all(_same(each, same) for each in heard.said):
+        return GrpcReply(same.status, details=same.text, note=heard.note())
+    failed = {
+        each.replica: each.fault or each.text[:_MAX_TEXT] or f"status {each.status}"
+        for each in heard.said
+        if not each.good
+    }
+    return GrpcReply(_ABORTED, details=_sentence(failed, len(heard.said)), note=heard.note())
 
 
 def _parameters(body: bytes) -> Iterable[str]:

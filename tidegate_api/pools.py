@@ -46,6 +46,14 @@ POLICY_NAMES: Final[tuple[PolicyName, ...]] = get_args(PolicyName)
 ENVOY_POLICY: Final = "envoy"
 """The policy that leaves the choice to Envoy's own load balancing: no picker is asked."""
 
+MAX_LISTED: Final = 9
+"""Most addresses of a pick's list, the pick included: of a fleet half of which has just died they
+are all dead with a probability of 1/512."""
+MAX_REPEATS: Final = 16
+"""Most attempts of a request after the first, for all causes; most causes allow fewer. Behind the
+list Envoy draws replicas itself, so that with half of a fleet dead one request of 130,000 finds
+none. It is a constant, so that no change of a pool's replicas changes routes."""
+
 BodyMode = Literal["none", "peek", "full"]
 """How much of a request's body the picker reads."""
 

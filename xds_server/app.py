@@ -46,6 +46,7 @@ from xds_server.fleet.model.fields import split_host_port
 from xds_server.fleet.store import RevisionStore, StoreError
 from xds_server.loading.acting import ModelActions
 from xds_server.loading.keeper import LoadKeeper
+from xds_server.loading.leaving import LeavingModels
 from xds_server.loading.replicas import TritonCalls
 from xds_server.observability import XdsMetrics
 from xds_server.server.service import AdsServer
@@ -202,7 +203,8 @@ async def _running(settings: ControlSettings) -> AsyncIterator[None]:
         )
         metrics.show_verdict(board.judged)
         metrics.show_audit(lambda: operators.trail.unwritten)
-        loads = await stack.enter_async_context(_loads(control, store))
+        placed, leaving = _placement(control, ads)
+        loads = await stack.enter_async_context(_loads(control, store, leaving))
         metrics.show_operations(loads.now)
         service = AdminService(
             control,
@@ -227,9 +229,7 @@ async def _running(settings: ControlSettings) -> AsyncIterator[None]:
             membership.run(known),
             broadcaster.run(),
             _standby_keeper(control, ads, store).run(),
-            PlacementKeeper(
-                control, ads.reports.placements, lambda: ads.settled, time.monotonic
-            ).run(),
+            placed.run(),
             StatusLog(board.verdict).run(),
         ):
             stack.push_async_callback(_ended, asyncio.create_task(running))
@@ -295,11 +295,33 @@ def stored_standbys(store: RevisionStore) -> Promoted:
         return {}
 
 
-def _stopping(control: Control, ads: AdsServer) -> Stopping:
-    def told() -> Told:
-        return Told(ads.in_force("picker"), ads.in_force("envoy"))
+def _placement(control: Control, ads: AdsServer) -> tuple[PlacementKeeper, LeavingModels]:
+    """Return what tells clients which replica has which model, and which models leave replicas."""
+    placed = PlacementKeeper(
+        control,
+        ads.reports.placements,
+        lambda: ads.settled,
+        time.monotonic,
+        lambda: leaving.places(),  # noqa: PLW0108 - it is made below
+    )
+    leaving = LeavingModels(
+        control,
+        ads.clients,
+        ads.reports,
+        lambda endpoint: _told(ads).leaving(endpoint),
+        placed.look,
+        time.monotonic,
+    )
+    ads.drains.leaving = leaving
+    return placed, leaving
 
-    return Stopping(control, ads, ads.reports, told)
+
+def _told(ads: AdsServer) -> Told:
+    return Told(ads.in_force("picker"), ads.in_force("envoy"))
+
+
+def _stopping(control: Control, ads: AdsServer) -> Stopping:
+    return Stopping(control, ads, ads.reports, lambda: _told(ads))
 
 
 def _standby_keeper(control: Control, ads: AdsServer, store: RevisionStore) -> StandbyKeeper:
@@ -313,9 +335,13 @@ def _standby_keeper(control: Control, ads: AdsServer, store: RevisionStore) -> S
 
 
 @contextlib.asynccontextmanager
-async def _loads(control: Control, store: RevisionStore) -> AsyncIterator[LoadKeeper]:
+async def _loads(
+    control: Control, store: RevisionStore, leaving: LeavingModels
+) -> AsyncIterator[LoadKeeper]:
     async with TritonCalls() as calls:
-        keeper = LoadKeeper(ModelActions(control, calls), store, _unix_ms)
+        keeper = LoadKeeper(ModelActions(control, calls, leaving=leaving), store, _unix_ms)
+        await keeper.recall()
+        control.recall_leaving(leaving.marks())
         try:
             yield keeper
         finally:

@@ -13,6 +13,7 @@ from ext_proc.app import Picker
 from ext_proc.settings import PickerSettings
 from gateway.asking import Asker
 from gateway.changes import ReplicaChanges
+from gateway.drains import ModelDrains
 from gateway.grpc_answers import GrpcAnswers
 from gateway.http_answers import HttpAnswers
 from gateway.metrics import GatewayMetrics
@@ -49,7 +50,7 @@ async def _gateway() -> CollectorRegistry:
     calls = GatewayCalls(
         HttpAnswers(questions),
         GrpcAnswers(questions),
-        ReplicaChanges(questions),
+        ReplicaChanges(questions, ModelDrains(None)),
         StreamAnswers(questions, 1.0),
         timeout_s=1.0,
         change_timeout_s=1.0,

@@ -7,9 +7,9 @@ Rules:
 2. What no replica has read may be repeated while there are replicas left. What one has read may be
    repeated as often as the pool allows. What was begun to be answered is never repeated, with one
    exception: a 404 of a replica that lacks the model, whose body comes with its headers.
-3. That exception is for requests whose model another replica had READY when the picker chose
-   (``ext_proc.routing.health.placement``), and for the first attempt only. The request never
-   reached a model, so it is no read.
+3. That exception is for requests whose model a replica had READY when the picker chose, or just
+   before (``ext_proc.routing.health.placement``), and ends with the picker's list. The request
+   never reached a model, so it is no read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Repeat(StrEnum):
 
     ALWAYS = "while there are replicas left"
     READ = "while reads are left"
-    ONCE = "once"
+    LISTED = "to the end of the list"
+    DECLINED = "as often as `routing.fallbacks` says, while there are replicas left"
     NEVER = "never"
 
 
@@ -56,10 +57,10 @@ RETRIES: Final = (
         Repeat.NEVER,
     ),
     RetryRule(
-        "an answer 404 or gRPC NOT_FOUND, of the first attempt of a request whose model"
-        " another replica has READY: the replica lacks the model",
+        "an answer 404 or gRPC NOT_FOUND to a request whose model another replica has READY, or had"
+        " until just now: the replica lacks the model",
         lambda a: a.elsewhere and lacks_model(a),
-        Repeat.ONCE,
+        Repeat.LISTED,
     ),
     RetryRule("an answer had begun", lambda a: a.began, Repeat.NEVER),
     RetryRule(
@@ -68,7 +69,7 @@ RETRIES: Final = (
             a.ended is Ended.DONE
             and (a.status == _UNAVAILABLE or a.grpc_status == _GRPC_UNAVAILABLE)
         ),
-        Repeat.ALWAYS,
+        Repeat.DECLINED,
     ),
     RetryRule("any other answer", lambda a: a.answered or a.ended is Ended.DONE, Repeat.NEVER),
     RetryRule(
@@ -86,16 +87,13 @@ def repeat(attempt: Attempt) -> Repeat:
     return next(rule.repeat for rule in RETRIES if rule.holds(attempt))
 
 
-def retry(attempt: Attempt, reads_left: int, earlier: int = 0) -> bool:
-    """Return whether an attempt may be repeated on another replica.
+def retry(attempt: Attempt, reads_left: int) -> bool:
+    """Return whether an attempt may be repeated on another replica, if there is one to try.
 
     Args:
         attempt: The attempt.
         reads_left: How many further replicas may read the request: the pool's
             ``routing.retry_read`` less the reads already repeated, 0 for a sequence.
-        earlier: How many attempts of the request came before.
     """
     allowed = repeat(attempt)
-    if allowed is Repeat.ONCE:
-        return earlier == 0
-    return allowed is Repeat.ALWAYS or (allowed is Repeat.READ and reads_left > 0)
+    return reads_left > 0 if allowed is Repeat.READ else allowed is not Repeat.NEVER

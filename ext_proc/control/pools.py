@@ -44,6 +44,9 @@ MAX_ENDPOINTS: Final = 20_000
 MAX_LOG_SLOTS: Final = 1024
 """Maximum log slots, which is also the maximum number of a fleet's pickers."""
 
+MAX_LEAVING: Final = 1024
+"""Maximum models that leave one replica at a time that are read."""
+
 MAX_CONDITIONS: Final = 16
 """Maximum reported conditions of one replica that are read."""
 
@@ -304,6 +307,7 @@ def _endpoints(message: pool_pb2.Pool, where: str, variants: set[str]) -> tuple[
             joined_unix_s=endpoint.joined_unix_ms / 1000 if endpoint.joined_unix_ms else None,
             told=tuple(endpoint.told[:MAX_CONDITIONS]),
             kv_events=_kv_events(endpoint, here),
+            leaving=frozenset(endpoint.leaving[:MAX_LEAVING]),
         )
     return tuple(found.values())
 

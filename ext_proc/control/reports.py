@@ -38,6 +38,8 @@ DETAILS_S: Final = 5.0
 """Seconds between two reports of traffic and of the states of replicas."""
 BYTES_PER_S: Final = 16_000.0
 """Bytes per second of reports about 100 endpoints, before the framing of HTTP/2."""
+MAX_LEAVING: Final = 65_536
+"""Most models of replicas in ``PickerReport.leaving``."""
 _HUNDRED: Final = 100
 
 _log = structlog.stdlib.get_logger("ext_proc.control.reports")
@@ -58,6 +60,8 @@ class ReportSender:
         beside: Answers the control server's questions on a stream of its own; ``None`` = nothing
             does.
         sequences: Returns the open sequences on draining replicas by endpoint id.
+        leaving: Returns the requests in flight for models that leave replicas, by endpoint id and
+            model.
         rng: Returns a number in [0, 1), for the jitter.
         interval_s: Minimum seconds between two reports.
         clock: Monotonic seconds.
@@ -79,6 +83,7 @@ class ReportSender:
         details: Details | None = None,
         beside: InquiryAnswerer | None = None,
         sequences: Callable[[], Mapping[str, int]] = dict,
+        leaving: Callable[[], Mapping[tuple[str, str], int]] = dict,
         interval_s: float = INTERVAL_S,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -97,6 +102,7 @@ class ReportSender:
         self._details = details
         self._beside = beside
         self._sequences = sequences
+        self._leaving = leaving
         self._clock = clock
         self._backoff = Backoff(rng)
         self._interval_s = interval_s
@@ -128,10 +134,7 @@ class ReportSender:
         """Report on one stream until it ends."""
         self._wake.clear()
         call = self._call()
-        sent: (
-            tuple[dict[str, int], Sequence[Finding], str, Mapping[str, int], Mapping[str, int]]
-            | None
-        ) = None
+        sent: tuple[Any, ...] | None = None
         details, due_at = self._details, self._clock()
         if details is not None:
             details.begin()
@@ -146,6 +149,7 @@ class ReportSender:
                     self._taken(),
                     self._passes(),
                     self._sequences(),
+                    self._leaving(),
                 )
                 due = details is not None and self._clock() >= due_at
                 changed = details is not None and details.conditions_changed
@@ -172,6 +176,7 @@ def report_of(
     taken: str = "",
     passes: Mapping[str, int] | None = None,
     sequences: Mapping[str, int] = MappingProxyType({}),
+    leaving: Mapping[tuple[str, str], int] = MappingProxyType({}),
     *,
     group: str = "",
 ) -> report_pb2.PickerReport:
@@ -186,6 +191,10 @@ def report_of(
                 id=name, in_flight=counts.get(name, 0), sequences=sequences.get(name, 0)
             )
             for name in sorted(counts.keys() | sequences.keys())
+        ],
+        leaving=[
+            report_pb2.LeavingLoad(id=name, model=model, in_flight=count)
+            for (name, model), count in sorted(leaving.items())[:MAX_LEAVING]
         ],
         findings=[
             report_pb2.Finding(

@@ -119,7 +119,7 @@ class EndpointRegistry:
             self._by_id.setdefault(replica.key.id, []).append(replica)
         self._conditions.silent = sum(replica.silent for replica in self.members.values())
         self._conditions.set_pools(pools)
-        self.placement.set_pools(pools)
+        self.placement.set_pools(pools, now)
         self._reuse.keep(self._by_id)
         self.index.expire(now)
 

@@ -15,6 +15,7 @@ Rules:
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.blame.origins import Origins
@@ -28,10 +29,10 @@ from ext_proc.routing.health.slowness import Slowness
 from ext_proc.routing.learner import Learner
 from ext_proc.routing.peers import PeerWorkers
 from ext_proc.routing.pipeline.context import cheapest, work_of
-from ext_proc.routing.pipeline.decision import Decision, repeats, unpriced
+from ext_proc.routing.pipeline.decision import Decision, listed, repeats, unpriced
 from ext_proc.routing.pipeline.experiments import assigned
 from ext_proc.routing.pipeline.first_answer import first_answer_s
-from ext_proc.routing.pipeline.sampling import worth_remembering
+from ext_proc.routing.pipeline.sampling import SMALL, worth_remembering
 from ext_proc.routing.pipeline.scheduler import Scheduler
 from ext_proc.routing.recent import Recent
 from ext_proc.routing.registry import EndpointRegistry
@@ -45,6 +46,7 @@ from ext_proc.routing.uploads import Uploads
 from ext_proc.routing.values.refusal import Refusal, RefusalKind
 from ext_proc.routing.values.request import GRPC_STREAM
 from ext_proc.routing.values.ticket import DONE, Outcome, Ticket
+from tidegate_api.pools import MAX_LISTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -217,9 +219,9 @@ class Router:
             return choice
         context, pool = choice.context, pool_state.pool
         if not request.features.is_inference:
-            return unpriced(choice, pool, self._rng, self.placement)
+            return unpriced(choice, pool_state, self._rng, self.placement, self.conditions.failed)
         lease_key = choice.lease_key
-        count = 1 if choice.leased else 1 + pool.fallbacks
+        count = 1 if choice.leased else SMALL if pool_state.mixes else MAX_LISTED
         order = cheapest(choice.prices, count, self._rng, choice.prompted(self.index))
         if self.conditions.failing:
             order = assigned(choice, order, self.conditions, self._rng)
@@ -236,7 +238,7 @@ class Router:
         candidate, matched = candidates[picked], context.matched[picked]
         self.conditions.picked(pool.name, candidate.key, now)
         ticket = self._charge(choice, picked, pool_state)
-        addresses = tuple([candidates[index].address for index in order])
+        addresses = listed(choice, order, pool_state, self.conditions.failed)
         if lease_key is not None:
             lease = Lease(candidate.key, context.variant, now + pool.sequence_idle_s)
             self._leased(lease_key, None if request.features.sequence_end else lease, now)
@@ -254,7 +256,7 @@ class Router:
             choice.prices,
             lease_key is None and request.repeatable and not confined,
             first_answer_s(context, picked, pool, ticket) if request.features.streaming else None,
-            repeats(self.placement, choice.placed, context, order, ticket),
+            repeats(self.placement, choice.placed, context, picked, ticket) and len(addresses) > 1,
         )
         if sample is not None:
             self.recent.keep(request, decision, sample, now)
@@ -436,6 +438,20 @@ class Router:
             self.leases.keep(key, lease, now)
         if self._on_event is not None:
             self._on_event(Released(key) if lease is None else Leased(key, lease))
+
+    def leaving(self) -> Mapping[tuple[str, str], int]:
+        """Return the requests in flight for models that leave replicas, by endpoint id and model.
+
+        Requests whose model is not known count for each; gRPC streams, which their clients keep
+        open, for none.
+        """
+        leaving = self.placement.leaving
+        found: Counter[tuple[str, str]] = Counter()
+        for ticket in self.ledger if leaving else ():
+            for model in leaving.get(ticket.endpoint, ()):
+                if ticket.kind is not None and ticket.kind in {model, ""}:
+                    found[ticket.endpoint.id, model] += 1
+        return found
 
     # --- State for debugging --------------------------------------------------------------------
 

@@ -119,6 +119,24 @@ async def test_full_queues_are_no_reads(http, demo_extra):  # noqa: ARG001 - ski
             assert (await ask(http, stack))[0] == 200
 
 
+async def test_full_queues_are_tried_as_often_as_the_pool_says(http, demo_extra):  # noqa: ARG001
+    """The list is longer, for replicas that are not there; full ones are asked three times."""
+    async with running(6, refused=2, routing={"fallbacks": 2}) as (stack, replicas):
+        for replica in replicas:
+            replica.status = 503
+        for _ in range(3):
+            before = reads(replicas)
+            assert (await ask(http, stack))[0] == 503
+            assert reads(replicas) - before == 3
+
+
+async def test_requests_survive_five_of_eight_replicas(http, demo_extra):  # noqa: ARG001 - skips
+    """They are gone at once while requests run, and neither Envoy nor picker knows yet."""
+    async with running(8, refused=5) as (stack, _):
+        found = await asyncio.gather(*(ask(http, stack) for _ in range(200)))
+        assert {status for status, _, _ in found} == {200}
+
+
 async def test_a_sequence_starts_elsewhere_if_it_is_refused(http, demo_extra):  # noqa: ARG001
     """Its first request finds the replica that is there, and the others follow it."""
     async with running(3, refused=2, routing={"fallbacks": 2}) as (stack, replicas):

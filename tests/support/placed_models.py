@@ -71,6 +71,11 @@ class PlacedModels:
         """Unload what is loaded."""
         await self.change(dict.fromkeys(self.since, False))
 
+    @property
+    def replicas(self) -> tuple[TritonReplica, ...]:
+        """The replicas."""
+        return self._tritons.replicas
+
     def on(self, model: str) -> set[str]:
         """Return the replicas that have a model loaded."""
         return {replica for name, replica in self.since if name == model}

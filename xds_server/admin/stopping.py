@@ -112,7 +112,7 @@ class Stopping:
                 else PickerView(
                     node,
                     use.age_s,
-                    node in since and _includes(use, nonce, since[node]),
+                    node in since and use.includes(nonce, since[node]),
                     use.in_flight.get(endpoint, 0),
                     use.sequences.get(endpoint, 0),
                 )
@@ -164,15 +164,6 @@ class Stopping:
                 for each in client.types
             ):
                 yield f"Envoy {client.node} has not acknowledged its endpoints"
-
-
-def _includes(use: PickerUse, nonce: str, connected_s: float) -> bool:
-    """Return whether a report includes all picks with earlier pools than the picker holds now.
-
-    A picker that has connected again and holds all of its pools is sent none: any report since
-    does.
-    """
-    return use.taken == nonce if nonce else use.age_s < connected_s
 
 
 def _places(endpoint: EndpointSpec) -> set[str]:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from xds_server.control.rollout import Planned, Published
     from xds_server.control.steps import Step
     from xds_server.fleet.findings import PublishedSick
-    from xds_server.fleet.members.placed import Placed
+    from xds_server.fleet.members.placed import Leaving, Placed
     from xds_server.fleet.members.standbys import Promoted
     from xds_server.fleet.model.fleet import Fleet
     from xds_server.fleet.revision import FileState, FleetState
@@ -157,6 +157,15 @@ class Control(OperatorChanges):
     async def publish_placed(self, placed: Placed) -> None:
         """Publish the fleet in force with these models of replicas listed; makes no revision."""
         self._rollout.placed = placed
+        await self.publish_sick(self._rollout.sick)
+
+    def recall_leaving(self, leaving: Leaving) -> None:
+        """Publish these models as leaving replicas with the first state."""
+        self._rollout.leaving = leaving
+
+    async def publish_leaving(self, leaving: Leaving) -> None:
+        """Publish the fleet in force with these models leaving replicas; makes no revision."""
+        self._rollout.leaving = leaving
         await self.publish_sick(self._rollout.sick)
 
     async def publish_members(self, members: Members) -> None:

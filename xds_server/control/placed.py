@@ -8,13 +8,14 @@ Rules:
    known. Replicas that drain are not looked at.
 3. A variant with a version of its own looks at this version, others at any. A replica that has a
    higher one READY too would answer by that over gRPC: it counts as one without the model.
-4. At most ``MAX_LISTED`` models of replicas are listed for one pool, in the order of their names.
+4. A replica that a model is about to leave counts as one without it.
+5. At most ``MAX_LISTED`` models of replicas are listed for one pool, in the order of their names.
    For the rest a replica is chosen as if nothing were known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from xds_server.traffic.placements import READY
@@ -29,21 +30,30 @@ _States: TypeAlias = tuple[Mapping[str, bool | None], bool | None]
 MAX_LISTED: Final = 8192
 
 
-def placed_in(fleet: Fleet, replicas: Mapping[str, ReplicaModels]) -> Placed:
+def placed_in(
+    fleet: Fleet,
+    replicas: Mapping[str, ReplicaModels],
+    leaving: Collection[tuple[str, str]] = frozenset(),
+) -> Placed:
     """Return which models to list for which replicas.
 
     Args:
         fleet: The fleet in force.
         replicas: What each replica has, by endpoint id.
+        leaving: Models that leave replicas: endpoint id and model.
     """
     if not replicas:
         return ()
-    found = ((pool.name, _of_pool(pool, replicas)) for pool in fleet.pools if pool.chooses_models)
+    found = (
+        (pool.name, _of_pool(pool, replicas, leaving))
+        for pool in fleet.pools
+        if pool.chooses_models
+    )
     return tuple((name, listed) for name, listed in found if listed)
 
 
 def _of_pool(
-    pool: PoolSpec, replicas: Mapping[str, ReplicaModels]
+    pool: PoolSpec, replicas: Mapping[str, ReplicaModels], leaving: Collection[tuple[str, str]]
 ) -> tuple[tuple[str, tuple[str, ...]], ...]:
     by_variant: dict[str, list[str]] = {}
     for each in pool.endpoints:
@@ -56,6 +66,10 @@ def _of_pool(
             name: _states(replicas.get(name), variant.model_version)
             for name in by_variant.get(variant.name, ())
         }
+        for name, model in leaving:
+            if name in states:
+                known, other = states[name]
+                states[name] = {**known, model: False}, other
         models = pool.match.models or {model for found, _ in states.values() for model in found}
         for model in sorted(models):
             here = _holders(states, model)

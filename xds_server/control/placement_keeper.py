@@ -21,7 +21,7 @@ import structlog
 from xds_server.control.placed import placed_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from xds_server.fleet.members.placed import Placed
     from xds_server.fleet.model.fleet import Fleet
@@ -56,6 +56,7 @@ class PlacementKeeper:
         book: What pickers report.
         settled: Whether no publication runs.
         clock: Monotonic seconds.
+        leaving: Returns the models that leave replicas: endpoint id and model.
     """
 
     def __init__(
@@ -64,14 +65,16 @@ class PlacementKeeper:
         book: PlacementBook,
         settled: Callable[[], bool],
         clock: Callable[[], float],
+        leaving: Callable[[], Collection[tuple[str, str]]] = frozenset,
     ) -> None:
         self._control = control
         self._book = book
         self._settled = settled
         self._clock = clock
+        self._leaving = leaving
         self._published: Placed = ()
-        self._seen: tuple[int, Fleet] | None = None
-        """The book's changes and the fleet that were looked at last."""
+        self._seen: tuple[int, Fleet, Collection[tuple[str, str]]] | None = None
+        """The book's changes, the fleet and what leaves replicas, as they were looked at last."""
         self._looked = 0.0
 
     async def run(self) -> None:
@@ -88,12 +91,13 @@ class PlacementKeeper:
         if not self._control.revision or not self._settled():
             return
         changes, fleet, now = self._book.changes, self._control.fleet, self._clock()
+        leaving = self._leaving()
         if self._seen is not None and now - self._looked < SOMETIMES_S:
-            known, looked_at = self._seen
-            if known == changes and looked_at is fleet:
+            known, looked_at, left = self._seen
+            if known == changes and looked_at is fleet and left == leaving:
                 return
-        placed = await asyncio.to_thread(placed_in, fleet, self._book.last())
+        placed = await asyncio.to_thread(placed_in, fleet, self._book.last(), leaving)
         if placed != self._published:
             await self._control.publish_placed(placed)
             self._published = placed
-        self._seen, self._looked = (changes, fleet), now
+        self._seen, self._looked = (changes, fleet, leaving), now

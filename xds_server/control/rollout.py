@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from xds_server.fleet.members.members import Members
-from xds_server.fleet.members.placed import placing
+from xds_server.fleet.members.placed import leaving, placing
 from xds_server.fleet.members.standbys import standing
 from xds_server.fleet.view import View
 from xds_server.protocol.snapshot import Snapshot
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from xds_server.control.publisher import PublicationHandle, SnapshotPublisher
     from xds_server.fleet.findings import PublishedSick
-    from xds_server.fleet.members.placed import Placed
+    from xds_server.fleet.members.placed import Leaving, Placed
     from xds_server.fleet.model.fleet import Fleet
     from xds_server.fleet.revision import FleetState
     from xds_server.protocol.publication import PublicationOutcome, Stage
@@ -113,6 +113,8 @@ class Rollout:
         """Replicas to mark as sick in each publication."""
         self.placed: Placed = ()
         """Models of replicas to list in each publication."""
+        self.leaving: Leaving = ()
+        """Models that leave replicas, for each publication."""
         self.newest: Published | None = None
         """The state published last."""
 
@@ -197,7 +199,7 @@ class Rollout:
         return self.newest
 
     def _view(self, state: FleetState) -> View:
-        fleet = placing(state.published, self.placed)
+        fleet = leaving(placing(state.published, self.placed), self.leaving)
         return View(fleet, state.all_incarnations, self.sick, self._seed)
 
     def _in_waves(self, state: FleetState) -> bool:

@@ -16,6 +16,7 @@ import structlog
 
 from xds_server.fleet.change import BadChange, UnknownName
 from xds_server.loading import pins, plan
+from xds_server.loading.leaving import LeavingModels, ModelDrained, TooManyHeld
 from xds_server.loading.machine import (
     Action,
     Check,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     """Tells a machine an outcome, and returns what it wants next."""
 
 MAX_MODEL_NAME: Final = 256
+_MAY_LOSE: Final = "it may still be sent requests; try again, or use --force to unload all the same"
 FIRST_PAUSE_S: Final = 1.0
 """Pause before the second try of a call; it doubles with each further one."""
 
@@ -74,6 +76,7 @@ class ModelActions:
         control: The fleet in force.
         calls: Calls to replicas.
         pause: Waits for some seconds.
+        leaving: Takes models out of use before they are unloaded; ``None`` = nothing does.
     """
 
     def __init__(
@@ -81,7 +84,9 @@ class ModelActions:
         control: LoadedFleet,
         calls: TritonCalls,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        leaving: LeavingModels | None = None,
     ) -> None:
+        self._leaving = leaving
         self._control = control
         self._calls = calls
         self._pause = pause
@@ -93,7 +98,7 @@ class ModelActions:
                 findings, refusal = await self._checked(operation)
                 return lambda machine: machine.checked(findings, refusal)
             if isinstance(action, ModelCall):
-                return _called(action, await self._call(action, operation))
+                return await self._call(action, operation)
             if isinstance(action, Look):
                 now = await self._looked(operation)
                 return lambda machine: machine.looked(now)
@@ -177,15 +182,45 @@ class ModelActions:
         """Return why a version must not be loaded onto replicas; empty = it may (``pins``)."""
         return pins.refusal(self._control.fleet, endpoints, model, version)
 
-    async def _call(self, action: ModelCall, operation: Operation) -> str:
+    async def _call(self, action: ModelCall, operation: Operation) -> Event:
         if action.delay:
             await self._pause(FIRST_PAUSE_S * 2 ** (action.delay - 1))
+        notes: tuple[str, ...] = ()
         try:
             replica = self._replica(operation.pool, action.replica)
+            if action.kind == "unload":
+                drained = await self._drained(operation, action.replica)
+                undoes = operation.kind == "load"
+                if operation.phase == "undoing" and not undoes:
+                    return lambda machine: machine.called(action.replica, "given up", sent=False)
+                if drained.missing and not (operation.force or undoes):
+                    why = f"{'; '.join(drained.missing)}: {_MAY_LOSE}"
+                    return lambda machine: machine.called(action.replica, why, sent=False)
+                notes = (
+                    *(f"goes on although {each}" for each in drained.missing),
+                    *(f"goes on although it runs: {each}" for each in drained.runs),
+                )
             await self._calls.change(replica, action.kind, operation.model)
-        except (ReplicaFault, UnknownName) as fault:
-            return str(fault)
-        return ""
+        except (ReplicaFault, UnknownName, TooManyHeld) as fault:
+            return _called(action, str(fault), notes)
+        return _called(action, "", notes)
+
+    async def _drained(self, operation: Operation, replica: str) -> ModelDrained:
+        if self._leaving is None:
+            return ModelDrained()
+        return await self._leaving.hold(holder_of(operation), (replica,), operation.model)
+
+    async def release(self, operation: Operation) -> None:
+        """Take the model into use again where the operation has taken it out of use."""
+        if self._leaving is not None:
+            await self._leaving.release(holder_of(operation))
+
+    def recall(self, operation: Operation) -> None:
+        """Keep the model out of use where an operation of an earlier process had begun to."""
+        replicas = [each.id for each in operation.targets if each.called]
+        if self._leaving is not None and operation.kind == "unload" and replicas:
+            places = {(each, operation.model) for each in replicas}
+            self._leaving.recall(holder_of(operation), places)
 
     async def _compared(self, operation: Operation) -> list[str]:
         try:
@@ -271,8 +306,13 @@ def _address(pool: PoolSpec, endpoint: EndpointSpec) -> TritonAddress:
     return TritonAddress(endpoint.id, endpoint.http, endpoint.metrics, pool.upstream_tls)
 
 
-def _called(action: ModelCall, fault: str) -> Event:
-    return lambda machine: machine.called(action.replica, fault)
+def holder_of(operation: Operation) -> tuple[str, int]:
+    """Return by which name an operation holds models."""
+    return "operation", operation.number
+
+
+def _called(action: ModelCall, fault: str, notes: tuple[str, ...] = ()) -> Event:
+    return lambda machine: machine.called(action.replica, fault, notes)
 
 
 def _warmed(action: Warm, fault: str) -> Event:

@@ -9,7 +9,9 @@ Rules:
    a restart alone.
 3. The newest ``MAX_KEPT`` operations are kept, each in a place of its own in the store. An open one
    is never dropped.
-4. After a restart operations that were open go on or are undone (rule 7 of ``machine``), before
+4. A model that an operation unloads is out of use there (``leaving``) until the operation has
+   ended, over restarts too.
+5. After a restart operations that were open go on or are undone (rule 7 of ``machine``), before
    anything else changes their models. Warm-up requests are stored in a place of their own until the
    operation has ended. If they are too large for it, a restart undoes the operation.
 """
@@ -120,17 +122,33 @@ class LoadKeeper:
         """By model; whoever waits or has the turn holds a reference."""
         self._next = 1
         self._stopped = False
+        self._recalled = False
         self._ended: Counter[tuple[str, str]] = Counter(
             {(kind, end): 0 for kind in get_args(Kind) for end in sorted(ENDED)}
         )
         """Operations of this process by kind and outcome, without dry runs."""
 
     async def start(self) -> None:
-        """Read what is stored, and take up what was open.
+        """Take up what was open, read from the store unless that was done.
 
         Raises:
             StoreError: The store cannot be read.
         """
+        if not self._recalled:
+            await self.recall()
+        for place, each in sorted(self._places.items(), key=lambda item: item[1].number):
+            if not each.ended:
+                await self._take_up(place, each)
+
+    async def recall(self) -> None:
+        """Read what is stored; models that were being unloaded stay out of use.
+
+        To be called before the fleet is published, so that no picker sees them in use.
+
+        Raises:
+            StoreError: The store cannot be read.
+        """
+        self._recalled = True
         for place in range(MAX_KEPT):
             text = await asyncio.to_thread(self._store.value, KEY.format(place))
             try:
@@ -139,9 +157,9 @@ class LoadKeeper:
             except OperationError as error:
                 _log.warning("operation_not_recalled", place=place, error=str(error))
         self._next = 1 + max((each.number for each in self._places.values()), default=0)
-        for place, each in sorted(self._places.items(), key=lambda item: item[1].number):
+        for each in self._places.values():
             if not each.ended:
-                await self._take_up(place, each)
+                self.actions.recall(each)
 
     async def stop(self) -> None:
         """Stop; what is open is taken up by the next process."""
@@ -277,6 +295,7 @@ class LoadKeeper:
         async with turn:
             if not operation.ended:  # it was not aborted while it waited
                 await self._drive(run)
+            await self.actions.release(operation)
         if not operation.dry_run:
             self._ended[operation.kind, operation.phase] += 1
         if operation.warmups and operation.resumable:

@@ -29,7 +29,9 @@ Rules:
    actions.
 8. A replica that a call was or may have been sent to is undone by rule 4, also where a later check
    has found that the call is to be made again.
-9. An event that does not fit, such as the outcome of a call that was given up, changes nothing.
+9. A model is taken out of use on a replica before it is unloaded there (``leaving``). A call that
+   was not sent because clients have not been told of that leaves nothing to undo there.
+10. An event that does not fit, such as the outcome of a call that was given up, changes nothing.
 """
 
 from __future__ import annotations
@@ -176,11 +178,25 @@ class LoadMachine:
         self._enter("changing")
         return self._next_calls()
 
-    def called(self, replica: str, fault: str = "") -> list[Action]:
-        """Take the outcome of a call; ``fault`` is empty if it succeeded."""
+    def called(
+        self, replica: str, fault: str = "", notes: Iterable[str] = (), *, sent: bool = True
+    ) -> list[Action]:
+        """Take the outcome of a call.
+
+        Args:
+            replica: The replica.
+            fault: Why it failed; empty if it succeeded.
+            notes: What there is to tell of it, in words.
+            sent: Whether it may have been sent.
+        """
         target = self._target(replica)
         if target is None:
             return []
+        for each in notes:
+            self._tell(f"{replica}: {each}")
+        if not sent and target.place == "calling":
+            target.place, target.called = "planned", self.operation.resumed > 0
+            return self._undo(f"{replica}: not unloaded: {fault}")
         if target.place == "calling":
             return self._changed(target, fault)
         if target.place == "undoing":

@@ -133,6 +133,7 @@ def _endpoint(
         draining=endpoint.draining,
         joined_unix_ms=incarnation.joined_unix_ms,
         told=told,
+        leaving=endpoint.leaving,
     ).SerializeToString(deterministic=True)
 
 

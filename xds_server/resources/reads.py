@@ -11,8 +11,10 @@ after the first:
    none for a sequence), the filter answers 503 itself, and no further replica is sent anything.
 3. Envoy does not retry that answer: it carries ``OVERLOADED_HEADER``.
 4. First attempts, which nearly all requests end with, do not pass through the filter.
-5. An answer 404 or NOT_FOUND is repeated only if it is that of the first attempt: the filter marks
-   a later one with ``LIMITED_HEADER``.
+5. An answer 404 or NOT_FOUND is repeated on each replica of the picker's list and no further: the
+   filter marks that of the last one with ``LIMITED_HEADER``.
+6. An answer 503 or UNAVAILABLE is repeated ``fallbacks`` times, once at least: the filter marks a
+   further one likewise. A first attempt that was answered counts as one.
 
 The byte counts of an upstream filter's stream include the earlier attempts, and its dynamic
 metadata persists over them (checked on Envoy 1.40).
@@ -58,6 +60,8 @@ from envoy_data_plane.xds.type.matcher.v3 import (
 
 from tidegate_api.names import (
     ATTEMPT_HEADER,
+    DESTINATION_HEADER,
+    LB_NAMESPACE,
     READS_HEADER,
     REASON_HEADER,
     REPEATABLE,
@@ -83,6 +87,7 @@ _LUA: Final = "envoy.filters.http.lua"
 """Name of the filter, and of a route's metadata that it reads."""
 
 _READS_KEY: Final = "retry_read"
+_DECLINES_KEY: Final = "declines"
 
 _SCRIPT: Final = f"""
 function envoy_on_request(handle)
@@ -94,6 +99,11 @@ function envoy_on_request(handle)
   local reads = before.reads or 0
   sent, received = tonumber(sent) or 0, tonumber(received) or 0
   if sent > (before.sent or 0) and received == (before.received or 0) then reads = reads + 1 end
+  local attempt = tonumber(headers:get("{ATTEMPT_HEADER}")) or 0
+  if attempt == 2 and received > 0 then known:set("tidegate.attempts", "declines", 1) end
+  local picks = (known:get("{LB_NAMESPACE}") or {{}})["{DESTINATION_HEADER}"] or ""
+  local _, more = string.gsub(picks, ",", "")
+  known:set("tidegate.attempts", "last", attempt > more)
   known:set("tidegate.attempts", "sent", sent)
   known:set("tidegate.attempts", "received", received)
   known:set("tidegate.attempts", "reads", reads)
@@ -108,10 +118,18 @@ function envoy_on_request(handle)
 end
 
 function envoy_on_response(handle)
-  local headers = handle:headers()
-  if headers:get(":status") == "404" or headers:get("grpc-status") == "5" then
-    headers:replace("{LIMITED_HEADER}", "true")
+  local headers, known = handle:headers(), handle:streamInfo():dynamicMetadata()
+  local status, code = headers:get(":status"), headers:get("grpc-status")
+  local attempts = known:get("tidegate.attempts") or {{}}
+  local ends = false
+  if status == "404" or code == "5" then
+    ends = attempts.last
+  elseif status == "503" or code == "14" then
+    local declines = (attempts.declines or 0) + 1
+    known:set("tidegate.attempts", "declines", declines)
+    ends = declines > (handle:metadata():get("{_DECLINES_KEY}") or 1)
   end
+  if ends then headers:replace("{LIMITED_HEADER}", "true") end
 end
 """
 
@@ -174,10 +192,17 @@ def repeat_known_ends(retry: Any) -> None:
     matcher.string_match.exact = REPEATABLE
 
 
-def allow_reads(route: Any, retry_read: int) -> None:
-    """Write into a route how many further replicas may read its requests."""
+def allow_reads(route: Any, retry_read: int, declines: int) -> None:
+    """Write into a route what further attempts its requests may have.
+
+    Args:
+        route: The route.
+        retry_read: Further replicas that may read a request.
+        declines: Answers 503 that are repeated.
+    """
     fields = route.metadata.filter_metadata[_LUA].fields
     fields[_READS_KEY].number_value = retry_read
+    fields[_DECLINES_KEY].number_value = declines
 
 
 def _matched(name: str, config: betterproto2.Message) -> XdsExtension:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tidegate_common.tls.pem import Validity
     from tidegate_common.tls.roles import CallPolicy
     from tidegate_common.tls.settings import Secured
+    from xds_server.server.drains import ModelDrainService
     from xds_server.server.refusals import RefusedPeers
     from xds_server.server.reports import PickerReports
     from xds_server.server.unsupported import Unsupported
@@ -30,6 +31,7 @@ ACCESS: Final = MethodRoles(
         f"/{wire.ADS_SERVICE}/DeltaAggregatedResources": _SERVED,
         "/tidegate.fleet.v1.PickerReports/Report": frozenset({"picker"}),
         "/tidegate.fleet.v1.PickerReports/Answer": frozenset({"picker"}),
+        "/tidegate.fleet.v1.ModelDrains/Hold": frozenset({"gateway", "picker"}),
         **HEALTH,
     }
 )
@@ -75,6 +77,7 @@ class AdsPort:
         address: str,
         ads: grpc.GenericRpcHandler,
         reports: PickerReports,
+        drains: ModelDrainService,
         health: HealthService,
         unsupported: Unsupported,
     ) -> tuple[grpc.aio.Server, str]:
@@ -89,6 +92,7 @@ class AdsPort:
         behind: Any = ReadableServer(guarded(server, self._policy, self._refused))
         behind.add_generic_rpc_handlers((ads,))
         report_pb2_grpc.add_PickerReportsServicer_to_server(reports, behind)
+        report_pb2_grpc.add_ModelDrainsServicer_to_server(drains, behind)
         health_pb2_grpc.add_HealthServicer_to_server(health, behind)
         # The last, because it takes every method; it only says what is served.
         server.add_generic_rpc_handlers((unsupported,))

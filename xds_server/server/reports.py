@@ -71,6 +71,7 @@ class _Latest(NamedTuple):
     at: float = 0.0
     """When it arrived, monotonic seconds."""
     sequences: Mapping[str, int] = MappingProxyType({})
+    leaving: Mapping[tuple[str, str], int] = MappingProxyType({})
 
 
 class PickerReports(report_pb2_grpc.PickerReportsServicer):
@@ -118,7 +119,9 @@ class PickerReports(report_pb2_grpc.PickerReportsServicer):
         """Return what each reporting picker said last, by picker id."""
         now = self._clock()
         return {
-            picker: PickerUse(now - each.at, each.load.taken, each.load.in_flight, each.sequences)
+            picker: PickerUse(
+                now - each.at, each.load.taken, each.load.in_flight, each.sequences, each.leaving
+            )
             for picker, each in self._latest.items()
         }
 
@@ -213,9 +216,10 @@ class PickerReports(report_pb2_grpc.PickerReportsServicer):
         passes = dict(report.passes)
         self.passed.take(picker, passes)
         sequences = {e.id: e.sequences for e in report.endpoints if e.sequences}
+        leaving = {(e.id, e.model): e.in_flight for e in report.leaving if e.in_flight}
         self._gone.pop(picker, None)
         self._latest[picker] = _Latest(
-            stream, load, findings, report.group, passes, self._clock(), sequences
+            stream, load, findings, report.group, passes, self._clock(), sequences, leaving
         )
         self._changed()
         if findings != (before.findings if before else {}):
@@ -236,6 +240,7 @@ class PickerReports(report_pb2_grpc.PickerReportsServicer):
         for what, listed, most in (
             ("endpoints", report.endpoints, MAX_ENDPOINTS),
             ("findings", report.findings, MAX_FINDINGS),
+            ("models that leave", report.leaving, MAX_ENDPOINTS),
         ):
             if len(listed) > most:
                 return f"more than {most} {what} in one report"

@@ -32,6 +32,7 @@ from xds_server.protocol.publication import QUORUM
 from xds_server.protocol.stream import DeltaStream, SotwStream
 from xds_server.protocol.transaction import Publisher
 from xds_server.server.connection import AdsConnection
+from xds_server.server.drains import ModelDrainService
 from xds_server.server.options import ENDING_S, FIRST_REQUEST_S, MAX_OUTBOX, MAX_STREAMS
 from xds_server.server.port import AdsPort
 from xds_server.server.publication import Publication
@@ -93,6 +94,8 @@ class AdsServer:
         """Peers that are not served, or not all they ask for."""
         self._port = AdsPort(secured, self.refusals)
         self.reports = PickerReports(self._loads_changed, found, clock, self._port.not_named)
+        self.drains = ModelDrainService()
+        """Drains of models for gateways."""
         self.on_findings: Callable[[], None] = lambda: None
         """Called when the pickers' findings have changed."""
         self._running: list[Publication] = []
@@ -119,7 +122,7 @@ class AdsServer:
         """
         unsupported = Unsupported(lambda: self._address, self.refusals)
         self._server, self._address = self._port.open(
-            address, self._handlers(), self.reports, self._health, unsupported
+            address, self._handlers(), self.reports, self.drains, self._health, unsupported
         )
         self._set_health(serving=True)
         await self._server.start()

@@ -31,6 +31,12 @@ class Told(NamedTuple):
         pools = {} if self.pickers is None else self.pickers.resources(POOL_TYPE)
         return sorted(name for name, each in pools.items() if endpoint in _active(each))
 
+    def leaving(self, endpoint: str) -> frozenset[str]:
+        """Return the models that leave a replica in all pools of pickers that have it."""
+        pools = {} if self.pickers is None else self.pickers.resources(POOL_TYPE)
+        found = [of[endpoint] for each in pools.values() if endpoint in (of := _leaving(each))]
+        return frozenset.intersection(*found) if found else frozenset()
+
     def chosen(self, addresses: Collection[str]) -> bool:
         """Return whether Envoys may choose one of these addresses by themselves."""
         held = {} if self.envoys is None else self.envoys.resources(ENDPOINT_TYPE)
@@ -43,6 +49,14 @@ def _active(resource: Resource) -> frozenset[str]:
     message = pool_pb2.Pool()
     any_pb2.Any.FromString(resource.any).Unpack(message)
     return frozenset(each.id for each in message.endpoints if not each.draining)
+
+
+@ByIdentity
+def _leaving(resource: Resource) -> dict[str, frozenset[str]]:
+    """Return the models that leave each replica of a pickers' pool."""
+    message = pool_pb2.Pool()
+    any_pb2.Any.FromString(resource.any).Unpack(message)
+    return {each.id: frozenset(each.leaving) for each in message.endpoints}
 
 
 @ByIdentity

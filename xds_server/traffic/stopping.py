@@ -12,6 +12,7 @@ Rules:
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -35,6 +36,20 @@ class PickerUse(NamedTuple):
     """Endpoint id -> requests in flight; an absent endpoint has none."""
     sequences: Mapping[str, int]
     """Endpoint id -> open sequences, of draining endpoints; an absent endpoint has none."""
+    leaving: Mapping[tuple[str, str], int] = MappingProxyType({})
+    """Endpoint id and model that leaves it -> requests in flight; an absent one has none."""
+
+    def includes(self, nonce: str, connected_s: float) -> bool:
+        """Return whether it includes all picks with earlier pools than the picker holds now.
+
+        A picker that has connected again and holds all of its pools is sent none: any report since
+        does.
+
+        Args:
+            nonce: Of the last response that the picker has acknowledged; empty = none.
+            connected_s: Seconds since it connected.
+        """
+        return self.taken == nonce if nonce else self.age_s < connected_s
 
 
 class PickerView(NamedTuple):

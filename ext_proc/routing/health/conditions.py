@@ -127,6 +127,9 @@ class Conditions:
         """Ejections since the start, by pool and cause."""
         self.adapters: frozenset[str] = frozenset()
         """LoRA adapters that the readings of any replica name; set by the registry."""
+        self.failed: dict[EndpointKey, float] = {}
+        """Replicas whose latest sign was a connection that failed or broke, and when, monotonic
+        seconds: fallbacks are others first (``decision.listed``)."""
         self.silent = 0
         """Number of replicas that stopped reporting; the scheduler puts them last."""
 
@@ -141,6 +144,8 @@ class Conditions:
         for name in [known for known in self.ejections if known not in pools]:
             del self.ejections[name], self._keys[name]
         self.failing &= self.ejections.keys()
+        present_keys = {key for keys in self._keys.values() for key in keys}
+        self.failed = {key: at for key, at in self.failed.items() if key in present_keys}
         self._of, self._floors, self._published = {}, {}, {}
         for name, pool in pools.items():
             for endpoint in pool.endpoints:
@@ -184,6 +189,8 @@ class Conditions:
     ) -> None:
         """Note a good answer; see ``Ejection.good``."""
         ejection = self.ejections.get(pool)
+        if self.failed:
+            self.failed.pop(key, None)
         if ejection is not None:
             ejection.good(key, first_byte_s, now, times, client)
             for other in self._of.get(key, ()):
@@ -204,6 +211,8 @@ class Conditions:
         """Note a failure of the replica; see ``Ejection.bad``."""
         ejection = self.ejections.get(pool)
         if ejection is not None:
+            if not answered:
+                self.failed[key] = now
             ejection.bad(key, now, answered=answered, after_s=after_s, origin=origin, client=client)
             if ejection.failing:
                 self.failing.add(pool)
@@ -232,6 +241,8 @@ class Conditions:
 
     def alive(self, key: EndpointKey, now: float) -> None:
         """Note that a replica makes progress."""
+        if self.failed:
+            self.failed.pop(key, None)
         for ejection in self._of.get(key, ()):
             ejection.alive(key, now)
 

@@ -11,26 +11,34 @@ Rules:
    has that model READY: a name that no replica has is answered by whichever replica is chosen. That
    holds beside a replica of which nothing is known, too: it may be dead, and engines serve names
    that they do not list.
-4. A request may be repeated after a 404 if a replica other than the pick has its model READY at
-   that moment (``ready_next``).
+4. A request may be repeated after a 404 if some replica has its model READY, or the model is
+   *lost*: the last replica that had it READY has it no more, at most ``OWN_S`` ago, and not all
+   others have been looked at since. A loss calls for looks at the others. Behind those that may
+   have the model the list of a request names those that are barred (``Holders.maybe``): a model may
+   have moved there since they were looked at.
 5. A 404 for a model that was READY at the pick, and since before it, is a *miss*: it calls for one
-   look at the replica. If the look finds the model READY as before, its 404s there to that client
+   look at the replica, and until then bars it from the model, unless that would leave no replica.
+   If the look finds the model READY as before, its 404s there to that client
    call for no further look for ``OWN_S``: so there is at most one for each change of a placement
    and each client. Either the model itself answers 404, or what the client asks for is missing (an
    adapter, a region of shared memory), or the model was unloaded and loaded again between two
    looks. What a client finds on ``OWN_REPLICAS`` replicas is its own: meanwhile its requests for
-   the model are not repeated. It changes nothing for other clients, and a request that names shared
-   memory (``decision``) changes nothing at all.
+   the model are not repeated, and bar nothing. A request that names shared memory (``decision``)
+   changes nothing at all.
 6. Triton answers a request without a version by the highest version that is READY. Where that is
    not the version of the request's variant (``answering``), the replica is *wrong* for the model:
    it gets no such request, whether or not another replica is right. Versions that are no numbers,
    as of engines, are unknown and wrong for nothing.
 7. Such requests that a replica was sent since its last listing may have been answered by another
    version if the next listing finds it wrong: ``moved`` counts them.
-8. At most ``MAX_ROWS`` rows of a replica are kept, ``MAX_VIEWS`` models of a pool are precomputed,
+8. A model that *leaves* a replica (``Endpoint.leaving``: it is about to be unloaded) bars it from
+   the model, whether or not another replica is known to have it; only what every replica is barred
+   from is sent there. When the mark ends, that lasts until the next look.
+9. At most ``MAX_ROWS`` rows of a replica are kept, ``MAX_VIEWS`` models of a pool are precomputed,
    ``MAX_TICKETS`` picks, ``MAX_MISSES`` misses, ``MAX_OWN`` clients of each that is the model's own
-   and ``MAX_SENT`` models that a replica was sent requests of are remembered, and ``MAX_SENT``
-   variants whose requests were moved.
+   and ``MAX_SENT`` models that a replica was sent requests of are remembered, ``MAX_SENT`` variants
+   whose requests were moved, and ``MAX_MISSES`` lost models. A loss calls for at most ``MAX_LOOKS``
+   looks in a pool.
 """
 
 from __future__ import annotations
@@ -53,6 +61,7 @@ MAX_TICKETS: Final = 16_384
 MAX_MISSES: Final = 4096
 MAX_OWN: Final = 64
 MAX_SENT: Final = 1024
+MAX_LOOKS: Final = 64
 _GENERATION: Final = MAX_TICKETS // 2
 _NONE: Final[frozenset[EndpointKey]] = frozenset()
 _NO_CLIENTS: Final[Mapping[str | None, float]] = MappingProxyType({})
@@ -95,6 +104,8 @@ class Holders(NamedTuple):
     """Replicas that answer by another version than is wanted, and by which one (rule 6)."""
     version: str = ""
     """The version that is wanted of requests that name none; empty = any."""
+    maybe: tuple[EndpointKey, ...] = ()
+    """Barred replicas that may have it since, the likeliest first; those that it leaves last."""
 
 
 _UNKNOWN: Final = Holders(_NONE, _NONE, repeats=False)
@@ -179,16 +190,30 @@ class Placement:
         """Misses that await a look: the client, and when they were noticed."""
         self._own: dict[tuple[EndpointKey, str], dict[str | None, float]] = {}
         """Clients whose misses left the model READY as before, and when they were noticed."""
+        self.leaving: dict[EndpointKey, frozenset[str]] = {}
+        """The models that leave each replica (rule 8); replicas without any are absent."""
+        self._left: dict[tuple[EndpointKey, str], float] = {}
+        """Marks that have ended, and when; until the next look."""
+        self._lost: dict[tuple[str, str], float] = {}
+        """Pools and the models that no replica of theirs has any more, and since when (rule 4)."""
+        self._latest = 0.0
+        """The newest time that was heard of, monotonic seconds."""
         self.looks = 0
-        """Looks that misses called for, since the start."""
+        """Looks that misses and losses called for, since the start."""
         self.changes = 0
         """Number of changes of what is known."""
 
     def __repr__(self) -> str:
         return f"<Placement replicas={len(self._held)}>"
 
-    def set_pools(self, pools: Mapping[str, Pool]) -> None:
-        """Replace the pools; listings of replicas that stay are kept."""
+    def set_pools(self, pools: Mapping[str, Pool], now: float = 0.0) -> None:
+        """Replace the pools; listings of replicas that stay are kept.
+
+        Args:
+            pools: All pools, by name.
+            now: Monotonic seconds.
+        """
+        self._latest = max(self._latest, now)
         self._members = {
             name: tuple([endpoint.key for endpoint in pool.endpoints])
             for name, pool in pools.items()
@@ -203,9 +228,29 @@ class Placement:
             self._drop(key)
         self._sent = {key: each for key, each in self._sent.items() if key in self._pools}
         self.moved_at = {key: each for key, each in self.moved_at.items() if key in self._pools}
+        self._lost = {each: at for each, at in self._lost.items() if each[0] in self._members}
+        came = self._leave(pools)
         self._views = {}
-        for key in self._held:
+        for key in {*self._held, *self.leaving}:
             self._changed(key)
+        for key, model in came:
+            self._look_at_others(key, (model,))
+
+    def _leave(self, pools: Mapping[str, Pool]) -> list[tuple[EndpointKey, str]]:
+        """Take which models leave which replicas; return what is new."""
+        leaving: dict[EndpointKey, frozenset[str]] = {}
+        for name in self._members:
+            for each in pools[name].endpoints:
+                if each.leaving:
+                    leaving[each.key] = leaving.get(each.key, frozenset()) | each.leaving
+        before = {(key, model) for key, models in self.leaving.items() for model in models}
+        now = {(key, model) for key, models in leaving.items() for model in models}
+        for place in before - now:
+            if place[0] in self._pools and len(self._left) < MAX_MISSES:
+                self._left[place] = self._latest
+                self.on_look(place[0])
+        self.leaving = leaving
+        return sorted(now - before)
 
     # --- Listings -------------------------------------------------------------------------------
 
@@ -219,13 +264,19 @@ class Placement:
         if key not in self._pools or (before is not None and listing.at < before.at):
             return False
         listing = listing.cut()
+        self._latest = max(self._latest, listing.at)
         same = before is not None and (before.rows, before.whole) == listing[1:]
         if before is not None and same:
             before.at = listing.at
+            if self._lost:
+                self._forget_views(key)
         else:
-            self._held[key] = _Held(listing, before)
+            self._held[key] = held = _Held(listing, before)
             self._changed(key)
+            if before is not None:
+                self._note_lost(key, before.ready.keys() - held.ready.keys())
         self._judge_misses(key)
+        self._judge_left(key, listing.at)
         self._judge_sent(key)
         return not same
 
@@ -249,11 +300,23 @@ class Placement:
                 self._own[place] = kept
             else:
                 del self._own[place]
-        self._missed = {each: miss for each, miss in self._missed.items() if now - miss[1] <= OWN_S}
+        self._latest = max(self._latest, now)
+        for lost in [each for each, at in self._lost.items() if now - at > OWN_S]:
+            del self._lost[lost]
+            if lost[0] in self._views:
+                self._views[lost[0]] = {}
+        for place in [each for each, miss in self._missed.items() if now - miss[1] > OWN_S]:
+            del self._missed[place]
+            self._forget_views(place[0])
+        for place in [each for each, at in self._left.items() if now - at > STALE_S]:
+            del self._left[place]
+            self._forget_views(place[0])
 
     def _drop(self, key: EndpointKey) -> bool:
-        known = self._held.pop(key, None) is not None
-        if known:
+        before = self._held.pop(key, None)
+        known = before is not None
+        if before is not None:
+            self._note_lost(key, before.ready.keys())
             self._missed = {each: miss for each, miss in self._missed.items() if each[0] != key}
             self._own = {each: found for each, found in self._own.items() if each[0] != key}
             self._changed(key)
@@ -261,11 +324,45 @@ class Placement:
 
     def _changed(self, key: EndpointKey) -> None:
         self.changes += 1
+        self._forget_views(key)
+
+    def _forget_views(self, key: EndpointKey) -> None:
+        leaving = self.leaving
         for pool in self._pools.get(key, ()):
-            if any(each in self._held for each in self._members[pool]):
+            if any(each in self._held or each in leaving for each in self._members[pool]):
                 self._views[pool] = {}
             else:
                 self._views.pop(pool, None)
+
+    def _note_lost(self, key: EndpointKey, names: Iterable[_Name]) -> None:
+        """Note which models a replica has no more, and have the others asked (rule 4)."""
+        self._look_at_others(key, [each for each in names if isinstance(each, str)], lost=True)
+
+    def _look_at_others(
+        self, key: EndpointKey, models: Iterable[str], *, lost: bool = False
+    ) -> None:
+        """Have the others of a replica's pools asked, where none of them has a model READY."""
+        wanted: dict[EndpointKey, None] = {}
+        for model in models:
+            for pool in self._pools.get(key, ()):
+                others = [each for each in self._members[pool] if each != key]
+                if any(self._may_serve(each, model) for each in others):
+                    continue
+                if lost and len(self._lost) < MAX_MISSES:
+                    self._lost[pool, model] = self._latest
+                wanted.update(dict.fromkeys(others[:MAX_LOOKS]))
+        for each in wanted:
+            self.looks += 1
+            self.on_look(each)
+
+    def _may_serve(self, key: EndpointKey, model: str) -> bool:
+        held, place = self._held.get(key), (key, model)
+        return (
+            held is not None
+            and model in held.ready
+            and model not in self.leaving.get(key, ())
+            and place not in self._missed
+        )
 
     # --- Decisions ------------------------------------------------------------------------------
 
@@ -320,8 +417,12 @@ class Placement:
                 wrong[key] = answers
         held_by = self._seen(pool, (model, version))
         ready = held_by.ready.difference(wrong)
-        barred = held_by.barred.union(wrong) if ready else _NONE
-        return Holders(barred, ready, held_by.repeats and bool(ready), wrong, version)
+        barred = _NONE if held_by.ready else held_by.barred
+        if ready:
+            barred = held_by.barred.union(wrong)
+        repeats = held_by.repeats and (bool(ready) or not held_by.ready)
+        maybe = tuple([each for each in held_by.maybe if each not in wrong])
+        return Holders(barred, ready, repeats, wrong, version, maybe)
 
     def _right_for_any(self, pool: str, version: str) -> Holders:
         models = self._models[pool] or {
@@ -338,16 +439,37 @@ class Placement:
         return Holders(_NONE, _NONE, repeats=False, wrong=wrong, version=version)
 
     def _seen(self, pool: str, name: _Name) -> Holders:
-        states = {
-            key: held.state(name)
-            for key in self._members[pool]
-            if (held := self._held.get(key)) is not None
-        }
-        ready = frozenset(key for key, state in states.items() if state is _READY)
-        if not ready:
-            return _UNKNOWN
-        lacking = [key for key, state in states.items() if state is not _READY and state]
-        return Holders(frozenset(lacking), ready, repeats=True)
+        model = name if isinstance(name, str) else name[0]
+        leaving: list[EndpointKey] = []
+        doubted: list[EndpointKey] = []
+        ready: list[EndpointKey] = []
+        lacking: list[tuple[bool, float, EndpointKey]] = []
+        for key in self._members[pool]:
+            held, place = self._held.get(key), (key, model)
+            if model in self.leaving.get(key, ()) or place in self._left:
+                leaving.append(key)
+                continue
+            state = None if held is None else held.state(name)
+            if held is None or state is None:
+                continue
+            if state is not _READY:
+                lacking.append((state is not PlacementState.LOADING, held.at, key))
+            else:
+                (doubted if place in self._missed else ready).append(key)
+        if not ready:  # what they are said to lack is said of all of them
+            ready, doubted = doubted, ready
+        maybe = [key for *_, key in sorted(lacking)] + doubted + leaving
+        if ready:
+            return Holders(frozenset(maybe), frozenset(ready), repeats=True, maybe=tuple(maybe))
+        repeats = bool(leaving) or self._is_lost(pool, model)
+        return Holders(frozenset(leaving), _NONE, repeats, maybe=tuple(leaving))
+
+    def _is_lost(self, pool: str, model: str) -> bool:
+        at = self._lost.get((pool, model))
+        if at is None:
+            return False
+        known = [self._held.get(each) for each in self._members[pool]]
+        return any(held is None or held.at <= at for held in known)
 
     def is_own(self, holders: Holders, model: str, client: str | None) -> bool:
         """Return whether a client's 404s for a model are its own or the model's (rule 5).
@@ -404,8 +526,10 @@ class Placement:
         if len(self._missed) >= MAX_MISSES or len(own) >= MAX_OWN:
             return False
         self._missed[place] = client, now
+        self._forget_views(key)
         self.looks += 1
         self.on_look(key)
+        self._look_at_others(key, (model,))
         return True
 
     def _judge_misses(self, key: EndpointKey) -> None:
@@ -414,9 +538,16 @@ class Placement:
             if held.at < at:
                 continue
             del self._missed[place]
+            self._forget_views(key)
             known = place in self._own or len(self._own) < MAX_MISSES
             if held.ready.get(place[1], at) < at and known:
                 self._own.setdefault(place, {})[client] = at
+
+    def _judge_left(self, key: EndpointKey, at: float) -> None:
+        """Forget the ended marks of a replica that was looked at since."""
+        for place in [e for e, left in self._left.items() if e[0] == key and left < at]:
+            del self._left[place]
+            self._forget_views(key)
 
     # --- Reports --------------------------------------------------------------------------------
 

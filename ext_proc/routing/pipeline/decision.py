@@ -6,16 +6,19 @@ from typing import TYPE_CHECKING, Final
 
 from ext_proc.routing.health.placement import Sent
 from ext_proc.routing.pipeline.context import cheapest
+from ext_proc.routing.pipeline.sampling import SMALL
 from ext_proc.routing.values.plain import Plain
+from tidegate_api.pools import MAX_LISTED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ext_proc.routing.health.placement import Holders, Placement
     from ext_proc.routing.pipeline.scheduler import Choice
     from ext_proc.routing.state.candidate import Candidate
     from ext_proc.routing.state.context import SchedulingContext
-    from ext_proc.routing.values.pool import Pool
+    from ext_proc.routing.state.pool_state import PoolState
+    from ext_proc.routing.values.pool import EndpointKey
     from ext_proc.routing.values.rng import Rng
     from ext_proc.routing.values.ticket import Ticket
 
@@ -41,7 +44,7 @@ class Decision(Plain):
         repeatable: False for sequences, and for requests that several replicas died with: a second
             replica must not read the request.
         first_answer_s: Bound on the time to the headers of the answer; ``None`` = the route's own.
-        repeat_missing: A 404 may be repeated on the first fallback, which has the model READY.
+        repeat_missing: A 404 may be repeated on the fallbacks: some replica has the model.
     """
 
     __slots__ = (
@@ -96,20 +99,74 @@ class Decision(Plain):
         ]
 
 
+def listed(
+    choice: Choice,
+    order: Sequence[int],
+    pool_state: PoolState,
+    failed: Mapping[EndpointKey, float],
+) -> tuple[str, ...]:
+    """Return the addresses of a pick and its fallbacks, at most ``MAX_LISTED``.
+
+    Rules:
+
+    1. Where replicas share a host, or are in several zones, no host comes again before all others,
+       nor a zone: what fails together is not all that is tried. Else the order is that of prices.
+    2. Replicas whose latest sign was a failure come behind the others, the latest one last.
+    3. Behind those that may have the model come those that may have it since (``Holders.maybe``).
+
+    Args:
+        choice: The candidates.
+        order: Indices of the pick and of fallbacks, by price: more than are listed, where hosts or
+            zones are mixed.
+        pool_state: The pool.
+        failed: Replicas whose latest sign was a failed connection, and when (``Conditions``).
+    """
+    candidates, placed = choice.context.candidates, choice.placed
+    if choice.leased or not pool_state.pool.fallbacks:
+        return (candidates[order[0]].address,)
+    if pool_state.mixes and len(candidates) > 1:
+        order = _mixed(candidates, order)
+    if failed:
+        last = sorted(order[1:], key=lambda index: failed.get(candidates[index].key, 0.0))
+        order = [order[0], *last]
+    addresses = [candidates[index].address for index in order]
+    if placed is not None and placed.maybe and len(addresses) < MAX_LISTED:
+        request = choice.context.request
+        open_ = pool_state.open_by_key(choice.context.variant, request.protocol)
+        if request.care is None and request.subset is None:
+            maybe = [open_[each].address for each in placed.maybe if each in open_]
+            addresses += [each for each in maybe if each not in addresses]
+    return tuple(addresses[:MAX_LISTED])
+
+
+def _mixed(candidates: Sequence[Candidate], order: Sequence[int]) -> list[int]:
+    """Return the indices with hosts and zones in turn; the pick stays the first."""
+    hosts: dict[str, int] = {}
+    zones: dict[str, int] = {}
+    turns: list[tuple[int, int, int, int]] = []
+    for place, index in enumerate(order):
+        candidate = candidates[index]
+        host = hosts[candidate.host] = hosts.get(candidate.host, -1) + 1
+        zone = zones[candidate.zone] = zones.get(candidate.zone, -1) + 1
+        turns.append((host, zone, place, index))
+    turns.sort()
+    return [turn[3] for turn in turns]
+
+
 def repeats(
     placement: Placement,
     holders: Holders | None,
     context: SchedulingContext,
-    order: Sequence[int],
+    picked: int,
     ticket: Ticket | None,
 ) -> bool:
-    """Note a pick that has the model READY; return whether its 404 may be repeated.
+    """Note a pick that has the model READY; return whether a 404 may be repeated.
 
     Args:
         placement: The table.
         holders: Which replicas have the request's model.
         context: The candidates.
-        order: Their indices, the pick first and its fallbacks after it.
+        picked: Index of the pick.
         ticket: The pick's ticket, ``None`` if it has none.
     """
     model = context.request.features.model
@@ -119,28 +176,36 @@ def repeats(
     if holders.version and ticket is not None:
         pool, variant = ticket.pool, context.variant
         sent = Sent(pool, variant, model or "", holders.version)
-        placement.sent(candidates[order[0]].key, sent)
+        placement.sent(candidates[picked].key, sent)
     request = context.request
     if model is None or not holders.repeats or placement.is_own(holders, model, request.client):
         return False
     if request.body is not None and SHARED_MEMORY in request.body:
         return False
-    if ticket is not None and candidates[order[0]].key in holders.ready:
+    if ticket is not None and candidates[picked].key in holders.ready:
         placement.note(ticket.id, model, request.client, context.now)
-    return len(order) > 1 and candidates[order[1]].key in holders.ready
+    return True
 
 
-def unpriced(choice: Choice, pool: Pool, rng: Rng, placement: Placement) -> Decision:
+def unpriced(
+    choice: Choice,
+    pool_state: PoolState,
+    rng: Rng,
+    placement: Placement,
+    failed: Mapping[EndpointKey, float],
+) -> Decision:
     """Send a non-inference request to the least loaded replica; changes no state but ``rng``."""
     context = choice.context
-    order = cheapest(choice.prices, 1 + pool.fallbacks, rng)
+    order = cheapest(choice.prices, SMALL if pool_state.mixes else MAX_LISTED, rng)
+    addresses = listed(choice, order, pool_state, failed)
+    missing = repeats(placement, choice.placed, context, order[0], None)
     return Decision(
         ticket=None,
-        addresses=tuple([context.candidates[index].address for index in order]),
-        pool=pool.name,
+        addresses=addresses,
+        pool=pool_state.pool.name,
         variant=context.variant,
         reason="other",
         candidates=context.candidates,
         prices=choice.prices,
-        repeat_missing=repeats(placement, choice.placed, context, order, None),
+        repeat_missing=missing and len(addresses) > 1,
     )

@@ -60,6 +60,8 @@ class PoolState:
         self.prefilled = 0.0
         """The highest ``Replica.prefilled`` of its replicas that a pick has left."""
         self.keys = frozenset(each.key for each in pool.endpoints)
+        self.mixes = False
+        """Replicas share a host, or are in several zones, so that several may fail together."""
         self._at: dict[str, EndpointKey] = {}
         protocols: tuple[Protocol, ...] = ("http", "grpc")
         for protocol in protocols:
@@ -75,6 +77,8 @@ class PoolState:
                 for position, each in enumerate(pool.endpoints)
                 if (address := each.address(protocol)) is not None
             ]
+            hosts, zones = {each.host for each in candidates}, {each.zone for each in candidates}
+            self.mixes |= len(zones) > 1 or 1 < len(hosts) < len(candidates)
             for candidate in candidates:
                 self._of[candidate.key, protocol] = candidate
                 self._at[candidate.address] = candidate.key

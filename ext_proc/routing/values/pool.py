@@ -74,6 +74,8 @@ class Endpoint:
     """Its GPUs on that page, by index or UUID; empty = all."""
     told: tuple[str, ...] = ()
     """Conditions that pickers reported and the control server publishes to all pickers."""
+    leaving: frozenset[str] = frozenset()
+    """Models that are about to be unloaded from it."""
     kv_events: KvEvents | None = None
     """``None`` = the contents of its cache are estimated from the prompts that it was sent."""
 

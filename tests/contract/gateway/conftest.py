@@ -13,6 +13,7 @@ import pytest
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
 from gateway.asking import AT_ONCE, Asker
 from gateway.changes import ReplicaChanges
+from gateway.drains import ModelDrains
 from gateway.grpc_answers import GrpcAnswers
 from gateway.http_answers import HttpAnswers
 from gateway.ports import GatewayCalls, serve_grpc
@@ -47,10 +48,11 @@ class Lab:
         self._stack = stack
         self.now = 0.0
         self.questions = Questions(asker, 50.0, lambda: self.now)
+        self.changes = ReplicaChanges(self.questions, ModelDrains(None))
         self.calls = GatewayCalls(
             HttpAnswers(self.questions),
             GrpcAnswers(self.questions),
-            ReplicaChanges(self.questions),
+            self.changes,
             StreamAnswers(self.questions, ANSWER_S, self.pause),
             timeout_s=ANSWER_S,
             change_timeout_s=ANSWER_S,

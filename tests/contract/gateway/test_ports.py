@@ -14,6 +14,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
 from gateway import ports
+from gateway.drains import ModelDrains, UndrainedError
 from gateway.http_answers import HttpQuestion
 from gateway.ports import CannotListenError, scope_of, serve_http
 from gateway.settings import GatewaySettings
@@ -29,7 +30,7 @@ from tidegate_common.tls.settings import secured
 from .conftest import channel, saying
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable
     from pathlib import Path
 
     from .conftest import Lab
@@ -283,6 +284,42 @@ async def test_a_load_over_http_that_could_replace_a_version_is_refused(lab: Lab
             assert answer.status == 200
     asked = [line.removesuffix(" HTTP/1.1") for _, line in lab.asked]
     assert asked == ["GET /v2/models/m/ready", f"POST {unload}"]
+
+
+class InUse(ModelDrains):
+    """Takes no model out of use."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.asked: list[tuple[str, list[str]]] = []
+
+    @contextlib.asynccontextmanager
+    async def held(self, model: str, endpoints: Iterable[str]) -> AsyncIterator[None]:
+        """Refuse."""
+        self.asked.append((model, list(endpoints)))
+        if model and self.asked[-1][1]:
+            raise UndrainedError("picker p is not connected")
+        yield
+
+
+async def test_a_model_that_stays_in_use_is_not_unloaded(lab: Lab):
+    """Over both protocols; loads, and calls without a model, ask for nothing."""
+    await lab.replicas(saying(), saying())
+    drains = lab.changes._drains = InUse()
+    load, unload = (f"/v2/repository/models/m/{verb}" for verb in ("load", "unload"))
+    given: dict[str, Any] = {"admin": True, "option": "admin"}
+    async with (
+        serve_http(lab.calls, "127.0.0.1:0", None, lambda *_: None, **given) as address,
+        aiohttp.ClientSession(f"http://{address}") as session,
+    ):
+        async with session.post(unload, headers={ENDPOINT_HEADER: "r2"}) as answer:
+            assert (answer.status, answer.headers["x-tidegate-reason"]) == (409, "in-use")
+            error = (await answer.json())["error"]
+        async with session.post(load) as answer:
+            assert answer.status == 200
+    assert error == "m is still in use: picker p is not connected"
+    assert [each for each in drains.asked if each[1]] == [("m", ["r2"])]
+    assert {line for _, line in lab.asked} == {f"POST {load} HTTP/1.1"}
 
 
 async def test_http_has_the_note_and_the_reason_as_headers(lab: Lab):

@@ -461,6 +461,7 @@ class Endpoint(_message.Message):
     DEVICE_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
     KV_EVENTS_FIELD_NUMBER: _builtins.int
+    LEAVING_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Unique in the fleet; one replica has the same id in every pool that it serves."""
     incarnation: _builtins.int
@@ -499,6 +500,12 @@ class Endpoint(_message.Message):
     def kv_events(self) -> Global___KvEvents:
         """Addresses at which its engines publish KV events; absent = they do not."""
 
+    @_builtins.property
+    def leaving(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Models that are about to be unloaded from it: it takes no requests for them that another replica
+        may serve. At most 1,024.
+        """
+
     def __init__(
         self,
         *,
@@ -519,10 +526,11 @@ class Endpoint(_message.Message):
         device: _builtins.str = ...,
         adapters: _abc.Iterable[_builtins.str] | None = ...,
         kv_events: Global___KvEvents | None = ...,
+        leaving: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["kv_events", b"kv_events"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "capacity", b"capacity", "device", b"device", "draining", b"draining", "gpu_metrics_url", b"gpu_metrics_url", "gpus", b"gpus", "grpc_address", b"grpc_address", "http_address", b"http_address", "id", b"id", "incarnation", b"incarnation", "joined_unix_ms", b"joined_unix_ms", "kv_events", b"kv_events", "labels", b"labels", "metrics_url", b"metrics_url", "told", b"told", "variant", b"variant", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "capacity", b"capacity", "device", b"device", "draining", b"draining", "gpu_metrics_url", b"gpu_metrics_url", "gpus", b"gpus", "grpc_address", b"grpc_address", "http_address", b"http_address", "id", b"id", "incarnation", b"incarnation", "joined_unix_ms", b"joined_unix_ms", "kv_events", b"kv_events", "labels", b"labels", "leaving", b"leaving", "metrics_url", b"metrics_url", "told", b"told", "variant", b"variant", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -19,6 +19,53 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class HeldModel(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    ENDPOINTS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    @_builtins.property
+    def endpoints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of replicas, at most 256."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        endpoints: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoints", b"endpoints", "model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldModel: _TypeAlias = HeldModel  # noqa: Y015
+
+@_typing.final
+class ModelHeld(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NOTES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What is not as it should be, in words; empty = nothing is in flight."""
+
+    def __init__(
+        self,
+        *,
+        notes: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["notes", b"notes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelHeld: _TypeAlias = ModelHeld  # noqa: Y015
+
+@_typing.final
 class Inquiry(_message.Message):
     """Inquiry asks for a request."""
 
@@ -111,6 +158,7 @@ class PickerReport(_message.Message):
     TRAFFIC_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
     PLACEMENTS_FIELD_NUMBER: _builtins.int
+    LEAVING_FIELD_NUMBER: _builtins.int
     picker_id: _builtins.str
     """The node id that the picker uses on ADS."""
     group: _builtins.str
@@ -145,6 +193,12 @@ class PickerReport(_message.Message):
     def placements(self) -> Global___Placements:
         """Which models the replicas have. Unset = as in the last report that had it."""
 
+    @_builtins.property
+    def leaving(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeavingLoad]:
+        """All models that leave replicas (Endpoint.leaving), as far as requests for them are in flight
+        there. At most 65,536.
+        """
+
     def __init__(
         self,
         *,
@@ -157,10 +211,11 @@ class PickerReport(_message.Message):
         traffic: Global___Traffic | None = ...,
         replicas: Global___ReplicaStates | None = ...,
         placements: Global___Placements | None = ...,
+        leaving: _abc.Iterable[Global___LeavingLoad] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["placements", b"placements", "replicas", b"replicas", "traffic", b"traffic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoints", b"endpoints", "findings", b"findings", "group", b"group", "passes", b"passes", "picker_id", b"picker_id", "placements", b"placements", "replicas", b"replicas", "taken", b"taken", "traffic", b"traffic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoints", b"endpoints", "findings", b"findings", "group", b"group", "leaving", b"leaving", "passes", b"passes", "picker_id", b"picker_id", "placements", b"placements", "replicas", b"replicas", "taken", b"taken", "traffic", b"traffic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -562,6 +617,34 @@ class ModelPlacement(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ModelPlacement: _TypeAlias = ModelPlacement  # noqa: Y015
+
+@_typing.final
+class LeavingLoad(_message.Message):
+    """LeavingLoad counts the requests for a model that is about to be unloaded from a replica."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    model: _builtins.str
+    in_flight: _builtins.int
+    """Requests in flight there for the model, and those whose model is not known; without gRPC streams."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        in_flight: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "in_flight", b"in_flight", "model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeavingLoad: _TypeAlias = LeavingLoad  # noqa: Y015
 
 @_typing.final
 class EndpointLoad(_message.Message):

@@ -151,3 +151,86 @@ class PickerReports:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class ModelDrainsStub:
+    """ModelDrains is served by the control server beside ADS, for gateways: a model is taken out of use
+    on replicas before it is unloaded there.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Hold = channel.stream_stream(
+                '/tidegate.fleet.v1.ModelDrains/Hold',
+                request_serializer=tidegate__api_dot_fleet_dot_v1_dot_report__pb2.HeldModel.SerializeToString,
+                response_deserializer=tidegate__api_dot_fleet_dot_v1_dot_report__pb2.ModelHeld.FromString,
+                _registered_method=True)
+
+
+class ModelDrainsServicer:
+    """ModelDrains is served by the control server beside ADS, for gateways: a model is taken out of use
+    on replicas before it is unloaded there.
+    """
+
+    def Hold(self, request_iterator, context):
+        """The first message says what; others do nothing. The answer comes once all pickers have
+        acknowledged that they send these replicas no more requests for the model, and what ran there
+        has ended, or a bound has passed. While the stream is open the model stays out of use; its end,
+        however it comes, takes it into use again. FAILED_PRECONDITION: not all clients have
+        acknowledged within the bound; the message names them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_ModelDrainsServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Hold': grpc.stream_stream_rpc_method_handler(
+                    servicer.Hold,
+                    request_deserializer=tidegate__api_dot_fleet_dot_v1_dot_report__pb2.HeldModel.FromString,
+                    response_serializer=tidegate__api_dot_fleet_dot_v1_dot_report__pb2.ModelHeld.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'tidegate.fleet.v1.ModelDrains', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('tidegate.fleet.v1.ModelDrains', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class ModelDrains:
+    """ModelDrains is served by the control server beside ADS, for gateways: a model is taken out of use
+    on replicas before it is unloaded there.
+    """
+
+    @staticmethod
+    def Hold(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/tidegate.fleet.v1.ModelDrains/Hold',
+            tidegate__api_dot_fleet_dot_v1_dot_report__pb2.HeldModel.SerializeToString,
+            tidegate__api_dot_fleet_dot_v1_dot_report__pb2.ModelHeld.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -89,3 +89,55 @@ class PickerReportsServicer(metaclass=_abc_1.ABCMeta):
         """
 
 def add_PickerReportsServicer_to_server(servicer: PickerReportsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class ModelDrainsStub:
+    """ModelDrains is served by the control server beside ADS, for gateways: a model is taken out of use
+    on replicas before it is unloaded there.
+    """
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> ModelDrainsAsyncStub: ...
+    Hold: _grpc.StreamStreamMultiCallable[_report_pb2.HeldModel, _report_pb2.ModelHeld]
+    """The first message says what; others do nothing. The answer comes once all pickers have
+    acknowledged that they send these replicas no more requests for the model, and what ran there
+    has ended, or a bound has passed. While the stream is open the model stays out of use; its end,
+    however it comes, takes it into use again. FAILED_PRECONDITION: not all clients have
+    acknowledged within the bound; the message names them.
+    """
+
+@_typing.type_check_only
+class ModelDrainsAsyncStub(ModelDrainsStub):
+    """ModelDrains is served by the control server beside ADS, for gateways: a model is taken out of use
+    on replicas before it is unloaded there.
+    """
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Hold: _aio.StreamStreamMultiCallable[_report_pb2.HeldModel, _report_pb2.ModelHeld]  # type: ignore[assignment]
+    """The first message says what; others do nothing. The answer comes once all pickers have
+    acknowledged that they send these replicas no more requests for the model, and what ran there
+    has ended, or a bound has passed. While the stream is open the model stays out of use; its end,
+    however it comes, takes it into use again. FAILED_PRECONDITION: not all clients have
+    acknowledged within the bound; the message names them.
+    """
+
+class ModelDrainsServicer(metaclass=_abc_1.ABCMeta):
+    """ModelDrains is served by the control server beside ADS, for gateways: a model is taken out of use
+    on replicas before it is unloaded there.
+    """
+
+    @_abc_1.abstractmethod
+    def Hold(
+        self,
+        request_iterator: _MaybeAsyncIterator[_report_pb2.HeldModel],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_report_pb2.ModelHeld], _abc.AsyncIterator[_report_pb2.ModelHeld]]:
+        """The first message says what; others do nothing. The answer comes once all pickers have
+        acknowledged that they send these replicas no more requests for the model, and what ran there
+        has ended, or a bound has passed. While the stream is open the model stays out of use; its end,
+        however it comes, takes it into use again. FAILED_PRECONDITION: not all clients have
+        acknowledged within the bound; the message names them.
+        """
+
+def add_ModelDrainsServicer_to_server(servicer: ModelDrainsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,17 +1,21 @@
-"""Models of replicas, as Envoys are told of them: state beside the revision. Pure.
+"""Models of replicas, as clients are told of them: state beside the revision. Pure.
 
-What is listed follows from pickers' reports (``xds_server.control.placed``). Fleets and pools of
-which nothing is listed stay the same objects, and so do equal results.
+What is listed for Envoys follows from pickers' reports (``xds_server.control.placed``), what leaves
+replicas, for pickers, from operations (``xds_server.loading.leaving``). Fleets and pools of which
+nothing is told stay the same objects, and so do equal results.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from xds_server.fleet.model.fleet import EndpointSpec
 from xds_server.fleet.parts.identity import ByIdentity
 from xds_server.fleet.parts.successive import with_changed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from xds_server.fleet.model.fleet import Fleet, PoolSpec
 
 _OfPool: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
@@ -19,45 +23,64 @@ _OfPool: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
 Placed: TypeAlias = tuple[tuple[str, _OfPool], ...]
 """Pools and what is listed for their replicas; a pool that is missing has nothing listed."""
 
+Leaving: TypeAlias = _OfPool
+"""Endpoint ids and the models that leave each, in all pools."""
+_Tell: TypeAlias = "Callable[[EndpointSpec, tuple[str, ...]], EndpointSpec]"
+
 _FORMS: Final = 4
 """Published forms of one pool or fleet that are kept."""
 
 
 def placing(fleet: Fleet, placed: Placed) -> Fleet:
     """Return a fleet whose replicas have these models listed."""
+    return _told(fleet, placed, EndpointSpec.listing)
+
+
+def leaving(fleet: Fleet, marks: Leaving) -> Fleet:
+    """Return a fleet whose replicas these models leave."""
+    by_pool: list[tuple[str, _OfPool]] = []
+    for pool in fleet.pools if marks else ():
+        ids = {each.id for each in pool.endpoints}
+        here = tuple(each for each in marks if each[0] in ids)
+        if here:
+            by_pool.append((pool.name, here))
+    return _told(fleet, tuple(by_pool), EndpointSpec.losing)
+
+
+def _told(fleet: Fleet, placed: Placed, tell: _Tell) -> Fleet:
     if not placed:
         return fleet
     known = _forms(fleet)
-    found = known.get(placed)
+    found = known.get((tell, placed))
     if found is None:
         if len(known) >= _FORMS:
             known.clear()
         at = {pool.name: position for position, pool in enumerate(fleet.pools)}
-        pools = {at[n]: _placing(fleet.pools[at[n]], each) for n, each in placed if n in at}
-        found = known[placed] = with_changed(fleet, pools)
+        pools = {at[n]: _told_in(fleet.pools[at[n]], each, tell) for n, each in placed if n in at}
+        found = known[tell, placed] = with_changed(fleet, pools)
     return found
 
 
-def _placing(pool: PoolSpec, listed: _OfPool) -> PoolSpec:
+def _told_in(pool: PoolSpec, listed: _OfPool, tell: _Tell) -> PoolSpec:
     known = _pool_forms(pool)
-    found = known.get(listed)
+    found = known.get((tell, listed))
     if found is None:
         if len(known) >= _FORMS:
             known.clear()
         models = dict(listed)
         endpoints = tuple(
-            each.listing(models[each.id]) if each.id in models else each for each in pool.endpoints
+            tell(each, models[each.id]) if each.id in models else each for each in pool.endpoints
         )
-        found = known[listed] = pool.model_copy(update={"endpoints": endpoints})
+        found = known[tell, listed] = pool.model_copy(update={"endpoints": endpoints})
     return found
 
 
 @ByIdentity
-def _forms(_: Fleet) -> dict[Placed, Fleet]:
-    """Return the published forms of a fleet, by what is listed."""
+def _forms(_: Fleet) -> dict[tuple[_Tell, Placed], Fleet]:
+    """Return the published forms of a fleet, by what is told."""
     return {}
 
 
 @ByIdentity
-def _pool_forms(_: PoolSpec) -> dict[_OfPool, PoolSpec]:
+def _pool_forms(_: PoolSpec) -> dict[tuple[_Tell, _OfPool], PoolSpec]:
     return {}

@@ -142,6 +142,7 @@ class EndpointSpec(Strict):
     """Further sources of its readings, beside `metrics`."""
 
     _listed: tuple[str, ...] = PrivateAttr(default=())
+    _leaving: tuple[str, ...] = PrivateAttr(default=())
 
     @property
     def listed(self) -> tuple[str, ...]:
@@ -152,6 +153,17 @@ class EndpointSpec(Strict):
         """Return this replica with these models listed."""
         made = self.model_copy()
         made._listed = models  # noqa: SLF001 - an object of this class
+        return made
+
+    @property
+    def leaving(self) -> tuple[str, ...]:
+        """Models that are about to be unloaded from it, as pickers are told."""
+        return self._leaving
+
+    def losing(self, models: tuple[str, ...]) -> EndpointSpec:
+        """Return this replica with these models leaving it."""
+        made = self.model_copy()
+        made._leaving = models  # noqa: SLF001 - an object of this class
         return made
 
     @model_validator(mode="before")

@@ -93,7 +93,9 @@ class Routing(Strict):
     its picker. `auto`: where gRPC serves several models, Envoy reads the model of the first message
     and the picker no message, but of compressed streams, which are `duplex`; else `none`."""
     fallbacks: Annotated[int, Field(ge=0, le=8)] = 2
-    """Further endpoints behind the pick, which Envoy's retries walk."""
+    """How often a request that replicas decline (503) goes to another one. 0: the pick has no
+    fallbacks, and no request is repeated more than once; else requests that reached no replica, or
+    one without their model, go on along a list of up to 8 fallbacks."""
     retry_read: Annotated[int, Field(ge=0, le=1)] = 1
     """Further replicas that may read a request after the one that had read it broke off without an
     answer; 0 for sequences, whatever is set here. Refused connections do not count."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from envoy.extensions.retry.host.previous_hosts.v3 import previous_hosts_pb2
 
-from tidegate_api.pools import ENVOY_POLICY
+from tidegate_api.pools import ENVOY_POLICY, MAX_REPEATS
 from xds_server.resources.filters.picked_pool import follow_picker
 from xds_server.resources.filters.placed import choose_by_model
 from xds_server.resources.fractions import fraction
@@ -44,9 +44,10 @@ def forward(route: Any, pool: PoolSpec, *, streaming: bool) -> None:
         retry.retriable_status_codes.append(503)
     if not streaming and pool.health.repository:
         _repeat_missing(route)
-    retry.num_retries.value = max(1, pool.routing.fallbacks)
+    fallbacks = pool.routing.fallbacks
+    retry.num_retries.value = MAX_REPEATS if fallbacks else 1
     if not streaming:
-        allow_reads(route, pool.routing.retry_read)
+        allow_reads(route, pool.routing.retry_read, max(1, fallbacks))
         retry.per_try_timeout.FromNanoseconds(round(pool.timeouts.first_answer * 1e9))
     # Without a picker the draws are random: six draws of four replicas miss the only one that was
     # not tried with a probability of 0.18.

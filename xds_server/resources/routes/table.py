@@ -26,6 +26,7 @@ from tidegate_api.names import (
     CONTROL_MODEL_HEADER,
     CONTROL_POOL_HEADER,
     CONTROL_VARIANT_HEADER,
+    DESTINATION_HEADER,
     MODEL_HEADER,
     POOL_HEADER,
     ROUTE_CONFIG_NAME,
@@ -111,6 +112,8 @@ def route_configuration(
         _fill(host, part, before, read, alone=alone, operators=front.operators)
         admit_origins(host, fleet.listener.cors)
     limit_requests(config, fleet)
+    # Envoy goes by the metadata; replicas bound their headers (`routing.max_header_bytes`).
+    config.request_headers_to_remove.append(DESTINATION_HEADER)
     headers = {}
     if fleet.listener.debug_headers:
         headers[SERVED_BY_HEADER] = "%UPSTREAM_HOST%"

@@ -24,6 +24,7 @@ from xds_server.loading.keeper import (
     TooManyOperations,
     WantedOperation,
 )
+from xds_server.loading.leaving import ModelDrained
 from xds_server.loading.operation import MAX_STORED_WARMUP
 from xds_server.loading.replicas import TritonCalls
 
@@ -37,6 +38,41 @@ LOAD = WantedOperation("load", "llm", "m")
 UNLOAD = LOAD._replace(kind="unload")
 
 
+class Leaving:
+    """What takes models out of use: as told, at once.
+
+    Args:
+        servers: The replicas.
+    """
+
+    def __init__(self, servers: list[ModelServer]) -> None:
+        self._servers = servers
+        self.outcome = ModelDrained()
+        self.hangs = False
+        self.held: dict[Any, set[tuple[str, str]]] = {}
+        self.seen: list[tuple[str, bool]] = []
+        """Replicas whose model was taken out of use, and whether it was loaded there then."""
+        self.reached = asyncio.Event()
+
+    async def hold(self, holder: Any, endpoints: tuple[str, ...], model: str) -> ModelDrained:
+        """Hold a model on a replica."""
+        self.recall(holder, {(each, model) for each in endpoints})
+        loaded = {each.name: bool(each.ready.get(model)) for each in self._servers}
+        self.seen += [(each, loaded[each]) for each in endpoints]
+        self.reached.set()
+        if self.hangs:
+            await asyncio.get_running_loop().create_future()
+        return self.outcome
+
+    async def release(self, holder: Any) -> None:
+        """Let go."""
+        self.held.pop(holder, None)
+
+    def recall(self, holder: Any, places: set[tuple[str, str]]) -> None:
+        """Hold before anything is published."""
+        self.held.setdefault(holder, set()).update(places)
+
+
 class Bench:
     """Three replicas, a store, and a keeper that may be started again."""
 
@@ -47,6 +83,7 @@ class Bench:
         self.version: str | None = None
         """That of the variant."""
         self.pauses: list[float] = []
+        self.leaving = Leaving(self.servers)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -74,7 +111,9 @@ class Bench:
             self.pauses.append(seconds)
 
         self.keeper = LoadKeeper(
-            ModelActions(control, self._calls, pause), self.store, lambda: 1000
+            ModelActions(control, self._calls, pause, self.leaving),  # type: ignore[arg-type]  # enough
+            self.store,
+            lambda: 1000,
         )
         await self.keeper.start()
 
@@ -426,3 +465,72 @@ async def test_an_unknown_operation_cannot_be_aborted(bench: Bench) -> None:
     await bench.run()
     with pytest.raises(UnknownName, match="there are 1"):
         await bench.keeper.abort(7, "ann")
+
+
+async def test_a_model_is_out_of_use_before_it_is_unloaded(bench: Bench) -> None:
+    """On each replica when its turn comes, and until the operation has ended."""
+    await bench.run()
+    made = await bench.run(UNLOAD._replace(endpoints=("r1", "r2"), parallel=1))
+    assert made.phase == "done"
+    assert bench.leaving.seen == [("r1", True), ("r2", True)]
+    assert bench.leaving.held == {}
+    assert bench.having == ["r3"]
+
+
+async def test_an_unload_of_which_clients_were_not_told_is_refused(bench: Bench) -> None:
+    """They might send requests there; with force it goes on, and says so."""
+    await bench.run()
+    bench.leaving.outcome = ModelDrained(("picker p is not connected",))
+    wanted = UNLOAD._replace(endpoints=("r1",))
+    made = await bench.run(wanted)
+    assert (made.phase, bench.having) == ("undone", ["r1", "r2", "r3"])
+    assert "r1: not unloaded: picker p is not connected: it may still be sent" in made.why
+    assert "--force" in made.why
+    assert bench.servers[0].calls == ["load"]
+    assert bench.leaving.held == {}
+    made = await bench.run(wanted._replace(force=True))
+    assert (made.phase, bench.having) == ("done", ["r2", "r3"])
+    texts = [each.text for each in made.steps]
+    assert "r1: goes on although picker p is not connected" in texts
+
+
+async def test_an_unload_says_what_it_does_not_wait_for(bench: Bench) -> None:
+    """It waits for a time; then Triton lets end what runs."""
+    await bench.run()
+    bench.leaving.outcome = ModelDrained((), ("picker p: 2 requests for m on r1",))
+    made = await bench.run(UNLOAD._replace(endpoints=("r1",)))
+    assert made.phase == "done"
+    texts = [each.text for each in made.steps]
+    assert "r1: goes on although it runs: picker p: 2 requests for m on r1" in texts
+
+
+async def test_a_failed_load_takes_the_model_out_of_use_first(bench: Bench) -> None:
+    """Requests may have come to it as soon as it was loaded; who was not told does not stop it."""
+    bench.leaving.outcome = ModelDrained(("picker p is not connected",))
+    bench.servers[2].load_error = "no"
+    made = await bench.run(LOAD._replace(parallel=1))
+    assert (made.phase, bench.having) == ("undone", [])
+    assert bench.leaving.seen[:2] == [("r1", True), ("r2", True)]
+    assert bench.leaving.held == {}
+
+
+async def test_a_restart_keeps_a_model_out_of_use(bench: Bench) -> None:
+    """Before the fleet is published, and until the operation that goes on has ended."""
+    await bench.run()
+    bench.leaving.hangs = True
+    made = await bench.keeper.begin(UNLOAD._replace(endpoints=("r1",)))
+    async with asyncio.timeout(WAIT_S):
+        await bench.leaving.reached.wait()
+    await bench.keeper.stop()
+    bench.leaving = Leaving(bench.servers)
+    endpoints = [each.endpoint for each in bench.servers]
+    spec = pool(default=True, match={"models": ["m"]}, endpoints=endpoints)
+    control: Any = SimpleNamespace(fleet=fleet(spec), revision=1)
+    actions = ModelActions(control, bench._calls, leaving=bench.leaving)  # type: ignore[arg-type]  # enough
+    bench.keeper = LoadKeeper(actions, bench.store, lambda: 2000)
+    await bench.keeper.recall()
+    assert bench.leaving.held == {("operation", made.number): {("r1", "m")}}
+    await bench.keeper.start()
+    assert await bench.keeper.ended(made.number, WAIT_S)
+    assert bench.leaving.held == {}
+    assert bench.having == ["r2", "r3"]

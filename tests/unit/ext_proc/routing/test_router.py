@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ext_proc.routing.cache.prefix_index import Inserted, PrefixIndex, Purged
 from ext_proc.routing.pipeline.decision import Decision
 from ext_proc.routing.state.ledger import Charged, EndpointRemoved, Ledger, Settled
-from ext_proc.routing.values.pool import EndpointKey
+from ext_proc.routing.values.pool import Endpoint, EndpointKey
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.refusal import Refusal, RefusalKind
 from ext_proc.routing.values.request import Form
@@ -28,11 +28,69 @@ if TYPE_CHECKING:
 # --- Choice -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("replicas", "fallbacks", "listed"), [(4, 2, 4), (9, 1, 9), (20, 2, 9), (64, 8, 9), (4, 0, 1)]
+)
+def test_a_list_is_long_enough_for_half_of_a_fleet(
+    build: Build, replicas: int, fallbacks: int, listed: int
+) -> None:
+    """It has up to nine different replicas, whatever declined requests may do."""
+    router = build.router(build.pool(replicas, fallbacks=fallbacks))
+    for form in (Form.HTTP_INFER, Form.OTHER):
+        decision = decide(router, build.request((1, 2), form=form))
+        assert len(set(decision.addresses)) == len(decision.addresses) == listed
+
+
+def spread(count: int, hosts: int, zones: int) -> tuple[Endpoint, ...]:
+    """Return replicas that share hosts, which share zones."""
+    return tuple(
+        Endpoint(
+            EndpointKey(f"r{number}", 1),
+            "stable",
+            http=f"10.0.0.{number % hosts}:{8000 + number}",
+            grpc=None,
+            zone=f"z{number % hosts % zones}",
+        )
+        for number in range(count)
+    )
+
+
+@pytest.mark.parametrize(
+    ("count", "hosts", "zones"), [(8, 2, 1), (32, 4, 2), (12, 3, 3), (60, 5, 2)]
+)
+def test_a_list_mixes_what_fails_together(build: Build, count: int, hosts: int, zones: int) -> None:
+    """No host comes again before all others, and the next replica is in another zone."""
+    router = build.router(build.pool(endpoints=spread(count, hosts, zones)))
+    for _ in range(20):
+        addresses = decide(router, build.request()).addresses
+        found = [each.partition(":")[0] for each in addresses]
+        if count <= 32:  # else they are a sample
+            assert len(set(found[:hosts])) == min(hosts, len(found))
+        assert len(set(found[:2])) == 2
+        numbers = [int(each.rpartition(".")[2]) % zones for each in found]
+        assert zones == 1 or count > 32 or numbers[0] != numbers[1]
+
+
+def test_a_list_has_the_newest_evidence_of_life_first(build: Build) -> None:
+    """A replica whose latest sign was a failed connection is tried last, until it answers."""
+    router = build.router(build.pool(4))
+    for number, at in ((1, 1.0), (2, 2.0)):
+        router.conditions.bad("llm", EndpointKey(f"r{number}", 1), at, answered=False)
+    decision = router.decide(build.request(), 3.0, 0.0)
+    last = [each.rpartition(".")[2].partition(":")[0] for each in decision.addresses[1:]][-2:]
+    assert last == [each for each in "12" if each in last]
+    assert decision.addresses[0] in {f"10.0.0.{n}:8000" for n in range(4)}
+    router.conditions.good("llm", EndpointKey("r2", 1), None, 4.0)
+    assert router.conditions.failed == {EndpointKey("r1", 1): 1.0}
+    router.conditions.alive(EndpointKey("r1", 1), 5.0)
+    assert router.conditions.failed == {}
+
+
 def test_a_decision_is_the_pick_and_its_fallbacks(build: Build) -> None:
-    """The addresses belong to different replicas, with as many fallbacks as the pool sets."""
+    """The addresses belong to different replicas."""
     router = build.router(build.pool(4, fallbacks=2))
     decision = decide(router, build.request((1, 2)))
-    assert len(set(decision.addresses)) == 3
+    assert len(set(decision.addresses)) == 4
     assert decision.retriable
     assert (decision.pool, decision.variant, decision.reason) == ("llm", "stable", "least")
     assert {name for name, _ in decision.scores} == {"r0", "r1", "r2", "r3"}

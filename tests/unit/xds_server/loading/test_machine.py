@@ -370,3 +370,36 @@ class Replicas(RuleBasedStateMachine):
 
 TestReplicas = Replicas.TestCase
 TestReplicas.settings = settings(max_examples=100)
+
+
+def test_an_unload_that_clients_were_not_told_of_is_not_sent() -> None:
+    """Nothing is brought back there; what was unloaded before is."""
+    made, first = machine(kind="unload", parallel=1)
+    assert first == [ModelCall("r1", "unload", 0)]
+    assert made.called("r1", notes=["goes on"]) == [ModelCall("r2", "unload", 0)]
+    assert made.called("r2", "picker p is not connected", sent=False) == [
+        ModelCall("r1", "load", 0)
+    ]
+    assert places(made) == ["undoing", "undone", "undone"]
+    assert made.called("r1") == [Look()]
+    made.looked("r1: version 1")
+    assert made.operation.phase == "undone"
+    assert made.operation.why == "r2: not unloaded: picker p is not connected"
+    assert "r1: goes on" in [each.text for each in made.operation.steps]
+
+
+def test_a_call_that_may_have_been_sent_before_a_restart_is_brought_back() -> None:
+    """Also if the next process does not send it."""
+    made, _ = machine(kind="unload", count=1)
+    again = LoadMachine(load(dump(made.operation)), lambda: 8)
+    assert again.restarted() == [Check()]
+    assert again.checked({"r1": CHANGE}) == [ModelCall("r1", "unload", 0)]
+    assert again.called("r1", "no picker", sent=False) == [ModelCall("r1", "load", 0)]
+
+
+def test_an_abort_while_a_model_leaves_sends_nothing() -> None:
+    """The replica has the model as before."""
+    made, _ = machine(kind="unload", count=1)
+    assert made.abort("ann") == []
+    assert made.called("r1", "given up", sent=False) == []
+    assert made.operation.phase == "undone"

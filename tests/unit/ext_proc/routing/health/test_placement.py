@@ -76,9 +76,17 @@ def decide(router, model="a", now=1.0, version=None, form=Form.HTTP_INFER, **mor
     return router.decide(Request("many", None, "http", features, **more), now, now)
 
 
+def order(decision):
+    """Return the last parts of the addresses, in their order."""
+    return [each.removeprefix("10.0.0.").partition(":")[0] for each in decision.addresses]
+
+
 def hosts(decision):
-    """Return the last parts of the addresses."""
-    return {address[len("10.0.0.") :].removesuffix(":8000") for address in decision.addresses}
+    """Return those of the candidates: others are only tried where these lack the model."""
+    likely = {each.address for each in decision.candidates}
+    count = len(likely & set(decision.addresses))
+    assert set(decision.addresses[:count]) <= likely
+    return set(order(decision)[:count])
 
 
 def test_what_is_not_known_bars_nothing(router):
@@ -128,18 +136,117 @@ def test_a_version_is_known_by_itself(router):
     assert view.barred == {R0, R2}
 
 
-def test_a_404_is_repeated_only_where_the_next_has_the_model(router):
-    """At that moment, by the table; what is unknown is not enough."""
+def test_a_404_is_repeated_where_a_replica_has_the_model(router):
+    """On those that may have it, then on those that may have it since; not for unknown names."""
     router.placement.take(R0, listing(0.0, "a"))
     router.placement.take(R1, listing(0.0, "b"))
-    router.placement.take(R2, listing(0.0, "b"))
-    assert not decide(router, "a").repeat_missing
-    router.placement.take(R1, listing(1.0, "a"))
-    assert decide(router, "a").repeat_missing
+    router.placement.take(R2, listing(0.5, "b", a=LOADING))
+    decision = decide(router, "a")
+    assert (decision.repeat_missing, order(decision)) == (True, ["0", "2", "1"])
     assert decide(router, "a", form=Form.OTHER).repeat_missing
-    router.placement.forget(R0)
-    router.placement.forget(R1)
-    assert not decide(router, "a").repeat_missing
+    assert not decide(router, "z").repeat_missing
+    assert not decide(router, "z", form=Form.OTHER).repeat_missing
+
+
+def test_a_lost_model_is_repeated_until_all_others_were_looked_at(router):
+    """The last replica that had it has it no more: it may have moved."""
+    asked = []
+    for key, names in ((R0, ["a", "b"]), (R1, ["b"]), (R2, ["b"])):
+        router.placement.take(key, listing(1.0, *names))
+    router.placement.on_look = asked.append
+    router.placement.take(R0, listing(2.0, "b"))
+    assert set(asked) == {R1, R2}
+    assert decide(router, "a", now=2.0).repeat_missing
+    assert not decide(router, "z", now=2.0).repeat_missing
+    router.placement.take(R1, listing(2.1, "b"))
+    assert decide(router, "a", now=2.1).repeat_missing
+    router.placement.take(R0, listing(2.2, "b"))
+    router.placement.take(R2, listing(2.2, "b"))
+    assert not decide(router, "a", now=2.2).repeat_missing
+
+
+def test_what_is_lost_is_repeated_for_a_while_only(router):
+    """A replica that answers no look keeps it no longer."""
+    router.placement.take(R0, listing(1.0, "a"))
+    router.placement.take(R0, listing(2.0))
+    assert decide(router, "a", now=2.0).repeat_missing
+    router.placement.sweep(2.0 + OWN_S + 0.1)
+    router.placement.take(R0, listing(2.3 + OWN_S))
+    assert not decide(router, "a", now=2.5 + OWN_S).repeat_missing
+
+
+def leaving(*models, **more):
+    """Return the pool with models that leave its first replica."""
+    first, *others = pool().endpoints
+    return pool(endpoints=(replace(first, leaving=frozenset(models)), *others), **more)
+
+
+def test_a_model_that_leaves_a_replica_is_sent_elsewhere(router):
+    """That replica keeps its other models, and is tried last."""
+    for key in KEYS:
+        router.placement.take(key, listing(1.0, "a", "b"))
+    router.placement.take(R2, listing(1.5, "b"))
+    router.set_pools({"many": leaving("a")}, 2.0)
+    decision = decide(router, "a", now=2.0)
+    assert (hosts(decision), order(decision)) == ({"1"}, ["1", "2", "0"])
+    assert hosts(decide(router, "b", now=2.0)) == {"0", "1", "2"}
+
+
+def test_a_model_leaves_also_where_no_other_replica_is_known_to_have_it(router):
+    """It may have been loaded there just now: the others are asked, and requests try them first."""
+    asked = []
+    for key in KEYS:
+        router.placement.take(key, listing(1.0, "b"))
+    router.placement.take(R0, listing(1.5, "a", "b"))
+    router.placement.on_look = asked.append
+    router.set_pools({"many": leaving("a")}, 2.0)
+    assert set(asked) == {R1, R2}
+    decision = decide(router, "a", now=2.0)
+    assert (hosts(decision), order(decision)[-1]) == ({"1", "2"}, "0")
+    assert decision.repeat_missing
+
+
+def test_a_model_that_leaves_all_replicas_is_served_to_the_end(router):
+    """There is nowhere else to send its requests."""
+    for key in KEYS:
+        router.placement.take(key, listing(1.0, "a"))
+    every = tuple(replace(each, leaving=frozenset("a")) for each in pool().endpoints)
+    router.set_pools({"many": pool(endpoints=every)}, 2.0)
+    assert hosts(decide(router, "a", now=2.0)) == {"0", "1", "2"}
+
+
+def test_a_model_that_has_left_stays_out_of_use_until_the_next_look(router):
+    """The unload is done, but the table is older."""
+    asked = []
+    for key in KEYS:
+        router.placement.take(key, listing(1.0, "a"))
+    router.placement.on_look = asked.append
+    router.set_pools({"many": leaving("a")}, 2.0)
+    router.set_pools({"many": pool()}, 3.0)
+    assert asked == [R0]
+    assert hosts(decide(router, "a", now=3.0)) == {"1", "2"}
+    router.placement.take(R0, listing(2.9, "a"))
+    assert hosts(decide(router, "a", now=3.1)) == {"1", "2"}
+    router.placement.take(R0, listing(3.2, "a"))
+    assert hosts(decide(router, "a", now=3.3)) == {"0", "1", "2"}
+
+
+def test_a_model_leaves_a_replica_of_which_nothing_is_known(router):
+    """As for a picker that has just started."""
+    router.set_pools({"many": leaving("a")}, 2.0)
+    assert hosts(decide(router, "a", now=2.0)) == {"1", "2"}
+
+
+def test_what_runs_for_a_model_that_leaves_is_counted(router):
+    """By replica and model; requests of other models are not."""
+    router.set_pools({"many": pool(1)}, 0.0)
+    tickets = [decide(router, model).ticket for model in "aab"]
+    assert router.leaving() == {}
+    (first,) = pool(1).endpoints
+    router.set_pools({"many": pool(1, endpoints=(replace(first, leaving=frozenset("a")),))}, 1.0)
+    assert router.leaving() == {("r0", "a"): 2}
+    router.settle(tickets[0], Outcome.DONE, 2.0)
+    assert router.leaving() == {("r0", "a"): 1}
 
 
 @pytest.mark.parametrize("having", [1, 8, 40])
@@ -175,7 +282,7 @@ def test_a_lease_stays_where_its_state_is(router):
 
 
 def test_what_is_old_is_forgotten():
-    """So is what a replica told before it restarted, which is then asked."""
+    """So is what a replica told before it restarted, which is then asked, as the others are."""
     made, asked = table(), []
     made.on_look = asked.append
     made.take(R0, listing(0.0, "a"))
@@ -186,7 +293,7 @@ def test_what_is_old_is_forgotten():
     assert made.holders("many", "a", None) is None
     made.take(R0, listing(100.0, "a"))
     made.restarted(R0)
-    assert (made.state(R0, "a"), asked) == (None, [R0])
+    assert (made.state(R0, "a"), set(asked)) == (None, {R0, R1, R2})
 
 
 def test_an_earlier_listing_changes_nothing():
@@ -257,16 +364,27 @@ def missing(router):
 
 
 def test_a_changed_placement_calls_for_one_look(missing):
-    """Many 404s of one replica are one miss; the look's result ends it."""
+    """Many 404s of one replica are one miss, which bars it; the look's result ends it."""
     router, asked = missing
     tickets = [decide(router).ticket for _ in range(9)]
     for ticket in tickets:
         router.placement.missed(ticket.id, R0, 2.0)
     assert asked == [R0]
+    assert hosts(decide(router, now=2.5)) == {"1", "2"}
     router.placement.take(R0, listing(3.0))
     for ticket in tickets:
         assert not router.placement.missed(ticket.id, R0, 4.0)
     assert hosts(decide(router, now=5.0)) == {"1", "2"}
+
+
+def test_a_model_that_all_are_said_to_lack_bars_none(missing):
+    """Only that the others are asked, too: it may be the model itself that answers 404."""
+    router, asked = missing
+    ticket = decide(router).ticket
+    for key in KEYS:
+        router.placement.missed(ticket.id, key, 2.0)
+    assert set(asked) == set(KEYS)
+    assert hosts(decide(router, now=2.5)) == {"0", "1", "2"}
 
 
 def test_a_404_that_the_table_expected_calls_for_no_look(missing):
@@ -359,18 +477,18 @@ steps = st.lists(
 def test_decisions_follow_the_latest_listings(drawn):
     """A model's requests go where it is READY or unknown, if it is READY anywhere; else anywhere.
 
-    There are never more looks than misses, nor repeats where no fallback has the model READY.
+    Nothing is repeated for a model that no replica has, or has had.
     """
     router = Router(Half())
     router.set_pools({"many": pool()}, 0.0)
-    told, asked, misses, now = {}, [], 0, 0.0
-    router.placement.on_look = asked.append
+    told, had, doubted, now = {}, dict.fromkeys("abc", False), set(), 0.0
     for step in drawn:
         now += 0.5
         if step[0] == "take":
             _, key, found, whole = step
             router.placement.take(key, listing(now, whole=whole, **found))
             told[key] = now, found, whole
+            doubted = {each for each in doubted if each[0] != key}
         elif step[0] == "forget":
             router.placement.forget(step[1])
             told.pop(step[1], None)
@@ -380,8 +498,8 @@ def test_decisions_follow_the_latest_listings(drawn):
             told = {key: each for key, each in told.items() if now - each[0] <= STALE_S}
         else:
             decision = decide(router, step[2], now)
-            misses += 1
-            router.placement.missed(decision.ticket.id, step[1], now)
+            if router.placement.missed(decision.ticket.id, step[1], now):
+                doubted.add((step[1], step[2]))
             router.settle(decision.ticket, Outcome.DONE, now)
         for model in "abc":
             state = {
@@ -393,10 +511,12 @@ def test_decisions_follow_the_latest_listings(drawn):
             ready = {key for key, each in state.items() if each is READY}
             open_ = {key for key in KEYS if key in ready or state.get(key) is None}
             allowed = open_ if ready else set(KEYS)
-            assert hosts(decision) == {key.id[1:] for key in allowed}
-            if decision.repeat_missing:
-                assert f"r{decision.addresses[1][len('10.0.0.')]}" in {key.id for key in ready}
-    assert len(asked) <= misses
+            doubts = {key for key, of in doubted if of == model}
+            found = {EndpointKey(f"r{each}", 1) for each in hosts(decision)}
+            assert allowed - doubts <= found <= allowed
+            had[model] |= bool(ready)
+            assert had[model] or not decision.repeat_missing
+            assert decision.repeat_missing or not ready
 
 
 PINNED = pool(
@@ -431,7 +551,7 @@ def infer(router, protocol="grpc", model="a", version=None, now=1.0, **more):
     made = router.decide(Request("many", None, protocol, features), now, now)
     if isinstance(made, Refusal):
         return made
-    return {address.removeprefix("10.0.0.").partition(":")[0] for address in made.addresses}
+    return hosts(made)
 
 
 def test_a_replica_that_answers_by_another_version_gets_nothing_without_one():

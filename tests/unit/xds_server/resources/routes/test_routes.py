@@ -9,6 +9,7 @@ from envoy.extensions.filters.http.ext_proc.v3 import ext_proc_pb2, processing_m
 
 from support.fleets import endpoint, fleet, pool
 from tidegate_api.names import STRIPPED_HEADERS
+from tidegate_api.pools import MAX_REPEATS
 from xds_server.resources.routes.table import route_configuration
 
 MODE = processing_mode_pb2.ProcessingMode
@@ -235,10 +236,10 @@ def test_every_picked_route_keeps_the_stream_open_to_the_end() -> None:
 
 
 def test_retries_follow_the_list() -> None:
-    """As many retries as fallbacks, never to a host that was tried before."""
+    """A constant number of retries, as the picker's list varies; never to a tried host."""
     data = route_configuration(fleet(pool(routing={"fallbacks": 3})))
     retry = parse(data)["llm/http"].route.retry_policy
-    assert retry.num_retries.value == 3
+    assert retry.num_retries.value == MAX_REPEATS
     assert retry.host_selection_retry_max_attempts >= 4
     assert retry.retry_host_predicate[0].name == "envoy.retry_host_predicates.previous_hosts"
     assert "reset" in retry.retry_on.split(",")

@@ -17,8 +17,7 @@ from aiohttp import web
 
 from ext_proc.control.fleet_client import CHANNEL_OPTIONS, FleetClient, PoolWatch
 from gateway.asking import Asker
-from gateway.changes import ReplicaChanges
-from gateway.drains import ModelDrains
+from gateway.changes import ModelDrains, ReplicaChanges
 from gateway.grpc_answers import GrpcAnswers
 from gateway.http_answers import HttpAnswers
 from gateway.metrics import GatewayMetrics

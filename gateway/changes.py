@@ -12,35 +12,39 @@ Rules:
    others are left, the load is refused.
 5. A load with a file path that is longer than file systems take ends Triton 2.51, so it would end
    all replicas. It is refused as later ones refuse it.
-6. A model that is unloaded is taken out of use on these replicas first (``drains``), and stays out
-   of use until they have answered. Where that fails, nothing is unloaded.
+6. A model that is unloaded is taken out of use on these replicas first, by the control server: as
+   long as a stream to it is open. Where that fails, nothing is unloaded, as pickers might send
+   requests to where the model is no more. A stream that is lost later changes nothing.
 
 Source: Triton's model repository, trace and logging extensions.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
+import grpc
 import orjson
 import structlog
 from google.protobuf.message import DecodeError
 
-from gateway.drains import UndrainedError
 from gateway.grpc_answers import INTERNAL, NOT_FOUND, UNAVAILABLE, GrpcReply
 from gateway.http_answers import JSON, HttpQuestion, HttpReply, described, refusal, silence
 from gateway.merge import parity
 from gateway.targets import UnknownReplicaError, pinned, replicas_of
+from tidegate_api.fleet.v1 import report_pb2, report_pb2_grpc
 from tidegate_api.kserve.v1 import kserve_pb2 as pb
+from tidegate_common.lost import why_lost
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import AsyncIterator, Iterable, Mapping
     from contextlib import AbstractAsyncContextManager
 
     from ext_proc.routing.values.pool import Pool
-    from gateway.drains import ModelDrains
     from gateway.merge.answers import Said
     from gateway.questions import Heard, Questions, Scope
     from tidegate_api.names import Protocol
@@ -67,6 +71,8 @@ _FAILED_PRECONDITION: Final = 9
 _ABORTED: Final = 10
 _PINNED: Final = "pinned-version"
 _IN_USE: Final = "in-use"
+DRAINED_S: Final = 60.0
+"""Longest wait for the control server, whose own bounds are shorter together."""
 _MAX_TEXT: Final = 512
 
 _log = structlog.stdlib.get_logger("gateway.changes")
@@ -75,6 +81,55 @@ _log = structlog.stdlib.get_logger("gateway.changes")
 def is_change(path: str) -> bool:
     """Return whether a path is that of such a call."""
     return _PATHS.fullmatch(unquote(path)) is not None
+
+
+class UndrainedError(RuntimeError):
+    """A model was not taken out of use; the message says why."""
+
+
+class ModelDrains:
+    """Holds models out of use, by a stream to the control server; see rule 6.
+
+    Args:
+        channel: Channel to the control server; ``None`` = there is none, nothing is held.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel | None) -> None:
+        self._stub = None if channel is None else report_pb2_grpc.ModelDrainsStub(channel)
+
+    @contextlib.asynccontextmanager
+    async def held(self, model: str, endpoints: Iterable[str]) -> AsyncIterator[None]:
+        """Hold a model out of use on replicas for the time of a context.
+
+        Raises:
+            UndrainedError: It is not out of use.
+        """
+        ids = sorted(endpoints)
+        if self._stub is None or not ids:
+            yield
+            return
+        call = self._stub.Hold(timeout=None, wait_for_ready=False)
+        try:
+            await self._begin(call, model, ids)
+            yield
+        finally:
+            call.cancel()
+
+    async def _begin(self, call: Any, model: str, ids: list[str]) -> None:
+        try:
+            async with asyncio.timeout(DRAINED_S):
+                await call.write(report_pb2.HeldModel(model=model, endpoints=ids))
+                answer = await call.read()
+                if answer is grpc.aio.EOF:
+                    raise UndrainedError(why_lost((await call.code()).name, await call.details()))
+        except TimeoutError:
+            raise UndrainedError(f"no answer of the control server in {DRAINED_S:.0f} s") from None
+        except grpc.aio.AioRpcError as error:
+            raise UndrainedError(why_lost(error.code().name, error.details())) from None
+        except asyncio.InvalidStateError:
+            raise UndrainedError("the control server ended the stream") from None
+        if answer.notes:
+            _log.warning("model_runs_on", model=model, notes=list(answer.notes))
 
 
 class ReplicaChanges:

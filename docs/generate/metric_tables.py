@@ -12,8 +12,7 @@ from prometheus_client import CollectorRegistry
 from ext_proc.app import Picker
 from ext_proc.settings import PickerSettings
 from gateway.asking import Asker
-from gateway.changes import ReplicaChanges
-from gateway.drains import ModelDrains
+from gateway.changes import ModelDrains, ReplicaChanges
 from gateway.grpc_answers import GrpcAnswers
 from gateway.http_answers import HttpAnswers
 from gateway.metrics import GatewayMetrics

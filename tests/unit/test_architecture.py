@@ -54,7 +54,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "gateway": (
         ("callers", "merge", "settings"),
         ("targets",),
-        ("asking", "drains"),
+        ("asking",),
         ("questions",),
         ("http_answers",),
         ("grpc_answers",),

@@ -12,8 +12,7 @@ import pytest
 
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
 from gateway.asking import AT_ONCE, Asker
-from gateway.changes import ReplicaChanges
-from gateway.drains import ModelDrains
+from gateway.changes import ModelDrains, ReplicaChanges
 from gateway.grpc_answers import GrpcAnswers
 from gateway.http_answers import HttpAnswers
 from gateway.ports import GatewayCalls, serve_grpc

@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
 from gateway import ports
-from gateway.drains import ModelDrains, UndrainedError
+from gateway.changes import ModelDrains, UndrainedError
 from gateway.http_answers import HttpQuestion
 from gateway.ports import CannotListenError, scope_of, serve_http
 from gateway.settings import GatewaySettings

@@ -46,7 +46,7 @@ class Clients:
         self.published: list[Any] = []
         self.models = LeavingModels(
             self,
-            self.clients,  # type: ignore[arg-type]  # enough of a client
+            self.clients,  # type: ignore[arg-type]  # enough
             self.reports,
             lambda name: self.told.leaving(name),  # noqa: PLW0108 - it is another one later
             self.tell_envoys,

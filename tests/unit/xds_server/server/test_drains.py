@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from gateway.drains import ModelDrains, UndrainedError
+from gateway.changes import ModelDrains, UndrainedError
 from tidegate_api.fleet.v1 import report_pb2, report_pb2_grpc
 from xds_server.loading.leaving import ModelDrained
 from xds_server.server import drains as module

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ext_proc.routing.pipeline.ramp import factor
 from ext_proc.routing.state.context import SchedulingContext
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.pool import Pool
     from ext_proc.routing.values.request import Request
     from ext_proc.routing.values.rng import Rng
+
+
+DRAWN: Final = 3
+"""Places of an order for which equal prices are drawn singly."""
 
 
 def make_context(
@@ -116,6 +120,8 @@ def cheapest(
 ) -> list[int]:
     """Return the indices of the ``count`` lowest prices, equal ones in random order.
 
+    Behind the first ``DRAWN`` equal ones follow each other as they are, from a random one on.
+
     Args:
         prices: Prices by index.
         count: How many.
@@ -128,6 +134,7 @@ def cheapest(
     price_of = prices.__getitem__
     ranked = sorted(range(len(prices)), key=price_of)
     wanted = min(count, len(ranked))
+    drawn = min(DRAWN, wanted)
     order: list[int] = []
     while len(order) < wanted:
         begin = len(order)
@@ -142,11 +149,15 @@ def cheapest(
             least = min(sent)
             if sent.count(least) == 1:
                 order.append(ties.pop(sent.index(least)))
-        while len(ties) > 1 and len(order) < wanted:
+        while len(ties) > 1 and len(order) < drawn:
             order.append(ties.pop(int(rng.random() * len(ties))))
-        if len(order) < wanted:
+        if len(ties) > 1 and len(order) < wanted:
+            at = int(rng.random() * len(ties))
+            order += ties[at:]
+            order += ties[:at]
+        else:
             order += ties
-    return order
+    return order[:wanted]
 
 
 def work_of(context: SchedulingContext, index: int) -> float:

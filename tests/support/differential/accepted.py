@@ -259,6 +259,14 @@ ACCEPTED: Final[tuple[Difference, ...]] = (
         _SHARED_MEMORY,
     ),
     Difference(
+        "a gRPC stream without a message",
+        "INVALID_ARGUMENT where gRPC serves several models (Triton: OK).",
+        "Its first message [names the model](requests.md#streams).",
+        _refusal("bad-request", 400, "INVALID_ARGUMENT"),
+        ("gRPC stream: nothing",),
+        {"code": "OK"},
+    ),
+    Difference(
         "streams about the server",
         "`Health/Watch` and gRPC reflection are answered (Triton: UNIMPLEMENTED).",
         "The gateway has them of its own.",

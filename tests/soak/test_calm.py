@@ -43,7 +43,8 @@ AFTER_S: Final = 75.0
 CAUSES: Final = {
     "picker": r"picker|not known|got no pick|were refused .*local",
     "control": r"picker|has not acknowledged",
-    "kill": r"replica r\d of pool|no usable replica|failed in the last minute",
+    "kill": r"replica r\d of pool \w+ is (not ready|silent|ejected|half open|frozen)"
+    r"|no usable replica|failed in the last minute",
 }
 """What each kind of event may bring about: an expression of the reasons."""
 POLITE: Final = ("drain", "weights", "restart", "burst")

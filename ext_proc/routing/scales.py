@@ -329,9 +329,8 @@ class Scales:
                 return
             window.dropped = True
         elif grown > 0.0:
-            least = FIRST if reading.prompts is not None else FULL
-            wanted = min(FULL, max(least, self._learned(window)))
-            wanted = FIRST if window.dropped else wanted
+            learned = FIRST if window.dropped else self._learned(window)
+            wanted = min(FULL, max(FIRST, learned))
             if window.prompts < wanted:
                 return
         windows[name] = following = _Window((tokens, reading.prompts), reading.at)

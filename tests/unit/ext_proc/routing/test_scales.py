@@ -66,12 +66,12 @@ class Engine:
 @pytest.mark.parametrize("scale", [0.25, 1.0, 3.0, 8.0])
 @pytest.mark.parametrize("counts", [True, False])
 def test_the_scale_is_learned_within_some_prompts(scale, counts):
-    """From four prompts (twenty that are not counted) roughly, from forty to within 6 %."""
+    """From four prompts (eight that are not counted) roughly, from forty to within 6 %."""
     engine, chance = Engine(scale, counts=counts), random.Random(1)
     for number in range(1, 41):
         engine.ask(chance.randint(500, 5_000))
         engine.page()
-        if number == (4 if counts else 20):
+        if number == (4 if counts else 8):
             assert engine.found == pytest.approx(scale, rel=1.0 if scale < 1.0 else 0.4)
     assert engine.found == pytest.approx(scale, rel=0.06)
     assert engine.scales.of("p", "m") == pytest.approx(scale, rel=0.06)

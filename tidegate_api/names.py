@@ -103,6 +103,9 @@ RETRY_ON_HEADER: Final = "x-envoy-retry-on"
 """Set by the picker on requests whose model another replica has too: with `retriable-headers`
 Envoy repeats them once where a replica answers 404 or NOT_FOUND."""
 
+MISSING_HEADER: Final = "x-tidegate-missing"
+"""Set by the picker with that header, for Envoy's filter of attempts, which does not see it."""
+
 SENT_HEADER: Final = "x-tidegate-sent"
 """Bytes sent to and received from replicas so far; Envoy sets and removes it on retries."""
 
@@ -149,6 +152,7 @@ STRIPPED_HEADERS: Final = (
     READS_HEADER,
     REPEATABLE_HEADER,
     RETRY_ON_HEADER,
+    MISSING_HEADER,
     SENT_HEADER,
     ATTEMPT_HEADER,
     TICKET_HEADER,

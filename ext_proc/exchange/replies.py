@@ -20,6 +20,7 @@ from tidegate_api.names import (
     CONTROL_VARIANT_HEADER,
     DESTINATION_HEADER,
     MAX_RETRIES_HEADER,
+    MISSING_HEADER,
     NOT_REPEATABLE,
     READS_HEADER,
     REPEAT_MISSING,
@@ -87,6 +88,7 @@ def write_pick(
         headers.append((TRY_TIMEOUT_HEADER, f"{decision.first_answer_s * 1e3:.0f}"))
     if decision.repeat_missing and retriable and not generic:
         headers.append((RETRY_ON_HEADER, REPEAT_MISSING))
+        headers.append((MISSING_HEADER, "1"))
     if ended is not None:
         headers.append((REPEATABLE_HEADER, REPEATABLE if ended else NOT_REPEATABLE))
     moved = decision.pool != ref.pool or decision.variant != ref.variant

@@ -6,6 +6,7 @@ An ensemble has no process of its own, so it loads in some milliseconds.
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from typing import TYPE_CHECKING, Any, Self
 
@@ -68,8 +69,12 @@ class PlacedModels:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Unload what is loaded."""
+        """Unload what is loaded, and leave nothing that an index would list."""
         await self.change(dict.fromkeys(self.since, False))
+        for replica in self._tritons.replicas:
+            here = self._tritons.run.path / "repositories" / replica.name
+            for name in self.names:
+                shutil.rmtree(here / name)
 
     @property
     def replicas(self) -> tuple[TritonReplica, ...]:

@@ -12,7 +12,8 @@ after the first:
 3. Envoy does not retry that answer: it carries ``OVERLOADED_HEADER``.
 4. First attempts, which nearly all requests end with, do not pass through the filter.
 5. An answer 404 or NOT_FOUND is repeated on each replica of the picker's list and no further: the
-   filter marks that of the last one with ``LIMITED_HEADER``.
+   filter marks that of the last one with ``LIMITED_HEADER``, where the picker has asked for the
+   repeats (``MISSING_HEADER``). No other 404 is marked.
 6. An answer 503 or UNAVAILABLE is repeated ``fallbacks`` times, once at least: the filter marks a
    further one likewise. A first attempt that was answered counts as one.
 
@@ -62,6 +63,7 @@ from tidegate_api.names import (
     ATTEMPT_HEADER,
     DESTINATION_HEADER,
     LB_NAMESPACE,
+    MISSING_HEADER,
     READS_HEADER,
     REASON_HEADER,
     REPEATABLE,
@@ -107,6 +109,7 @@ function envoy_on_request(handle)
   known:set("tidegate.attempts", "sent", sent)
   known:set("tidegate.attempts", "received", received)
   known:set("tidegate.attempts", "reads", reads)
+  known:set("tidegate.attempts", "missing", headers:get("{MISSING_HEADER}") ~= nil)
   local further = handle:metadata():get("{_READS_KEY}") or 0
   if headers:get("{READS_HEADER}") or headers:get("{SEQUENCE_HEADER}") then further = 0 end
   if reads > further then
@@ -123,7 +126,7 @@ function envoy_on_response(handle)
   local attempts = known:get("tidegate.attempts") or {{}}
   local ends = false
   if status == "404" or code == "5" then
-    ends = attempts.last
+    ends = attempts.missing and attempts.last
   elseif status == "503" or code == "14" then
     local declines = (attempts.declines or 0) + 1
     known:set("tidegate.attempts", "declines", declines)

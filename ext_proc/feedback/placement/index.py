@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from ext_proc.routing.values.listing import MAX_REASON, MAX_ROWS, Listing, PlacementState, Row
+from ext_proc.routing.values.listing import (
+    MAX_REASON,
+    MAX_ROWS,
+    OWN_MODEL,
+    Listing,
+    PlacementState,
+    Row,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,6 +63,9 @@ def read_index(data: bytes, at: float) -> Listing:
 def read_models(data: bytes, at: float) -> Listing:
     """Read the models of an engine with OpenAI's API, all of which are READY.
 
+    Models without a ``parent``, which adapters have, are names of the engine's own model if they
+    have one ``root`` (vLLM's and SGLang's ``ModelCard``).
+
     Args:
         data: Body of the answer.
         at: When it was asked, monotonic seconds.
@@ -67,10 +77,15 @@ def read_models(data: bytes, at: float) -> Listing:
     models = found.get("data") if isinstance(found, dict) else None
     if not isinstance(models, list):
         raise IndexUnreadableError("not a list of models")
-    return _listing(
-        [{"name": each.get("id"), "state": "READY"} for each in models if isinstance(each, dict)],
-        at,
-    )
+    cards = [each for each in models if isinstance(each, dict)]
+    bases = [each for each in cards if not each.get("parent")]
+    one = len({str(each.get("root") or each.get("id")) for each in bases}) == 1
+    rows = [
+        Row(row.model, row.version, row.state, OWN_MODEL) if one and not each.get("parent") else row
+        for each in cards[: MAX_ROWS + 1]
+        if (row := _row({"name": each.get("id"), "state": "READY"})) is not None
+    ]
+    return Listing(at, tuple(rows), whole=len(rows) == len(cards)).cut()
 
 
 def read_grpc_index(data: bytes, at: float) -> Listing:

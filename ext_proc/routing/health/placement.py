@@ -15,7 +15,8 @@ Rules:
    *lost*: the last replica that had it READY has it no more, at most ``OWN_S`` ago, and not all
    others have been looked at since. A loss calls for looks at the others. Behind those that may
    have the model the list of a request names those that are barred (``Holders.maybe``): a model may
-   have moved there since they were looked at.
+   have moved there since they were looked at. An engine's own model cannot go, so its 404 is about
+   something else (an adapter, a path, a response that it does not know) and is not repeated.
 5. A 404 for a model that was READY at the pick, and since before it, is a *miss*: it calls for one
    look at the replica, and until then bars it from the model, unless that would leave no replica.
    If the look finds the model READY as before, its 404s there to that client
@@ -46,7 +47,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from ext_proc.routing.values.listing import Listing, PlacementState, Row
+from ext_proc.routing.values.listing import OWN_MODEL, Listing, PlacementState, Row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -125,7 +126,7 @@ class Placed(NamedTuple):
 class _Held:
     """The listing of one replica."""
 
-    __slots__ = ("answers", "at", "ready", "rows", "since", "whole")
+    __slots__ = ("answers", "at", "own", "ready", "rows", "since", "whole")
 
     def __init__(self, listing: Listing, before: _Held | None) -> None:
         self.at, self.rows, self.whole = listing
@@ -138,6 +139,8 @@ class _Held:
             if row.state is _READY:
                 for name in (row.model, (row.model, row.version)):
                     self.ready[name] = min(since, self.ready.get(name, since))
+        self.own = {row.model for row in self.rows if row.reason == OWN_MODEL}
+        """Names of the engine's own model."""
         self.answers = _answers(self.rows)
         """By which version it answers requests that name none, by model."""
 
@@ -460,7 +463,8 @@ class Placement:
             ready, doubted = doubted, ready
         maybe = [key for *_, key in sorted(lacking)] + doubted + leaving
         if ready:
-            return Holders(frozenset(maybe), frozenset(ready), repeats=True, maybe=tuple(maybe))
+            own = all(model in self._held[key].own for key in ready)
+            return Holders(frozenset(maybe), frozenset(ready), not own, maybe=tuple(maybe))
         repeats = bool(leaving) or self._is_lost(pool, model)
         return Holders(frozenset(leaving), _NONE, repeats, maybe=tuple(leaving))
 

@@ -8,6 +8,7 @@ from ext_proc.routing.health.placement import Sent
 from ext_proc.routing.pipeline.context import cheapest
 from ext_proc.routing.pipeline.sampling import SMALL
 from ext_proc.routing.values.plain import Plain
+from ext_proc.routing.values.request import NAMES_ADAPTER
 from tidegate_api.pools import MAX_LISTED
 
 if TYPE_CHECKING:
@@ -182,6 +183,9 @@ def repeats(
         return False
     if request.body is not None and SHARED_MEMORY in request.body:
         return False
+    features = request.features
+    if features.adapter is not None and features.form in NAMES_ADAPTER:
+        return False  # an engine answers 404 to an adapter that it does not know
     if ticket is not None and candidates[picked].key in holders.ready:
         placement.note(ticket.id, model, request.client, context.now)
     return True

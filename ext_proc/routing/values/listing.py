@@ -7,6 +7,9 @@ from typing import Final, NamedTuple
 
 MAX_ROWS: Final = 2048
 """Most rows of a listing; a longer one is cut, and what it does not list is unknown then."""
+OWN_MODEL: Final = "the engine's own model"
+"""Reason of a model that an engine serves as long as it lives: it loads and unloads only adapters,
+so a 404 to a request for it is about something else."""
 MAX_REASON: Final = 120
 """Most characters of a reason."""
 
@@ -27,7 +30,7 @@ class Row(NamedTuple):
     """Empty if the replica names none."""
     state: PlacementState
     reason: str = ""
-    """Why it is not READY, as the replica says it."""
+    """Why it is not READY, as the replica says it; `OWN_MODEL` of one that is."""
 
 
 class Listing(NamedTuple):

@@ -70,7 +70,8 @@ def test_a_bound_is_sent_in_milliseconds():
 def test_a_404_is_repeated_where_the_decision_says_so():
     """The header is for routes that name the answers, which generic proxies lack."""
     made = pick(decision(repeat_missing=True))
-    assert made.headers[1] == ("x-envoy-retry-on", "retriable-headers")
+    asked = (("x-envoy-retry-on", "retriable-headers"), ("x-tidegate-missing", "1"))
+    assert made.headers[1:3] == asked
     assert len(pick(decision(repeat_missing=True, retriable=False)).headers) == 2
     chosen, features = decision(repeat_missing=True), Features(Form.GENERATE)
     generic = write_pick(chosen, REF, features, TEXT, generic=True)

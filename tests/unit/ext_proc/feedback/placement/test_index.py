@@ -13,7 +13,14 @@ from ext_proc.feedback.placement.index import (
     read_index,
     read_models,
 )
-from ext_proc.routing.values.listing import MAX_REASON, MAX_ROWS, Listing, PlacementState, Row
+from ext_proc.routing.values.listing import (
+    MAX_REASON,
+    MAX_ROWS,
+    OWN_MODEL,
+    Listing,
+    PlacementState,
+    Row,
+)
 
 READY, LOADING, UNAVAILABLE = PlacementState
 
@@ -63,9 +70,17 @@ def test_a_longer_list_is_cut():
 
 def test_models_of_an_engine_are_ready():
     """They have no versions; adapters are listed like models."""
-    data = b'{"object":"list","data":[{"id":"llama","root":"x"},{"id":"lora-a"}]}'
-    rows = (Row("llama", "", READY), Row("lora-a", "", READY))
+    data = b'{"data":[{"id":"llama","root":"x"},{"id":"lora-a","root":"/a","parent":"llama"}]}'
+    rows = (Row("llama", "", READY, OWN_MODEL), Row("lora-a", "", READY))
     assert read_models(data, 1.0) == Listing(1.0, rows)
+
+
+def test_a_server_of_several_models_owns_none():
+    """It may unload any of them; two names of one model are one."""
+    several = b'{"data":[{"id":"a","root":"x"},{"id":"b"}]}'
+    assert {row.reason for row in read_models(several, 1.0).rows} == {""}
+    names = b'{"data":[{"id":"a","root":"x"},{"id":"b","root":"x"}]}'
+    assert {row.reason for row in read_models(names, 1.0).rows} == {OWN_MODEL}
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"<html>", b'{"data":7}', b'{"data":null}'])

@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from ext_proc.routing.health import placement as module
 from ext_proc.routing.health.placement import OWN_S, STALE_S, Placement
 from ext_proc.routing.router import Router
-from ext_proc.routing.values.listing import MAX_ROWS, Listing, PlacementState, Row
+from ext_proc.routing.values.listing import (
+    MAX_ROWS,
+    OWN_MODEL,
+    Listing,
+    PlacementState,
+    Row,
+)
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
 from ext_proc.routing.values.refusal import Refusal, RefusalKind
 from ext_proc.routing.values.request import Features, Form, Request
@@ -247,6 +253,25 @@ def test_what_runs_for_a_model_that_leaves_is_counted(router):
     assert router.leaving() == {("r0", "a"): 2}
     router.settle(tickets[0], Outcome.DONE, 2.0)
     assert router.leaving() == {("r0", "a"): 1}
+
+
+def test_an_engines_own_model_is_missing_nowhere(router):
+    """It cannot unload it, so its 404 is about something else; adapters it can unload."""
+    rows = (Row("a", "", READY, OWN_MODEL), Row("b", "", READY))
+    for key in KEYS:
+        router.placement.take(key, Listing(0.0, rows))
+    assert not decide(router, "a", form=Form.OPENAI).repeat_missing
+    assert decide(router, "b", form=Form.OPENAI).repeat_missing
+
+
+def test_a_404_about_an_adapter_is_not_repeated(router):
+    """The base model is everywhere; of Triton's forms a 404 says that the model is missing."""
+    for key in KEYS:
+        router.placement.take(key, listing(0.0, "a"))
+    for form, repeated in ((Form.OPENAI, False), (Form.GENERATE, True)):
+        features = Features(form, model="a", adapter="sql")
+        made = router.decide(Request("many", None, "http", features), 0.0, 0.0)
+        assert made.repeat_missing == repeated
 
 
 @pytest.mark.parametrize("having", [1, 8, 40])

@@ -191,8 +191,8 @@ async def test_a_model_that_the_repository_does_not_have_ready(http, stack, repl
             one.index = ()
 
 
-async def test_a_404_of_each_replica_is_repeated_once(http, stack, replicas):
-    """Not on the third replica; a model that answers 404 itself is soon not repeated at all."""
+async def test_a_404_of_each_replica_is_repeated_on_each_once(http, stack, replicas):
+    """The last one's is marked; a model that answers 404 itself is soon not repeated at all."""
     for one in replicas:
         one.status, one.index = 404, ({"name": "toy-llm", "version": "1", "state": "READY"},)
     try:
@@ -207,14 +207,14 @@ async def test_a_404_of_each_replica_is_repeated_once(http, stack, replicas):
                 assert answer.status == 404
                 limited = answer.headers.get("x-envoy-ratelimited")
             count = sum(len(one.asked) for one in replicas) - before
-            assert (limited is not None) == (count == 2)
+            assert (limited is not None) == (count == 3)
             return count
 
         async def final() -> bool:
             return await asked() == 1
 
         assert await eventually(known)
-        assert await asked() == 2
+        assert await asked() == 3
         assert await eventually(final)
     finally:
         for one in replicas:

@@ -47,13 +47,13 @@ async def test_a_killed_replica_fails_no_request_and_gets_work_again(http, new_s
             traffic = [Traffic(http, s.http_url + path, body, workers, dies=dead) for s in stacks]
             return [await exit_.enter_async_context(each) for each in traffic]
 
-        generations = await load(GENERATE, generate_body, 4)
-        images = await load(VISION, vision_body, 2)
+        generations = await load(GENERATE, generate_body, 3)
+        images = await load(VISION, vision_body, 1)
         for each in generations:
             assert await eventually(partial(_served, each, dead))
         await stacks[0].kill_replica(victim)
         for each in (*generations, *images):
-            await each.more(50)
+            await each.more(25)
         await stacks[0].restart_replica(victim)
         for each in generations:
             each.served.clear()

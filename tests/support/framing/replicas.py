@@ -17,7 +17,10 @@ import hpack
 from support.framing import frames
 from support.framing.cases import CASE_HEADER, CLOSES, Case
 from support.framing.law import Attempt, Book
-from tidegate_api.names import DESTINATION_HEADER
+from tidegate_api.names import TICKET_HEADER
+
+REPLICAS = 3
+"""Replicas of a stack."""
 
 HEALTH = "/health"
 """Path of health checks."""
@@ -28,7 +31,8 @@ _LARGEST_HEAD = 65_536
 
 
 def _picks(headers: dict[str, str]) -> int:
-    return len(list(filter(None, headers.get(DESTINATION_HEADER, "").split(","))))
+    """Return how many replicas Envoy was told of: all, where a picker chose."""
+    return REPLICAS if TICKET_HEADER in headers else 0
 
 
 class Replica:

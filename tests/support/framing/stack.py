@@ -12,7 +12,7 @@ import yaml
 from support.certificates import Authority
 from support.framing.cases import BUFFER_BYTES, MAX_BODY, MODES, PEEK_BYTES
 from support.framing.law import Book
-from support.framing.replicas import HEALTH, Replica
+from support.framing.replicas import HEALTH, REPLICAS, Replica
 from support.http3_client import http3_client
 from support.in_process_stack import PICKER, InProcessStack
 from support.replicas import PATIENT
@@ -20,8 +20,6 @@ from tidegate.stack.envoy import envoy_binary, envoy_command, envoy_environment
 from tidegate.stack.processes.environment import service_environment
 from tidegate.stack.processes.ports import HeldPorts
 from tidegate.stack.processes.waiting import http_ok, wait_until
-
-REPLICAS = 3
 
 
 class FramingStack(InProcessStack):

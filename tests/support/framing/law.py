@@ -27,8 +27,10 @@ from dataclasses import dataclass, field
 
 from support.framing.cases import BUSY, CASE_HEADER, CLOSES, MAX_BODY, Case, loses_its_end
 
-READS, ATTEMPTS = 1, 3
-"""Further reads and all attempts of a request: ``routing.retry_read``, ``1 + fallbacks``."""
+READS, DECLINES = 1, 2
+"""Repeats of a request that was read, and of one that was declined: ``routing.retry_read``,
+``routing.fallbacks``."""
+ATTEMPTS = 1 + READS + DECLINES
 SETTLING = 64
 """A case is judged once so many more have ended: what comes late is still accounted to it."""
 FAILURES = frozenset((*CLOSES, *BUSY, "refuse", "cut", "early"))
@@ -228,6 +230,7 @@ def _repeats(running: Running) -> list[str]:
     picks = attempts[0].picks if attempts else 0
     if len(set(replicas)) < min(len(replicas), picks):
         found.append(f"repeated at the same replica: {replicas} of {picks} picks")
+    found += _declined(attempts[:-1])
     reads = 0
     further = 0 if case.sequence or case.form == "stream" else READS
     for each in attempts[:-1]:
@@ -241,6 +244,12 @@ def _repeats(running: Running) -> list[str]:
     if reads > further:
         found.append(f"{reads} further replicas read it, of {further}: {replicas}")
     return found
+
+
+def _declined(repeated: list[Attempt]) -> list[str]:
+    """Judge how often a case was repeated that replicas had declined."""
+    declined = sum(each.action in BUSY for each in repeated)
+    return [f"repeated after {declined} had declined it"] if declined > DECLINES else []
 
 
 def _known_ends(case: Case, repeats: list[Attempt]) -> list[str]:
@@ -257,12 +266,15 @@ def _is_owed(case: Case) -> bool:
     simple = case.readable and len(case.body) <= SMALL and not case.cuts and not case.slow
     if not simple or case.malformed or case.form == "stream" or case.trailers:
         return False
-    reads = 0
+    reads = declines = 0
     for number in range(ATTEMPTS):
         action = case.action(number)
         if action not in FAILURES:
             return True
         reads += action not in BUSY
+        declines += action in BUSY
+        if declines > DECLINES:
+            return False
         if action in ENDS or reads > (0 if case.sequence else READS):
             return False
     return False

@@ -345,6 +345,12 @@ async def test_resets_without_end_close_the_connection(edge):
 # --- real replicas ------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+async def stack(new_module_stack):
+    """Run a stack without a gateway, where single replicas are protected."""
+    return await new_module_stack()
+
+
 async def test_a_malformed_message_has_tritons_code(stack, tritons):
     """A client sees the same status whether the gateway or Triton refuses its bytes."""
     del tritons

@@ -65,7 +65,8 @@ class StandIn:
         self.headers.append(headers)
 
     async def _answer(self, request: web.Request) -> web.Response:
-        look = request.path in LOOKS and "x-request-id" not in request.headers
+        asked = request.path in LOOKS or request.path.endswith("/ready")
+        look = asked and "x-request-id" not in request.headers
         if request.path != HEALTH and not look:
             self.note(request.method, request.raw_path, dict(request.headers))
             gate = self.gate

@@ -165,7 +165,14 @@ def limits_requests(listener: ListenerSpec) -> bool:
 def _beside(fleet: Fleet) -> Iterator[tuple[object, ...]]:
     for each in fleet.listener.further:
         asks = each.tls is not None and each.tls.client_ca is not None
-        yield each.name, each.address, each.proxy_protocol, each.tls is not None, asks
+        yield (
+            each.name,
+            each.address,
+            each.proxy_protocol,
+            each.tls is not None,
+            asks,
+            each.operators,
+        )
 
 
 def _fixed(fleet: Fleet) -> Iterator[tuple[str, object]]:

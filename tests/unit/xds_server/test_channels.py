@@ -34,6 +34,7 @@ FLEET: dict[str, Any] = {
     "gateway": {
         "http": ["127.0.0.1:18020"],
         "grpc": ["127.0.0.1:18021"],
+        "operators": {"http": ["127.0.0.1:18030"], "grpc": ["127.0.0.1:18031"]},
         "tls": {"ca": "/p.crt", "certificate": "/e.crt", "key": "/e.key"},
     },
     "listener": {
@@ -106,6 +107,8 @@ FLEET: dict[str, Any] = {
 """A fleet with a value for each group of fields."""
 
 VALUES: dict[str, Any] = {
+    "gateway.operators.http": ["127.0.0.1:18040"],
+    "gateway.operators.grpc": ["127.0.0.1:18041"],
     "reject_quorum": 0.25,
     "pools.standby.below": 0.25,
     "pools.standby.until": 0.75,

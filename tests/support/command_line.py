@@ -60,6 +60,7 @@ class FakeAdmin(AdminServicer):
         self.status = api.GetStatusResponse(
             revision=7,
             settled=True,
+            reports={"picker-1": 1.0},
             clients=[
                 api.ClientStatus(
                     node="envoy-1",

@@ -13,7 +13,7 @@ from aiohttp import web
 from ext_proc.feedback.placement import looker as module
 from ext_proc.feedback.placement.looker import INDEX_PATH, Looker, LookTarget, look_targets
 from ext_proc.feedback.placement.pace import NoListing
-from ext_proc.routing.values.listing import Listing, PlacementState, Row
+from ext_proc.routing.values.listing import OWN_MODEL, Listing, PlacementState, Row
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
 
 KEY = EndpointKey("r1", 1)
@@ -103,7 +103,10 @@ def test_each_replica_is_asked_once_for_all_its_pools():
         ({("POST", INDEX_PATH): (403, b"")}, NoListing.FAILED),
         ({("POST", INDEX_PATH): (200, b"<html>")}, NoListing.FAILED),
         ({("POST", INDEX_PATH): (200, b"[" * 2000)}, NoListing.FAILED),
-        ({("GET", "/v1/models"): (200, b'{"data":[{"id":"m"}]}')}, (Row("m", "", "READY"),)),
+        (
+            {("GET", "/v1/models"): (200, b'{"data":[{"id":"m"}]}')},
+            (Row("m", "", "READY", OWN_MODEL),),
+        ),
         ({("GET", "/v1/models"): (503, b"")}, NoListing.FAILED),
         ({}, NoListing.SILENT),
     ],

@@ -190,9 +190,7 @@ async def test_clients_that_are_slow_or_never_send_cost_no_picker(http, stack):
         silent = channel.stream_stream(STREAM)()
         await silent.wait_for_connection()
         assert await talk(stack.grpc_address, NAMES[0]) == []
-        assert await eventually(
-            none_is_open
-        )  # the last one of `talk` ends a little later
+        assert await eventually(none_is_open)  # the last one of `talk` ends a little later
         gate.set()
         assert [await each for each in slow] == [[]] * len(NAMES)
         assert await silent.code() is grpc.StatusCode.DEADLINE_EXCEEDED

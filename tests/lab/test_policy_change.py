@@ -124,4 +124,4 @@ async def test_a_learned_policy_begins_where_auto_is(http, stack):
         (learning,) = (await llm(http, stack))["learning"]
         return (learning["state"], learning["samples"], learning["open"]) == ("shadow", 4, 0)
 
-    assert await eventually(learned)
+    assert await eventually(learned), (await llm(http, stack))["learning"]

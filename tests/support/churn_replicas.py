@@ -59,6 +59,9 @@ class ChurnReplica:
         return left
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._server is None:  # it was accepted just before the end
+            writer.transport.abort()
+            return
         self._peers.add(writer)
         try:
             while True:

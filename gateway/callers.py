@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 NAMES_HEADER: Final = "x-forwarded-client-cert"
 ENVOYS: Final[Roles] = frozenset({"envoy"})
 MAX_NAMES_BYTES: Final = 16 * 1024
-"""Longest value of the header; a longer one names nobody."""
+"""Longest value of the header; a longer one is not read, so it names no client."""
 _PAIR: Final = re.compile(r'([A-Za-z]+)=("(?:[^"\\]|\\.)*"|[^;,"]*)(?:;|$)')
 
 
@@ -89,7 +89,7 @@ class Callers:
 
 
 def client_of(named: str | None) -> Peer | None:
-    """Return the client whom an Envoy names; ``None`` = none, or not exactly one."""
+    """Return the client that an Envoy names; ``None`` if it names none or several."""
     if not named or len(named) > MAX_NAMES_BYTES:
         return None
     uris: list[str] = []

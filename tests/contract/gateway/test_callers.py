@@ -1,4 +1,4 @@
-"""Who may send changes, and for whom an Envoy sends them."""
+"""Clients that may send changes, themselves and by way of an Envoy."""
 
 from __future__ import annotations
 

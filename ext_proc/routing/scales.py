@@ -22,8 +22,8 @@ Rules:
 5. Of prompts of token ids, and of those that a tokenizer counted, the tokens are taken off. A
    prompt that was not read to its end is taken to be as long as its body, or as what was read.
 6. The prior weighs one prompt at first and soon nothing, and earlier windows fade with ``MEMORY``
-   prompts. A window moves the
-   estimate by a factor of ``CLIP`` at most, and the estimate is within ``LEAST`` and ``MOST``.
+   prompts. A window moves the estimate by a factor of ``CLIP`` at most, and the estimate is within
+   ``LEAST`` and ``MOST``.
 7. A new scale is put in force when it differs by ``STEP`` from the one that is: what is measured in
    tokens is converted then (``on_change``).
 8. Models are told apart if the pool lists them. The pool as a whole has a scale too, for requests

@@ -92,10 +92,10 @@ def test_a_line_that_pip_must_not_see_is_named(project, added, fault):
 
 
 def test_the_whole_environment_is_checked_by_hash(project):
-    """With ``dev`` pip takes the lock as it is, then the checkout without its requirements."""
+    """With ``dev`` pip takes the lock as it is and resolves nothing, then the checkout alone."""
     lock = lock_of("3.11", project)
     first, second = steps(["demo", "dev"], lock, Path("versions.txt"))
-    assert first == ["--require-hashes", "-r", str(lock)]
+    assert first == ["--no-deps", "--require-hashes", "-r", str(lock)]
     assert second == ["--no-deps", "--no-build-isolation", "-e", "."]
 
 

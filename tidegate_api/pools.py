@@ -75,6 +75,9 @@ AdapterMode = Literal["ignore", "prefer", "require"]
 UnsoundMode = Literal["refuse", "pass"]
 """What happens to requests that could end a replica."""
 
+LimitMode = Literal["auto", "none"]
+"""Whether the requests in flight on a replica are limited by what it can run at once."""
+
 CustomReading = Literal[
     "queued",
     "running",

@@ -10,7 +10,8 @@ Rules:
 1. The last ``Share`` of a peer worker replaces all earlier ones for that replica, so a missed event
    does no lasting harm. ``lost`` drops all requests in flight of a peer worker at once.
 2. Events about an endpoint that is not registered here change nothing.
-3. No state is kept per request: only one share per peer worker, pool and replica.
+3. No state is kept per request: only one share per peer worker, pool,
+   replica and model.
 4. Latency samples of peer workers train the latency models here too, so that the models agree
    (``LatencySample``).
 5. Applying an event raises no event, so events do not circulate.
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class Share(NamedTuple):
-    """Requests that one worker has in flight on a replica for a pool."""
+    """Requests that one worker has in flight on a replica for a pool and a model."""
 
     pool: str
     endpoint: EndpointKey
@@ -56,6 +57,8 @@ class Share(NamedTuple):
     """Number of requests since the worker started."""
     prefilled: float
     """Work of all prompts since the worker started, which has moved the virtual clock; tokens."""
+    model: str | None = None
+    """Model as which they count against limits, as of tickets."""
 
 
 class LatencySample(NamedTuple):
@@ -103,7 +106,7 @@ class PeerWorkers:
         self._per_token = per_token
         self._learn = learn
         self._suspicion = suspicion
-        self._shares: dict[int, dict[tuple[str, EndpointKey], Share]] = {}
+        self._shares: dict[int, dict[tuple[str, EndpointKey, str | None], Share]] = {}
 
     def __len__(self) -> int:
         return sum(self.open_by().values())
@@ -165,7 +168,7 @@ class PeerWorkers:
         self._trials.lost(peer_worker)
         shares = self._shares.pop(peer_worker, {})
         for share in shares.values():
-            self._ledger.shift(share.endpoint, -share.in_flight, -share.work)
+            self._ledger.shift(share.endpoint, -share.in_flight, -share.work, share.model)
         return sum([share.in_flight for share in shares.values()])
 
     def removed(self, key: EndpointKey) -> None:
@@ -175,14 +178,14 @@ class PeerWorkers:
                 del shares[which]
 
     def _share(self, peer_worker: int, share: Share, now: float) -> None:
-        pool, endpoint, in_flight, work, charges, prefilled = share
+        pool, endpoint, in_flight, work, charges, prefilled, model = share
         replica = self._replicas.get(endpoint)
         if replica is None:
             return
         shares = self._shares.get(peer_worker)
         if shares is None:
             shares = self._shares[peer_worker] = {}
-        which = (pool, endpoint)
+        which = (pool, endpoint, model)
         known = shares.get(which)
         shares[which] = share
         # A first share counts only what is in flight: the rest was sent before we connected.
@@ -197,7 +200,7 @@ class PeerWorkers:
             per_token = self._per_token(pool, endpoint)
             replica.busy_until = now + replica.drain_s(now, per_token) + new * per_token
             replica.prefilled += new
-        self._ledger.shift(endpoint, in_flight, work)
+        self._ledger.shift(endpoint, in_flight, work, model)
         if picked:
             self._conditions.picked(pool, endpoint, now)
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from ext_proc.routing.cache.exact_index import Reporting
 from ext_proc.routing.cache.prefix_index import Purged
 from ext_proc.routing.health.placement import Placement
+from ext_proc.routing.limits import Limits
 from ext_proc.routing.state.abandoned import Abandoned
 from ext_proc.routing.state.directory import Directory
 from ext_proc.routing.state.ledger import EndpointRemoved
@@ -86,6 +87,8 @@ class EndpointRegistry:
         """The state of each pool, precomputed for decisions, by name."""
         self.members: dict[EndpointKey, Replica] = {}
         """The registered replicas."""
+        self.limits = Limits(self.members)
+        """How many requests each replica may have in flight."""
         self.abandoned = Abandoned(ledger, self.members, on_event)
         """What replicas still compute though no client waits for it."""
 
@@ -120,6 +123,7 @@ class EndpointRegistry:
         self._conditions.silent = sum(replica.silent for replica in self.members.values())
         self._conditions.set_pools(pools)
         self.placement.set_pools(pools, now)
+        self.limits.set_pools(pools)
         self._reuse.keep(self._by_id)
         self.index.expire(now)
 
@@ -197,6 +201,7 @@ class EndpointRegistry:
             self._conditions.observe(replica.key, replica.readings, readings)
             adapters = replica.adapters
             replica.observe(readings)
+            self.limits.read(replica.key, readings)
             if replica.adapters != adapters:
                 each = (member.adapters for member in self.members.values())
                 self._conditions.adapters = frozenset().union(*each)
@@ -256,6 +261,7 @@ class EndpointRegistry:
             if self.index.is_exact(replica.key) is None:  # else its engines report it, and earlier
                 self._purge(replica.key)
             self._leases.drop_endpoint(replica.key)
+            self.limits.restarted(replica.key)
             self.abandoned.drop(replica.key)
 
     def restarted_since(self, key: EndpointKey, unix_s: float) -> bool | None:

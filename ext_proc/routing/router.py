@@ -112,6 +112,7 @@ class Router:
             on_removed=lambda key: self.peers.removed(key),  # noqa: PLW0108 - made below
         )
         self.placement = self.registry.placement
+        self.limits = self.registry.limits
         self.learner = Learner(self.registry.members)
         self.slowness = Slowness()
         """Which replicas take much longer than their peers."""
@@ -278,8 +279,9 @@ class Router:
             coming = self.index.coming(key, request.blocks, matched) * context.block_tokens
         kind = None if features.form is GRPC_STREAM else features.model or ""
         most = features.max_tokens or 0
+        counts = kind if kind is None or kind in self.limits.names else ""
         ticket = Ticket(
-            number, key, pool.name, work, now, prompted, drain, ahead, coming, kind, most
+            number, key, pool.name, work, now, prompted, drain, ahead, coming, kind, most, counts
         )
         if not self._charged(ticket):
             return None
@@ -344,7 +346,7 @@ class Router:
             return ticket
         self.learner.moved(ticket, now)
         self._last_ticket += 1
-        moved = Ticket(self._last_ticket, found, ticket.pool, ticket.work, now)
+        moved = Ticket(self._last_ticket, found, ticket.pool, ticket.work, now, model=ticket.model)
         self._charged(moved)
         self.starts.served(first, found, now)
         self.trials.move(first, found, now)

@@ -2,8 +2,8 @@
 
 Rules:
 
-1. Charges and settles are sent as sums: a ``Share`` is a replica's in-flight load for a pool, sent
-   once per batch in which it changed. Peers need no tickets.
+1. Charges and settles are sent as sums: a ``Share`` is a replica's in-flight load for a pool and a
+   model, sent once per batch in which it changed. Peers need no tickets.
 2. Good answers of one batch are sent as one message per replica and pool: their number and their
    means. All other judgements, and good answers whose origin matters, are sent one by one, in order
    with the others.
@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     """An event of this worker that may be replicated."""
     Place = tuple[str, EndpointKey]
     """Pool and replica."""
+    ModelPlace = tuple[str, EndpointKey, str | None]
+    """Pool, replica, and model as which requests count against limits."""
 
 ALL_SAMPLES: Final = 256
 """Latency samples of each pool that are all sent; afterwards every ``THEN_EVERY``-th."""
@@ -75,11 +77,11 @@ _NOTHING: Final[tuple[Message, ...]] = ()
 
 
 class _Sum:
-    """In-flight load of a pool's replica."""
+    """In-flight load of a pool's replica and a model."""
 
     __slots__ = ("changed", "charges", "in_flight", "place", "prefilled", "work")
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ModelPlace) -> None:
         self.place = place
         self.changed = False
         self.in_flight = 0
@@ -89,8 +91,8 @@ class _Sum:
 
     def share(self) -> Share:
         """Return the load as the message for peer workers."""
-        pool, endpoint = self.place
-        return Share(pool, endpoint, self.in_flight, self.work, self.charges, self.prefilled)
+        pool, endpoint, model = self.place
+        return Share(pool, endpoint, self.in_flight, self.work, self.charges, self.prefilled, model)
 
 
 class _Good:
@@ -136,7 +138,7 @@ class Account:
 
     def __init__(self) -> None:
         self._open: dict[int, tuple[Ticket, _Sum]] = {}
-        self._sums: dict[Place, _Sum] = {}
+        self._sums: dict[ModelPlace, _Sum] = {}
         self._changed: list[_Sum] = []
         self._good: dict[Place, _Good] = {}
         self._samples: dict[str, int] = {}
@@ -176,7 +178,7 @@ class Account:
     def _charged(self, event: Charged, _: float) -> tuple[Message, ...]:
         ticket = event.ticket
         number, endpoint, pool, work, _, prompted, drain_s = ticket[:7]
-        place = pool, endpoint
+        place = pool, endpoint, ticket.model
         known = self._sums.get(place)
         if known is None:
             known = self._sums[place] = _Sum(place)

@@ -45,6 +45,7 @@ from ext_proc.workers.records import (
     MAX_FRAME,
     MAX_JSON,
     MAX_NAMES,
+    NO_MODEL,
     SAMPLE,
     SHARE,
     TAG_CONFIRMED,
@@ -138,7 +139,7 @@ class Decoder:
         return end, None
 
     def _share(self, frame: bytes, at: int) -> _Read:
-        _, pool, endpoint, in_flight, charges, work, prefilled = SHARE.unpack_from(frame, at)
+        _, pool, endpoint, model, in_flight, charges, work, prefilled = SHARE.unpack_from(frame, at)
         if in_flight > MAX_TICKETS:
             raise GarbledError(f"{in_flight} requests in flight")
         share = Share(
@@ -148,6 +149,7 @@ class Decoder:
             _amount(work),
             charges,
             _amount(prefilled),
+            None if model == NO_MODEL else self._pool(model),
         )
         return at + SHARE.size, share
 

@@ -33,6 +33,7 @@ from ext_proc.workers.records import (
     MAX_FRAME,
     MAX_JSON,
     MAX_NAMES,
+    NO_MODEL,
     SAMPLE,
     SHARE,
     TAG_CONFIRMED,
@@ -128,11 +129,10 @@ class Encoder:
         return number
 
     def _share(self, event: Share, into: bytearray) -> None:
-        pool, endpoint, in_flight, work, charges, prefilled = event
-        number = self._number(endpoint)
-        into += SHARE.pack(
-            TAG_SHARE, self._number(pool), number, in_flight, charges, work, prefilled
-        )
+        pool, endpoint, in_flight, work, charges, prefilled, model = event
+        name, number = self._number(pool), self._number(endpoint)
+        counts = NO_MODEL if model is None else self._number(model)
+        into += SHARE.pack(TAG_SHARE, name, number, counts, in_flight, charges, work, prefilled)
 
     def _sample(self, event: LatencySample, into: bytearray) -> None:
         ticket, ended = event

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     )
     """Content of a record."""
 
-VERSION: Final = 6
+VERSION: Final = 7
 MAX_FRAME: Final = 2**20
 """Maximum bytes of a frame."""
 MAX_NAMES: Final = 2**16
@@ -40,7 +40,9 @@ MAX_JSON: Final = 2**18
 """Maximum bytes of one JSON record."""
 
 LENGTH: Final = struct.Struct("<I")
-SHARE: Final = struct.Struct("<BIIIQdd")
+SHARE: Final = struct.Struct("<BIIIIQdd")
+NO_MODEL: Final = 2**32 - 1
+"""In place of a name's number: the requests count against no limit."""
 SAMPLE: Final = struct.Struct("<BIIddddIB")
 INSERTED: Final = struct.Struct("<BIdqQBI")
 TRIED: Final = struct.Struct("<BQ")

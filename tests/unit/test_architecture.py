@@ -44,7 +44,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("values",),
         ("latency",),
         ("state",),
-        ("cache", "health", "learning", "scales", "suspicion", "uploads"),
+        ("cache", "health", "learning", "limits", "scales", "suspicion", "uploads"),
         ("policies",),
         ("pipeline",),
         ("registry", "learner", "peers", "recent"),

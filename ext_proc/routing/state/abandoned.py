@@ -109,7 +109,7 @@ class Abandoned:
         left = passed if usual is None or usual <= passed else usual - passed
         # Other tickets have positive numbers.
         self._last -= 1
-        charge = Ticket(self._last, endpoint, ticket.pool, ticket.work, now)
+        charge = Ticket(self._last, endpoint, ticket.pool, ticket.work, now, model=ticket.model)
         if not self._ledger.charge(charge):
             self.uncharged += 1
             return

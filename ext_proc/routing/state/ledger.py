@@ -14,6 +14,8 @@ Rules:
    ``overflowed``; the request is then routed without being counted.
 6. A load also includes the requests of peer workers (``shift``, see ``peers``): they are part of
    ``in_flight`` and ``work``, and ``others`` counts them separately.
+7. What counts against limits (``Ticket.model``) is also counted by model. A model without requests
+   has no entry, so there are at most as many as open tickets.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ LedgerEvent = Charged | Settled | EndpointRemoved
 class Load:
     """Load of one endpoint: a live view that only the ledger changes."""
 
-    __slots__ = ("in_flight", "others", "work")
+    __slots__ = ("by_model", "in_flight", "limited", "others", "work")
 
     def __init__(self) -> None:
         self.in_flight = 0
@@ -65,6 +67,19 @@ class Load:
         """How many of them were sent by peer workers."""
         self.work = 0.0
         """Estimated uncached input tokens of these requests."""
+        self.limited = 0
+        """How many of them count against limits."""
+        self.by_model: dict[str, int] = {}
+        """These by model; empty = not known."""
+
+    def count(self, model: str, requests: int) -> None:
+        """Add requests that count against limits; a negative number subtracts."""
+        self.limited += requests
+        left = self.by_model.get(model, 0) + requests
+        if left:
+            self.by_model[model] = left
+        else:
+            self.by_model.pop(model, None)
 
     def __repr__(self) -> str:
         return f"<Load in_flight={self.in_flight} work={self.work:g}>"
@@ -139,6 +154,8 @@ class Ledger:
         load = self.load(ticket.endpoint)
         load.in_flight += 1
         load.work += ticket.work
+        if ticket.model is not None:
+            load.count(ticket.model, 1)
         return True
 
     def settle(self, ticket_id: int, outcome: Outcome) -> bool:
@@ -150,12 +167,16 @@ class Ledger:
         load = self._loads[ticket.endpoint]
         load.in_flight -= 1
         load.work = max(load.work - ticket.work, 0.0) if load.in_flight else 0.0
+        if ticket.model is not None:
+            load.count(ticket.model, -1)
         self.outcomes[outcome] += 1
         return True
 
-    def shift(self, key: EndpointKey, requests: int, work: float) -> None:
+    def shift(self, key: EndpointKey, requests: int, work: float, model: str | None = None) -> None:
         """Add requests and work of peer workers to an endpoint's load; negative values subtract."""
         load = self.load(key)
+        if model is not None and requests:
+            load.count(model, requests)
         load.others += requests
         load.in_flight += requests
         load.work = max(load.work + work, 0.0) if load.in_flight else 0.0

@@ -42,6 +42,8 @@ class Replica:
         "kv_used",
         "latency_models",
         "load",
+        "most",
+        "most_of",
         "others",
         "others_at",
         "prefilled",
@@ -76,6 +78,10 @@ class Replica:
         self.kv_at = float("-inf")
         """Monotonic seconds."""
         self.readings: tuple[Reading, ...] = ()
+        self.most: int | None = None
+        """Limit of its requests in flight (``limits``); ``None`` = it has none, or one by model."""
+        self.most_of: dict[str, int] = {}
+        """Limits by model."""
         self.adapters = _NONE
         """LoRA adapters that its readings name."""
         self.restarted_unix_s: float | None = None

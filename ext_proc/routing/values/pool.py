@@ -23,7 +23,7 @@ from ext_proc.routing.values.settings import (
 from tidegate_api.names import SESSION_HEADER
 
 if TYPE_CHECKING:
-    from tidegate_api.pools import AdapterMode, BodyMode, UnsoundMode
+    from tidegate_api.pools import AdapterMode, BodyMode, LimitMode, UnsoundMode
     from tidegate_common.upstream.contexts import ReplicaTls
 
 Protocol = Literal["http", "grpc"]
@@ -141,7 +141,9 @@ class Pool:
     """Maximum tokens that a request may ask for; 0 = no limit."""
     slow_start: SlowStart = USUAL_SLOW_START
     per_endpoint_in_flight: int = 0
-    """Maximum number of requests in flight on one endpoint; 0 = no limit."""
+    """Maximum number of requests in flight on one endpoint; 0 = not set."""
+    limit: LimitMode = "none"
+    """Whether requests in flight are limited by what a replica can run at once (``limits``)."""
     outlier: Outlier = USUAL_OUTLIER
     probe_interval_s: float = 5.0
     first_answer_s: float = 120.0

@@ -20,6 +20,8 @@ class Reading:
     queued: float | None = None
     """Requests queued inside the replica."""
     running: float | None = None
+    slots: float | None = None
+    """Most requests that it runs at once, as the engine or its configuration declares."""
     deferred: float | None = None
     """Requests among ``queued`` that wait for something else than room, such as an adapter."""
     asleep: bool | None = None

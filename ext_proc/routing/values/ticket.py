@@ -62,3 +62,6 @@ class Ticket(NamedTuple):
     streams that their clients keep open and of requests that moved."""
     most: int = 0
     """Most tokens of an answer that it asks for; 0 = it sets no bound, or is not known to."""
+    model: str | None = None
+    """Model as which it counts against limits; empty = not known, ``None`` = it counts against
+    none, as streams that their clients keep open."""

@@ -78,6 +78,26 @@ UNSOUND_REFUSE: Unsound.ValueType  # 1
 UNSOUND_PASS: Unsound.ValueType  # 2
 Global___Unsound: _TypeAlias = Unsound  # noqa: Y015
 
+class _Limit:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LimitEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Limit.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LIMIT_UNSPECIFIED: _Limit.ValueType  # 0
+    """none"""
+    LIMIT_AUTO: _Limit.ValueType  # 1
+    LIMIT_NONE: _Limit.ValueType  # 2
+
+class Limit(_Limit, metaclass=_LimitEnumTypeWrapper):
+    """Limit sets whether the requests in flight on a replica are limited by what it can run at once."""
+
+LIMIT_UNSPECIFIED: Limit.ValueType  # 0
+"""none"""
+LIMIT_AUTO: Limit.ValueType  # 1
+LIMIT_NONE: Limit.ValueType  # 2
+Global___Limit: _TypeAlias = Limit  # noqa: Y015
+
 class _BodyMode:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -661,6 +681,7 @@ class Routing(_message.Message):
     MAX_HEADER_BYTES_FIELD_NUMBER: _builtins.int
     MAX_INFLATED_BYTES_FIELD_NUMBER: _builtins.int
     UPLOADS_PER_CLIENT_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     """Name of the policy, e.g. "auto"."""
     body: Global___BodyMode.ValueType
@@ -712,6 +733,7 @@ class Routing(_message.Message):
     """Most bytes to which a replica would inflate a compressed body of KServe's forms; 0 = no limit."""
     uploads_per_client: _builtins.int
     """Most uploads that one client may have under way at one picker process; 0 = no limit."""
+    limit: Global___Limit.ValueType
     @_builtins.property
     def allow_override(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Policies that a request may select with the header "tidegate-policy"."""
@@ -754,10 +776,11 @@ class Routing(_message.Message):
         max_header_bytes: _builtins.int = ...,
         max_inflated_bytes: _builtins.int = ...,
         uploads_per_client: _builtins.int = ...,
+        limit: Global___Limit.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["gpu_weights", b"gpu_weights", "learned", b"learned"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "allow_override", b"allow_override", "block_chars", b"block_chars", "block_tokens", b"block_tokens", "body", b"body", "chat_template", b"chat_template", "co_batch_hold_seconds", b"co_batch_hold_seconds", "fallbacks", b"fallbacks", "gpu_weights", b"gpu_weights", "index_blocks_per_endpoint", b"index_blocks_per_endpoint", "index_ttl_seconds", b"index_ttl_seconds", "learned", b"learned", "load_factor", b"load_factor", "max_body_bytes", b"max_body_bytes", "max_header_bytes", b"max_header_bytes", "max_inflated_bytes", b"max_inflated_bytes", "max_tensor_bytes", b"max_tensor_bytes", "max_tokens", b"max_tokens", "policy", b"policy", "prefer_zone", b"prefer_zone", "refuse_deadly", b"refuse_deadly", "sequence_idle_seconds", b"sequence_idle_seconds", "session_header", b"session_header", "spill_factor", b"spill_factor", "tokenizer", b"tokenizer", "unsound_requests", b"unsound_requests", "uploads_per_client", b"uploads_per_client"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "allow_override", b"allow_override", "block_chars", b"block_chars", "block_tokens", b"block_tokens", "body", b"body", "chat_template", b"chat_template", "co_batch_hold_seconds", b"co_batch_hold_seconds", "fallbacks", b"fallbacks", "gpu_weights", b"gpu_weights", "index_blocks_per_endpoint", b"index_blocks_per_endpoint", "index_ttl_seconds", b"index_ttl_seconds", "learned", b"learned", "limit", b"limit", "load_factor", b"load_factor", "max_body_bytes", b"max_body_bytes", "max_header_bytes", b"max_header_bytes", "max_inflated_bytes", b"max_inflated_bytes", "max_tensor_bytes", b"max_tensor_bytes", "max_tokens", b"max_tokens", "policy", b"policy", "prefer_zone", b"prefer_zone", "refuse_deadly", b"refuse_deadly", "sequence_idle_seconds", b"sequence_idle_seconds", "session_header", b"session_header", "spill_factor", b"spill_factor", "tokenizer", b"tokenizer", "unsound_requests", b"unsound_requests", "uploads_per_client", b"uploads_per_client"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -15,6 +15,7 @@ from tidegate_api.pools import (
     MIN_FACTOR,
     AdapterMode,
     BodyMode,
+    LimitMode,
     PolicyName,
     UnsoundMode,
 )
@@ -159,6 +160,9 @@ class Routing(Strict):
     """Uploads that one client (address, /64 or certificate) may have under way at one picker
     process, further ones are refused with 429: those whose end the picker has not seen. With
     `body: none` none count; 0 = no limit."""
+    limit: LimitMode = "none"
+    """Whether a replica gets no more requests for a model than it can run at once, and a quarter
+    more, as it tells or as was learned; `circuit_breaker.per_endpoint_in_flight` overrides it."""
     max_tokens: Annotated[int, Field(ge=0, le=2**31)] = 0
     """Requests for more tokens are refused with 400; 0 = no limit."""
 

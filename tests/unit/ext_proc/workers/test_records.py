@@ -91,6 +91,7 @@ events = st.one_of(
         times,
         st.integers(0, 2**63),
         times,
+        st.none() | texts,
     ),
     st.builds(
         LatencySample,
@@ -218,12 +219,13 @@ NAMES = name(b'"pool"') + name(b'["a", 1]')
     "records",
     [
         b"\x63",  # no such tag
-        SHARE.pack(TAG_SHARE, 0, 0, 1, 1, 1.0, 1.0),  # a number without a name
-        NAMES + SHARE.pack(TAG_SHARE, 0, 1, MAX_TICKETS + 1, 1, 1.0, 1.0),
-        NAMES + SHARE.pack(TAG_SHARE, 0, 1, 1, 1, -1.0, 1.0),
-        NAMES + SHARE.pack(TAG_SHARE, 0, 1, 1, 1, 1.0, float("nan")),
-        NAMES + SHARE.pack(TAG_SHARE, 0, 1, 1, 1, 1.0, 1.0)[:-1],  # cut
-        NAMES + SHARE.pack(TAG_SHARE, 1, 0, 1, 1, 1.0, 1.0),  # a pool for an endpoint
+        SHARE.pack(TAG_SHARE, 0, 0, 0, 1, 1, 1.0, 1.0),  # a number without a name
+        NAMES + SHARE.pack(TAG_SHARE, 0, 1, 0, MAX_TICKETS + 1, 1, 1.0, 1.0),
+        NAMES + SHARE.pack(TAG_SHARE, 0, 1, 0, 1, 1, -1.0, 1.0),
+        NAMES + SHARE.pack(TAG_SHARE, 0, 1, 0, 1, 1, 1.0, float("nan")),
+        NAMES + SHARE.pack(TAG_SHARE, 0, 1, 0, 1, 1, 1.0, 1.0)[:-1],  # cut
+        NAMES + SHARE.pack(TAG_SHARE, 1, 0, 0, 1, 1, 1.0, 1.0),  # a pool for an endpoint
+        NAMES + SHARE.pack(TAG_SHARE, 0, 1, 1, 1, 1, 1.0, 1.0),  # an endpoint for a model
         NAMES + SAMPLE.pack(TAG_SAMPLE, 0, 1, 1.0, 1.0, float("inf"), 0.0, 0, 1),
         INSERTED.pack(TAG_INSERTED, 0, 0.0, 0, 0, 0, 0),  # a number without a name
         name(b'"pool"') + INSERTED.pack(TAG_INSERTED, 0, 0.0, 0, 0, 0, 0),  # a pool for an endpoint

@@ -1,0 +1,206 @@
+"""Limits of requests in flight: where they come from, and what counts against them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ext_proc.routing.limits import KEPT, MAX_NAMES, Limit, limit_of
+from ext_proc.routing.peers import Share
+from ext_proc.routing.router import Router
+from ext_proc.routing.values.reading import Reading
+from ext_proc.routing.values.request import GRPC_STREAM, Features, Form, Request
+from ext_proc.routing.values.ticket import Outcome
+from support.crew import POOL, key, pool, router
+
+AUTO = {"limit": "auto", "models": frozenset({"m"})}
+TWO = {"limit": "auto", "models": frozenset({"m", "n"})}
+
+
+def full(at: float, running: float, waiting: float = 1.0, **more: Any) -> Reading:
+    """Return a reading of an engine in which requests wait."""
+    return Reading(at, "m", running=running, queued=waiting, **more)
+
+
+def told(made: Router, model: str = "m") -> Limit | None:
+    return made.limits.limit(made.pools[POOL], key(0), model)
+
+
+def room(made: Router, model: str = "m") -> int | None:
+    state = made.registry.pool_states[POOL]
+    candidate = state.candidate(key(0), "http")
+    assert candidate is not None
+    return made.limits.room(state.pool, candidate, model)
+
+
+def send(made: Router, model: str = "m", form: Form = Form.GENERATE):
+    """Send a request; return its ticket."""
+    decision = made.decide(Request(POOL, None, "http", Features(form, model=model)), 0.0, 0.0)
+    return decision.ticket
+
+
+@pytest.mark.parametrize(("slots", "most"), [(1, 2), (2, 3), (4, 5), (8, 10), (100, 125)])
+def test_a_limit_is_a_quarter_above_the_slots(slots: int, most: int):
+    """It is the slots and a quarter more, and at least one more."""
+    assert limit_of(slots) == most
+
+
+def test_nothing_known_is_no_limit():
+    """Without readings a replica has no limit, and room is not known."""
+    made = router(1, more=AUTO)
+    assert told(made) is None
+    assert room(made) is None
+
+
+def test_declared_slots_win_over_observed_ones():
+    """What an engine declares is its limit, whatever runs."""
+    made = router(1, more=AUTO)
+    made.registry.observe("r0", [full(1.0, 9.0, slots=4.0)])
+    made.registry.observe("r0", [full(2.0, 9.0, slots=4.0)])
+    assert told(made) == Limit(5, "declared")
+
+
+def test_two_fresh_full_readings_are_observed():
+    """One reading with a queue proves nothing, two in a row give the slots."""
+    made = router(1, more=AUTO)
+    made.registry.observe("r0", [full(1.0, 8.0)])
+    assert told(made) is None
+    made.registry.observe("r0", [full(1.5, 8.0)])
+    assert told(made) == Limit(10, "observed")
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        full(1.0, 8.0),  # the same reading, merged with another source's
+        full(3.5, 8.0),  # a stale one lies between
+        full(1.5, 8.0, waiting=0.0),
+        full(1.5, 8.0, waiting=3.0, deferred=3.0),  # they wait for an adapter, not for room
+        full(1.5, 0.0),
+        Reading(1.5, "m", queued=2.0),
+    ],
+)
+def test_what_is_not_seen_twice_is_not_observed(second: Reading):
+    """Readings that are old, equal, without a queue for room or without a count teach nothing."""
+    made = router(1, more=AUTO)
+    made.registry.observe("r0", [full(1.0, 8.0)])
+    made.registry.observe("r0", [second])
+    assert told(made) is None
+
+
+def test_observed_slots_follow_the_engine():
+    """The highest of the latest readings counts: a cache of long prompts runs fewer."""
+    made = router(1, more=AUTO)
+    at = 0.0
+    for running in [16.0, 16.0, 12.0, *[8.0] * KEPT]:
+        at += 0.25
+        made.registry.observe("r0", [full(at, running)])
+    assert told(made) == Limit(10, "observed")
+    made.registry.observe("r0", [full(at + 0.25, 20.0, waiting=0.0)])
+    assert told(made) == Limit(25, "observed"), "more run than were thought to"
+
+
+def test_the_pool_s_own_limit_overrides_all():
+    """``per_endpoint_in_flight`` wins, also where the pool has ``limit: none``."""
+    made = router(1, more={**AUTO, "limit": "none", "per_endpoint_in_flight": 7})
+    made.registry.observe("r0", [full(1.0, 8.0, slots=2.0)])
+    assert told(made) == Limit(7, "set")
+    assert room(made) == 7
+
+
+def test_none_is_no_limit():
+    """With ``limit: none`` the slots are known, and no limit."""
+    made = router(1, more={**AUTO, "limit": "none"})
+    made.registry.observe("r0", [full(1.0, 8.0, slots=2.0)])
+    assert (told(made), room(made)) == (None, None)
+    assert made.limits.known(key(0), "m") == (2, "declared")
+
+
+def test_room_counts_requests_until_they_end():
+    """Requests take room, and give it back when they settle; a stream takes none."""
+    made = router(1, more=AUTO)
+    made.registry.observe("r0", [Reading(1.0, "m", "1", slots=2.0)])
+    assert room(made) == 3
+    ticket = send(made)
+    send(made, form=GRPC_STREAM)
+    assert room(made) == 2
+    made.settle(ticket, Outcome.DONE, 1.0)
+    assert room(made) == 3
+
+
+def test_each_model_of_a_triton_has_its_own_room():
+    """Where a replica has several models, the requests of one take no room of another."""
+    made = router(1, more=TWO)
+    readings = [Reading(1.0, "m", "1", slots=2.0), Reading(1.0, "n", "1", slots=4.0)]
+    made.registry.observe("r0", readings)
+    send(made)
+    assert (room(made), room(made, "n"), room(made, "other")) == (2, 5, None)
+
+
+def test_all_names_of_an_engine_share_its_room():
+    """Adapters of an engine run in its one batch."""
+    made = router(1, more=TWO)
+    made.registry.observe("r0", [full(1.0, 1.0, slots=2.0)])
+    send(made)
+    send(made, "n")
+    assert room(made) == room(made, "n") == room(made, "other") == 1
+
+
+def test_other_models_of_a_page_are_no_limit_of_a_pool_with_one():
+    """A Triton's page also has models that the pool does not list."""
+    made = router(1, more=AUTO)
+    made.registry.observe("r0", [Reading(1.0, "x", "1", slots=1.0)])
+    assert told(made) is None
+
+
+def test_requests_of_peer_workers_take_room():
+    """Workers share a limit by what they see of each other; a lost one's requests are forgotten."""
+    made = router(1, more=AUTO)
+    made.registry.observe("r0", [full(1.0, 1.0, slots=4.0)])
+    made.peers.follow(1, Share(POOL, key(0), 3, 30.0, 3, 0.0, "m"), 1.0)
+    made.peers.follow(1, Share(POOL, key(0), 1, 10.0, 1, 0.0), 1.0)  # a stream
+    assert room(made) == 2
+    made.peers.follow(1, Share(POOL, key(0), 1, 10.0, 4, 0.0, "m"), 2.0)
+    assert room(made) == 4
+    made.peers.lost(1)
+    assert room(made) == 5
+
+
+def test_abandoned_work_takes_room_until_it_can_have_ended():
+    """A caller that left does not free the slot that its request has."""
+    made = router(1, more=AUTO)
+    made.registry.observe("r0", [full(1.0, 1.0, slots=2.0)])
+    ticket = send(made)
+    made.registry.abandoned.left(ticket.id, key(0), 0.0, 2.0)
+    made.settle(ticket, Outcome.ABORTED, 2.0)
+    assert room(made) == 2
+    made.registry.sweep(100.0)
+    assert room(made) == 3
+
+
+def test_a_restart_forgets_what_was_seen():
+    """The new process may have another size."""
+    made = router(1, more=AUTO)
+    made.registry.observe("r0", [full(1.0, 1.0, slots=2.0)])
+    made.registry.restarted("r0", 5.0)
+    assert (told(made), room(made)) == (None, None)
+
+
+def test_a_pool_that_gets_a_second_model_has_limits_by_model():
+    """What was known of the replica as a whole does not stay in force."""
+    made = router(1, more=AUTO)
+    made.registry.observe("r0", [Reading(1.0, "m", "1", slots=2.0)])
+    made.set_pools({POOL: pool(1, **TWO)}, 1.0)
+    assert room(made) is None
+    made.registry.observe("r0", [Reading(2.0, "m", "1", slots=2.0)])
+    assert (room(made), room(made, "n")) == (3, None)
+
+
+def test_names_have_a_bound():
+    """Pages cannot make the picker remember more than ``MAX_NAMES`` names."""
+    made = router(1, more={"limit": "auto"})
+    for first in range(0, MAX_NAMES + 256, 256):
+        names = [f"n{number}" for number in range(first, first + 256)]
+        made.registry.observe("r0", [Reading(1.0 + first, each, "1") for each in names])
+    assert len(made.limits.names) == MAX_NAMES

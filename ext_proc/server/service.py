@@ -8,6 +8,8 @@ Rules:
 3. A cancellation after the pick was handed over is a normal end: Envoy cancels a stream when it
    needs nothing more of it.
 4. A waiting stream keeps no message: a long-lived stream would otherwise hold its body throughout.
+5. A reply that the transport took was handed over, though the call is cancelled before the handler
+   goes on: on a busy machine a short answer is over by then.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from tidegate_common.health import HealthService
 from tidegate_common.readable import ReadableServer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 
     from ext_proc.exchange import ExchangeOptions, RequestRouter
     from ext_proc.observability.metrics import Metrics
@@ -209,7 +211,7 @@ class PickerServer:
         """Handle one stream of Envoy; wire messages are bytes."""
         metrics = self._tools.metrics
         trace = next((v for k, v in context.invocation_metadata() or () if k == TRACEPARENT), "")
-        stream, reply = ExchangeStream(self._tools, trace), b""
+        stream = ExchangeStream(self._tools, trace)
         replies: Sequence[bytes]
         metrics.streams += 1
         try:
@@ -224,13 +226,8 @@ class PickerServer:
                 data = b""  # rule 4
                 if stream.hold is not None:
                     await self._holds.wait(*stream.hold)
-                try:
-                    for reply in replies:
-                        await context.write(reply)
-                except Exception as error:
-                    raise _PeerGoneError from error
-                replies, reply = (), b""
-                stream.handed_over()
+                await _hand_over(context, stream, replies)
+                replies = ()
         except _PeerGoneError:
             metrics.failed("peer-gone")
         except Exception as error:  # noqa: BLE001 - rule 2: Envoy continues by itself
@@ -246,3 +243,57 @@ class PickerServer:
 
 class _PeerGoneError(Exception):
     """A reply could not be handed to the transport."""
+
+
+async def _hand_over(context: Any, stream: ExchangeStream, replies: Sequence[bytes]) -> None:
+    """Write the replies to a message.
+
+    Raises:
+        _PeerGoneError: The call is gone.
+    """
+    for number, reply in enumerate(replies, 1):
+        write = _Write(context.write(reply))
+        try:
+            await write
+        except asyncio.CancelledError:
+            if number == len(replies) and write.taken:
+                stream.handed_over()  # rule 5
+            raise
+        except Exception as error:
+            raise _PeerGoneError from error
+    stream.handed_over()
+
+
+class _Write:
+    """A write to the transport that tells, when it is cancelled, whether it was done by then.
+
+    gRPC completes a future when it has taken the bytes. A cancellation that comes before the
+    handler's task runs again is raised all the same.
+    """
+
+    __slots__ = ("_operation", "_write")
+
+    def __init__(self, write: Coroutine[Any, Any, None]) -> None:
+        self._write = write
+        self._operation: Any = None
+        """What the write waits for."""
+
+    def __await__(self) -> Generator[Any, None, None]:
+        steps = self._write.__await__()
+        try:
+            while True:
+                self._operation = next(steps)
+                yield self._operation
+        except StopIteration:
+            return
+
+    @property
+    def taken(self) -> bool:
+        """Whether the transport has taken the bytes."""
+        operation = self._operation
+        return (
+            isinstance(operation, asyncio.Future)
+            and operation.done()
+            and not operation.cancelled()
+            and operation.exception() is None
+        )

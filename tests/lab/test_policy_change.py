@@ -105,7 +105,7 @@ async def test_a_new_policy_finds_ledger_and_index(http, stack):
 
 
 async def test_a_learned_policy_begins_where_auto_is(http, stack):
-    """A learned policy starts with the decisions of ``auto`` and learns from each that it took."""
+    """A learned policy starts with the decisions of ``auto`` and learns from those it took."""
     fleet = stack.read_fleet()
     for pool in fleet["pools"]:
         if pool["name"] == "llm":
@@ -121,12 +121,10 @@ async def test_a_learned_policy_begins_where_auto_is(http, stack):
     assert len(served) == 1
 
     async def learned() -> bool:
+        # Fewer are decided where a replica was silent or ramping, and fewer are samples where a
+        # busy picker heard of the end of a request before gRPC said that its reply was sent.
         (learning,) = (await llm(http, stack))["learning"]
-        decided = learning["decided"]  # fewer than 4 where a replica was silent or ramping
-        return decided and (learning["state"], learning["samples"], learning["open"]) == (
-            "shadow",
-            decided,
-            0,
-        )
+        samples, decided = learning["samples"], learning["decided"]
+        return 0 < samples <= decided and (learning["state"], learning["open"]) == ("shadow", 0)
 
-    assert await eventually(learned), (await llm(http, stack))["learning"]
+    assert await eventually(learned), json.dumps((await llm(http, stack))["learning"])

@@ -20,7 +20,11 @@ from tidegate_common.tls.files import TlsError
 from tidegate_common.tls.pages import serve_pages
 from tidegate_common.tls.settings import secured as secured_by
 from xds_server.admin.access.tokens import TokensError
-from xds_server.admin.certificates import Certificates, certificate_files
+from xds_server.admin.certificates import (
+    Certificates,
+    ServedCertificates,
+    certificate_files,
+)
 from xds_server.admin.csds import ClientStatusService
 from xds_server.admin.operators import OperatorPorts
 from xds_server.admin.pages import pages
@@ -56,6 +60,7 @@ from xds_server.traffic.book import TrafficBook
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
+    from tidegate_common.tls.settings import Secured
     from xds_server.fleet.members.standbys import Promoted
     from xds_server.settings import ControlSettings
 
@@ -141,11 +146,8 @@ async def _running(settings: ControlSettings) -> AsyncIterator[None]:
         )
         registry = CollectorRegistry()
         metrics = XdsMetrics(registry)
-        secured = await asyncio.to_thread(secured_by, settings)
+        secured = await _identity(settings, metrics, stack)
         refused = DeniedPeers()
-        metrics.show_certificate(secured)
-        if secured is not None:
-            stack.push_async_callback(_ended, asyncio.create_task(secured.identity.follow()))
         ads = AdsServer(metrics, settings.serve, secured)
 
         def in_force(revision: int) -> None:
@@ -185,6 +187,9 @@ async def _running(settings: ControlSettings) -> AsyncIterator[None]:
         operators = await stack.enter_async_context(
             OperatorPorts(settings, secured, refused.note, GRACE_S)
         )
+        served = ServedCertificates(
+            lambda: control.fleet if control.revision else None, ads.clients
+        )
         board = StatusBoard(
             control,
             ads,
@@ -198,6 +203,7 @@ async def _running(settings: ControlSettings) -> AsyncIterator[None]:
                 ads.clients,
                 time.time,
                 lambda: certificate_files(control.fleet) if control.revision else (),
+                served,
             ).found,
             lambda: operators.trail.fault,
         )
@@ -231,6 +237,7 @@ async def _running(settings: ControlSettings) -> AsyncIterator[None]:
             _standby_keeper(control, ads, store).run(),
             placed.run(),
             StatusLog(board.verdict).run(),
+            served.run(),
         ):
             stack.push_async_callback(_ended, asyncio.create_task(running))
         stack.push_async_callback(_watch(settings, text, control))
@@ -247,6 +254,17 @@ async def _running(settings: ControlSettings) -> AsyncIterator[None]:
         )
         yield
         _log.info("control_server_stopping")
+
+
+async def _identity(
+    settings: ControlSettings, metrics: XdsMetrics, stack: contextlib.AsyncExitStack
+) -> Secured | None:
+    """Return the server's identity, whose files are followed; ``None`` = no TLS."""
+    secured = await asyncio.to_thread(secured_by, settings)
+    metrics.show_certificate(secured)
+    if secured is not None:
+        stack.push_async_callback(_ended, asyncio.create_task(secured.identity.follow()))
+    return secured
 
 
 async def _membership(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 from contextlib import asynccontextmanager
 
@@ -17,6 +18,8 @@ from support.traffic import eventually
 from tidegate.stack.envoy import envoy_binary, envoy_command, envoy_environment
 from tidegate.stack.processes.ports import HeldPorts
 from tidegate.stack.processes.waiting import http_ok, wait_until
+from xds_server.fleet.channels import drains
+from xds_server.fleet.model.fleet import Fleet
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("demo_extra")]
 
@@ -73,24 +76,30 @@ async def test_a_host_or_an_address_reaches_its_pools_alone(edge_ports):
         assert (len(stack.llm.seen), stack.vision.seen) == (2, [])
 
 
-async def test_a_listener_comes_and_goes_while_another_serves(edge_ports):
-    """The connection of the other one stays open throughout."""
+async def goes_on(raw) -> bool:
+    """Send a request; return whether its connection stays open after a good answer."""
+    await raw.send(head(INFER.format("toy-llm"), "content-length: 2"), b"{}")
+    top = (await asyncio.wait_for(raw.reader.readuntil(b"\r\n\r\n"), 30)).decode("latin1")
+    assert " 200 " in top
+    length = next(x for x in top.splitlines() if x.startswith("content-length"))
+    await raw.reader.readexactly(int(length.partition(":")[2]))
+    return "connection: close" not in top
+
+
+async def test_a_listener_comes_changes_and_goes_while_another_serves(edge_ports):
+    """The connection of the other one stays open throughout.
+
+    Where a listener begins to take operators' calls, its own connections drain, as `drains` says.
+    """
     address = edge_ports.address()
     async with EdgeStack() as stack, Raw(stack.listener) as kept:
-
-        async def once() -> None:
-            await kept.send(head(INFER.format("toy-llm"), "content-length: 2"), b"{}")
-            top = (await kept.reader.readuntil(b"\r\n\r\n")).decode("latin1")
-            assert " 200 " in top
-            assert "connection: close" not in top
-            length = next(x for x in top.splitlines() if x.startswith("content-length"))
-            await kept.reader.readexactly(int(length.partition(":")[2]))
-
-        await once()
+        assert await goes_on(kept)
         fleet = stack.first_fleet()
+        nowhere = {"http": ["127.0.0.1:1"], "grpc": ["127.0.0.1:1"]}
+        fleet["gateway"] = {**nowhere, "operators": nowhere}
         fleet["listener"]["further"] = [{"name": "inner", "address": address}]
         await stack.apply(fleet)
-        await once()
+        assert await goes_on(kept)
 
         async def answers() -> bool:
             try:
@@ -99,14 +108,27 @@ async def test_a_listener_comes_and_goes_while_another_serves(edge_ports):
                 return False
 
         assert await eventually(answers)
+        async with Raw(address) as inner:
+            assert await goes_on(inner)
+            takes = copy.deepcopy(fleet)
+            takes["listener"]["further"][0]["operators"] = True
+            was, now = Fleet.model_validate(fleet), Fleet.model_validate(takes)
+            assert drains(was, now) == ("listener.further",)
+            await stack.apply(takes)
+
+            async def closed() -> bool:
+                return not await goes_on(inner)
+
+            assert await eventually(closed)
+        assert await goes_on(kept)
         await stack.apply(stack.first_fleet())
-        await once()
+        assert await goes_on(kept)
 
         async def gone() -> bool:
             return not await answers()
 
         assert await eventually(gone)
-        await once()
+        assert await goes_on(kept)
 
 
 async def test_http_3_reaches_a_replica(edge_ports, tmp_path):

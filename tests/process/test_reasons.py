@@ -184,8 +184,9 @@ async def test_a_replica_that_is_not_ready(stack: LocalStack, engines: list[Engi
 
 
 async def test_a_certificate_of_a_listener_that_has_ended(stack: LocalStack, tmp_path) -> None:
-    """Envoy goes on to use it."""
-    pair = Authority(tmp_path, "own").aged("edge", "DNS:edge.test", life_days=10, left_days=-1)
+    """By its file, and by what Envoy shows to clients until the file's successor is moved there."""
+    authority = Authority(tmp_path, "own")
+    pair = authority.aged("edge", "DNS:edge.test", life_days=10, left_days=-1)
     with HeldPorts() as ports:
         fleet = stack.read_fleet()
         tls = {"certificate": str(pair.certificate), "key": str(pair.key)}
@@ -193,3 +194,11 @@ async def test_a_certificate_of_a_listener_that_has_ended(stack: LocalStack, tmp
         fleet["listener"]["further"] = [front]
         stack.fleet_file.write_text(json.dumps(fleet))
         await said(stack, "the certificate of listener edge has ended")
+        later = authority.sign("later", "DNS:edge.test", days=90)
+        # Written over, not moved: Envoy does not read it.
+        pair.key.write_bytes(later.key.read_bytes())
+        pair.certificate.write_bytes(later.certificate.read_bytes())
+        await said(stack, "the certificate of listener edge at Envoy envoy-1 has ended")
+        later.key.rename(pair.key)
+        later.certificate.rename(pair.certificate)
+        await unsaid(stack, "certificate")

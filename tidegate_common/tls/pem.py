@@ -72,19 +72,27 @@ def validity(certificate: bytes) -> Validity:
         raise ValueError("it contains no certificate")
     try:
         der = ssl.PEM_cert_to_DER_cert(text[begin : end + len(_END)])
-        return _validity(der)
+    except ValueError as error:
+        raise ValueError("its certificate cannot be read") from error
+    return der_validity(der)
+
+
+def der_validity(der: bytes) -> Validity:
+    """Return when a certificate in DER holds.
+
+    Raises:
+        ValueError: It cannot be read.
+    """
+    try:
+        at = _inside(der, _inside(der, 0))  # the certificate, and what is signed of it
+        if der[at] == _VERSION:
+            at = _after(der, at)
+        for _ in ("serial number", "algorithm", "issuer"):
+            at = _after(der, at)
+        begins = _inside(der, at)
+        return Validity(_time(der, begins), _time(der, _after(der, begins)))
     except (IndexError, ValueError, OverflowError) as error:
         raise ValueError("its certificate cannot be read") from error
-
-
-def _validity(der: bytes) -> Validity:
-    at = _inside(der, _inside(der, 0))  # the certificate, and what is signed of it
-    if der[at] == _VERSION:
-        at = _after(der, at)
-    for _ in ("serial number", "algorithm", "issuer"):
-        at = _after(der, at)
-    begins = _inside(der, at)
-    return Validity(_time(der, begins), _time(der, _after(der, begins)))
 
 
 def _time(der: bytes, at: int) -> float:

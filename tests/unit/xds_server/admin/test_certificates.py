@@ -1,17 +1,26 @@
-"""Certificates of the server and of its clients that end soon."""
+"""Certificates of the server, of its clients and of Envoys' listeners that end soon."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import yaml
 
 from tidegate.stack.certificates import make
 from tidegate_common.tls.pem import Validity
-from xds_server.admin.certificates import MAX_SHOWN, Certificates, certificate_files
+from xds_server.admin.certificates import (
+    ASKED_AT_ONCE,
+    MAX_ASKED,
+    MAX_SHOWN,
+    Certificates,
+    ServedCertificates,
+    certificate_files,
+)
 from xds_server.fleet.load import load_text
 from xds_server.traffic.verdict import CertificateState
 
@@ -118,3 +127,122 @@ def test_all_files_that_a_fleet_names_are_known() -> None:
 def test_without_tls_there_is_nothing_to_find() -> None:
     """Nor anything that ends."""
     assert not Certificates(None, tuple, lambda: NOW).found()
+
+
+TLS = {"certificate": "/c.pem", "key": "/k.pem"}
+
+
+def fronted(address: str, **further: Any) -> Any:
+    """Return a fleet with TLS on its listener, and a further one."""
+    fleet = {
+        "listener": {
+            "address": address,
+            "tls": TLS,
+            "further": [{"name": "b", "address": "10.0.0.9:444", **further}],
+        },
+        "pools": [
+            {
+                "name": "llm",
+                "default": True,
+                "match": {"models": ["m"]},
+                "endpoints": [{"id": "r1", "http": "127.0.0.1:2"}],
+            }
+        ],
+    }
+    return load_text(yaml.safe_dump(fleet), "fleet.yaml")
+
+
+def connected(node: str, peer: str, kind: str = "envoy", version: str = "1") -> Any:
+    """Return a client that has acknowledged this version of its listeners."""
+    types = (SimpleNamespace(short="LDS", version_acked=version),)
+    return SimpleNamespace(node=node, kind=kind, peer=peer, types=types)
+
+
+class Asked:
+    """Answers instead of listeners, and notes who was asked."""
+
+    def __init__(self, answer: Validity | Exception) -> None:
+        self.answer = answer
+        self.seen: list[tuple[str, int, bool]] = []
+        self.now = 0
+        self.most = 0
+
+    async def __call__(self, host: str, port: int, *, proxy_protocol: bool) -> Validity:
+        """Answer."""
+        self.seen.append((host, port, proxy_protocol))
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(0)
+        self.now -= 1
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("address", "peer", "asked"),
+    [
+        ("0.0.0.0:443", "ipv4:10.0.0.7:4711", "10.0.0.7"),
+        ("[::]:443", "ipv6:%5Bfd00::7%5D:4711", "fd00::7"),
+        ("[::]:443", "ipv6:[::ffff:10.0.0.7]:4711", "10.0.0.7"),
+        ("0.0.0.0:443", "unix:", "127.0.0.1"),
+        ("0.0.0.0:443", "somewhere", None),
+        ("10.0.0.1:443", "ipv4:10.0.0.7:4711", "10.0.0.1"),
+        ("10.0.0.1:443", "somewhere", "10.0.0.1"),
+        ("127.0.0.1:443", "ipv4:127.0.0.1:4711", "127.0.0.1"),
+        ("127.0.0.1:443", "unix:", "127.0.0.1"),
+        ("127.0.0.1:443", "ipv4:10.0.0.7:4711", None),
+        ("127.0.0.1:443", "somewhere", None),
+    ],
+)
+async def test_a_listener_is_asked_where_it_can_be(
+    address: str, peer: str, asked: str | None
+) -> None:
+    """Another host's loopback is not this one's, and a wildcard is where the Envoy is."""
+    ask = Asked(held(60))
+    await ServedCertificates(lambda: fronted(address), lambda: [connected("e1", peer)], ask).look()
+    assert ask.seen == ([] if asked is None else [(asked, 443, False)])
+
+
+async def test_listeners_of_envoys_with_tls_are_asked() -> None:
+    """Not of pickers, nor of Envoys that have no listener of ours yet, nor without a fleet."""
+    fleet = fronted("10.0.0.1:443", tls=TLS, proxy_protocol=True)
+    clients = [
+        connected("e1", "unix:"),
+        connected("p1", "unix:", kind="picker"),
+        connected("e2", "unix:", version=""),
+        SimpleNamespace(node="e3", kind="envoy", peer="unix:", types=()),
+    ]
+    ask = Asked(held(60))
+    await ServedCertificates(lambda: fleet, lambda: clients, ask).look()
+    assert ask.seen == [("10.0.0.1", 443, False), ("10.0.0.9", 444, True)]
+    await ServedCertificates(lambda: None, lambda: clients, ask).look()
+    assert len(ask.seen) == 2
+
+
+async def test_what_an_envoy_serves_is_told_where_its_file_is_well() -> None:
+    """What a file tells is not told again, and a listener that does not answer says nothing."""
+    ask = Asked(held(3))
+    served = ServedCertificates(
+        lambda: fronted("10.0.0.1:443"), lambda: [connected("e1", "unix:")], ask
+    )
+    found = Certificates(None, tuple, lambda: NOW, served=served).found
+    assert found() == []
+    await served.look()
+    assert found() == [CertificateState("the listener at Envoy e1", 3 * DAY)]
+    assert list(served.ending(NOW, ["the listener"])) == []
+    for answer in (held(60), OSError(), ValueError()):
+        ask.answer = held(3)
+        await served.look()
+        assert found()
+        ask.answer = answer
+        await served.look()
+        assert found() == []
+
+
+async def test_as_many_listeners_are_asked_as_is_written() -> None:
+    """And as many at a time."""
+    many = [connected(f"e{n}", f"ipv4:10.0.{n // 250}.{n % 250}:1") for n in range(MAX_ASKED + 9)]
+    ask = Asked(held(60))
+    await ServedCertificates(lambda: fronted("0.0.0.0:443"), lambda: many, ask).look()
+    assert (len(ask.seen), ask.most) == (MAX_ASKED, ASKED_AT_ONCE)

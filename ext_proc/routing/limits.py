@@ -2,29 +2,27 @@
 
 Rules:
 
-1. A limit is its slots and a quarter of them more, at least one (``limit_of``): what an engine has
-   waiting when a slot gets free costs it no idle time. It is kept where the pool has ``limit:
+1. A limit is its slots (``state.slots``) and a quarter of them more, at least one: what an engine
+   has waiting when a slot gets free costs it no idle time. It is kept where the pool has ``limit:
    auto``. ``per_endpoint_in_flight`` overrides it, and counts all requests of the replica.
-2. Slots are the first that is known: *declared* by the engine (``Reading.slots``), or *observed*:
-   the requests that run while others wait for room, in two fresh readings in a row. Of such
-   readings the highest of the last ``KEPT`` counts, since a cache full of long prompts runs fewer.
-3. An engine that serves by itself has one batch for all names of its model, so its limit is that
+2. An engine that serves by itself has one batch for all names of its model, so its limit is that
    of the replica, and so is that of a replica whose pools list one model. Otherwise each model has
    its own.
-4. Requests for a model that no pool lists and no reading names count for the replica as a whole.
+3. Requests for a model that no pool lists and no reading names count for the replica as a whole.
    At most ``MAX_NAMES`` names are known, and the slots of ``MAX_READINGS`` models of a replica.
-5. A restart forgets what was observed; a removed replica is forgotten.
+4. Slots are learned where no pool of the replica sets a limit and one has ``limit: auto``.
+5. A restart, and a change of the models that the replica's pools list, forgets what is known.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ext_proc.routing.state.replica import FRESH_S, MAX_READINGS
+from ext_proc.routing.state.replica import MAX_READINGS
+from ext_proc.routing.state.slots import Known, Slots, limit_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ext_proc.routing.state.candidate import Candidate
     from ext_proc.routing.state.replica import Replica
@@ -32,16 +30,9 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.reading import Reading
 
 SET: Final = "set"
-DECLARED: Final = "declared"
-OBSERVED: Final = "observed"
-LEARNED: Final = "learned"
-
 WHOLE: Final = ""
 """In place of a model's name: the replica as a whole."""
-KEPT: Final = 8
 MAX_NAMES: Final = 4096
-MAX_SLOTS: Final = 2**20
-"""More slots than this are no limit."""
 
 
 class Limit(NamedTuple):
@@ -53,57 +44,6 @@ class Limit(NamedTuple):
     """``set``, ``declared``, ``observed`` or ``learned``."""
 
 
-class Known(NamedTuple):
-    """How many requests of a model a replica runs at once."""
-
-    slots: int
-    source: str
-
-
-def limit_of(slots: int) -> int:
-    """Return the limit of so many slots."""
-    return slots + max(1, slots // 4)
-
-
-class _Slots:
-    """What is known of the slots of one model of a replica, or of the replica."""
-
-    __slots__ = ("declared", "full", "full_at", "seen_at")
-
-    def __init__(self) -> None:
-        self.declared: int | None = None
-        self.full: deque[int] = deque(maxlen=KEPT)
-        """What ran in the latest readings with requests that waited."""
-        self.full_at: float | None = None
-        """When the reading before had some, monotonic seconds; ``None`` = it had none."""
-        self.seen_at = float("-inf")
-
-    def read(self, at: float, slots: float | None, running: float | None, waits: float) -> None:
-        """Take a reading (rule 2)."""
-        if slots is not None and 1 <= slots <= MAX_SLOTS:
-            self.declared = int(slots)
-        if at <= self.seen_at:
-            return
-        self.seen_at = at
-        before, self.full_at = self.full_at, None
-        if running is None or not 1 <= running <= MAX_SLOTS:
-            return
-        if waits >= 1:
-            self.full_at = at
-            if before is not None and at - before <= FRESH_S:
-                self.full.append(int(running))
-        elif self.full and running > max(self.full):
-            self.full.append(int(running))
-
-    def known(self) -> Known | None:
-        """Return the first that is known."""
-        if self.declared is not None:
-            return Known(self.declared, DECLARED)
-        if self.full:
-            return Known(max(self.full), OBSERVED)
-        return None
-
-
 class Limits:
     """The limits of all replicas; see the module's rules.
 
@@ -113,13 +53,16 @@ class Limits:
 
     def __init__(self, members: Mapping[EndpointKey, Replica]) -> None:
         self._members = members
-        self._slots: dict[EndpointKey, dict[str, _Slots]] = {}
+        self._slots: dict[EndpointKey, dict[str, Slots]] = {}
         self._listed: dict[EndpointKey, frozenset[str]] = {}
         """Models that the pools of a replica list."""
+        self._learns: set[EndpointKey] = set()
         self._engines: set[EndpointKey] = set()
         """Replicas that are one engine."""
         self.names: set[str] = set()
         """Models under which requests count."""
+        self.on_change: Callable[[EndpointKey], None] = lambda _: None
+        """Called with a replica whose limits have changed."""
 
     def __repr__(self) -> str:
         return f"<Limits replicas={len(self._slots)}>"
@@ -129,11 +72,18 @@ class Limits:
     def set_pools(self, pools: Mapping[str, Pool]) -> None:
         """Follow these pools; what is known of replicas that stay is kept."""
         listed: dict[EndpointKey, frozenset[str]] = {}
+        learns: set[EndpointKey] = set()
+        fixed: set[EndpointKey] = set()
         self.names = set()
         for pool in pools.values():
             self.names.update(pool.models)
             for endpoint in pool.endpoints:
                 listed[endpoint.key] = listed.get(endpoint.key, frozenset()) | pool.models
+                if pool.per_endpoint_in_flight:
+                    fixed.add(endpoint.key)
+                elif pool.limit != "none":
+                    learns.add(endpoint.key)
+        self._learns = learns - fixed
         before, self._listed = self._listed, listed
         for key in [each for each in self._slots if before.get(each) != listed.get(each)]:
             self.removed(key)
@@ -166,8 +116,33 @@ class Limits:
         for name, each in found:
             if name in slots or len(slots) < MAX_READINGS:
                 waits = (each.queued or 0.0) - (each.deferred or 0.0)
-                slots.setdefault(name, _Slots()).read(each.at, each.slots, each.running, waits)
+                slots.setdefault(name, Slots()).read(each.at, each.slots, each.running, waits)
         if before != {name: each.known() for name, each in slots.items()}:
+            self._apply(key)
+
+    def answered(self, key: EndpointKey, model: str, count: int, now: float) -> None:
+        """Note answers of a replica that have ended and are not in flight any more.
+
+        Args:
+            key: The replica.
+            model: The model as which they counted (``Ticket.model``).
+            count: How many.
+            now: Monotonic seconds.
+        """
+        replica = self._members.get(key)
+        if key not in self._learns or replica is None:
+            return
+        slots, load = self._slots.setdefault(key, {}), replica.load
+        one = key in self._engines or len(self._listed[key]) == 1
+        name, left = (WHOLE, load.limited) if one else (model, load.by_model.get(model, 0))
+        if not one and not name:
+            return
+        known = slots.get(name)
+        if known is None:
+            if len(slots) >= MAX_READINGS:
+                return
+            known = slots[name] = Slots()
+        if known.answered(left + count, count, now):
             self._apply(key)
 
     def _named(self, key: EndpointKey, readings: Sequence[Reading]) -> list[tuple[str, Reading]]:
@@ -201,8 +176,10 @@ class Limits:
             for name, each in self._slots.get(key, {}).items()
             if (known := each.known()) is not None
         }
-        replica.most = most.pop(WHOLE, None)
-        replica.most_of = most
+        whole = most.pop(WHOLE, None)
+        if (whole, most) != (replica.most, replica.most_of):
+            replica.most, replica.most_of = whole, most
+            self.on_change(key)
 
     # --- What they are --------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ext_proc.routing.cache.prefix_index import PrefixIndex
     from ext_proc.routing.cache.trials import Trials, Verdict
     from ext_proc.routing.health.conditions import Conditions
+    from ext_proc.routing.limits import Limits
     from ext_proc.routing.state.leases import Lease, LeaseEvent, LeaseKey, Leases
     from ext_proc.routing.state.ledger import Ledger
     from ext_proc.routing.state.replica import Replica
@@ -83,6 +84,7 @@ class PeerWorkers:
         learn: Learns from a ticket that ended normally; its second argument is the end, monotonic
             seconds.
         suspicion: Takes what peer workers hold against requests.
+        limits: Learns from the answers of peer workers.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class PeerWorkers:
         per_token: Callable[[str, EndpointKey], float],
         learn: Callable[[Ticket, float], None],
         suspicion: Suspicion,
+        limits: Limits,
     ) -> None:
         self._ledger = ledger
         self._index = index
@@ -106,6 +109,7 @@ class PeerWorkers:
         self._per_token = per_token
         self._learn = learn
         self._suspicion = suspicion
+        self._limits = limits
         self._shares: dict[int, dict[tuple[str, EndpointKey, str | None], Share]] = {}
 
     def __len__(self) -> int:
@@ -190,17 +194,20 @@ class PeerWorkers:
         shares[which] = share
         # A first share counts only what is in flight: the rest was sent before we connected.
         new = min(work, prefilled)
-        picked = in_flight > 0
+        picked, ended = in_flight > 0, 0
         if known is not None:
             new = prefilled - known.prefilled
             picked = charges != known.charges
             in_flight -= known.in_flight
             work -= known.work
+            ended = charges - known.charges - in_flight
         if new > 0.0:
             per_token = self._per_token(pool, endpoint)
             replica.busy_until = now + replica.drain_s(now, per_token) + new * per_token
             replica.prefilled += new
         self._ledger.shift(endpoint, in_flight, work, model)
+        if ended > 0 and model is not None:
+            self._limits.answered(endpoint, model, ended, now)
         if picked:
             self._conditions.picked(pool, endpoint, now)
 

@@ -135,6 +135,7 @@ class Router:
             self.learner.seconds_per_token,
             self.learner.finished,
             self.suspicion,
+            self.limits,
         )
         """Folds the replication events of the other workers on this machine."""
         self._scheduler = Scheduler(self.index, self.leases, self.conditions, self.placement, zone)
@@ -395,6 +396,8 @@ class Router:
                 self.scales.began(ticket.id, ticket.endpoint.id)
             else:
                 self.scales.failed(ticket.id)
+        if outcome is DONE and ticket.model is not None:
+            self.limits.answered(ticket.endpoint, ticket.model, 1, now)
         self.learner.settled(ticket, outcome, now)
         if outcome is DONE and now >= self.slowness.due:
             self.slowness.took(ticket, now)

@@ -25,7 +25,7 @@ from ext_proc.observability.counts import Counts
 from ext_proc.routing.state.replica import FRESH_S
 from ext_proc.telemetry import orca
 from ext_proc.telemetry.board import Board
-from ext_proc.telemetry.decoupled import AskedTriton, DecoupledModels
+from ext_proc.telemetry.configs import AskedTriton, ModelConfigs
 from ext_proc.telemetry.dialects import Vocabulary
 from ext_proc.telemetry.kv_events.collector import KvCollector
 from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
@@ -160,7 +160,7 @@ class Hub:
             not_named=not_named,
         )
         self._caches = KvCollector(listener, registry)
-        self._decoupled = DecoupledModels(self._set_targets, contexts)
+        self._configs = ModelConfigs(self._set_targets, contexts)
         self._tritons: dict[str, AskedTriton] = {}
         self._reports = Counts(
             "tidegate_picker_telemetry_load_reports",
@@ -237,7 +237,7 @@ class Hub:
         elif isinstance(news, Restarted):
             self._board.clear(news.endpoint)
             self._on_gone(news.endpoint, self._clock())
-            self._decoupled.restarted(news.endpoint)
+            self._configs.restarted(news.endpoint)
             self._listener.restarted(news.endpoint, self._wall_clock())
         else:
             self._pushing.discard(news.endpoint)
@@ -249,7 +249,7 @@ class Hub:
             tasks.create_task(self._scraper.run())
             tasks.create_task(self._gpus.run())
             tasks.create_task(self._caches.run())
-            tasks.create_task(self._decoupled.run())
+            tasks.create_task(self._configs.run())
             tasks.create_task(self._watch())
 
     def reported(self, endpoint: str, headers: Sequence[tuple[str, str]]) -> None:
@@ -350,17 +350,16 @@ class Hub:
     def _set_targets(self) -> None:
         if self._leading:
             pages, vocabularies = self._pages
-            found = {name: models for name in pages if (models := self._decoupled.of(name))}
-            changed = {
-                name: Vocabulary(vocabularies[name].declared, decoupled=models)
-                if name in vocabularies
-                else Vocabulary(decoupled=models)
-                for name, models in found.items()
-            }
+            changed = {}
+            for name in pages:
+                decoupled, slots = self._configs.decoupled(name), self._configs.slots(name)
+                if decoupled or slots:
+                    declared = vocabularies[name].declared if name in vocabularies else ()
+                    changed[name] = Vocabulary(declared, decoupled=decoupled, slots=slots)
             self._scraper.set_targets(pages, vocabularies | changed, self._tls)
-            self._decoupled.set_targets(self._tritons)
+            self._configs.set_targets(self._tritons)
             self._gpus.set_targets(*self._gpu_pages)
         else:
             self._scraper.set_targets({})
-            self._decoupled.set_targets({})
+            self._configs.set_targets({})
             self._gpus.set_targets({})

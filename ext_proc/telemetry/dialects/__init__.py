@@ -47,6 +47,8 @@ class Vocabulary:
     """The endpoint's GPUs on a DCGM page, by index or UUID; empty = all."""
     decoupled: frozenset[str] = frozenset()
     """Models of a Triton that take each request at once, so that nothing is pending."""
+    slots: Mapping[str, int] = field(default_factory=dict)
+    """Requests that models of a Triton run at once, as their configurations declare."""
     families: frozenset[str] = field(init=False, default=_OWN)
     """Names of all metric families to parse."""
 
@@ -89,7 +91,7 @@ def read_all(text: str, at: float, vocabulary: Vocabulary = PLAIN) -> PageReadin
     """
     families = parse(text, vocabulary.families)
     own = trtllm.refine(
-        triton.read(families, at, vocabulary.decoupled), families, at
+        triton.read(families, at, vocabulary.decoupled, vocabulary.slots), families, at
     ) | engines.read(families, at)
     found: dict[ModelVersion | None, Reading] = {key: own[key] for key in own}
     whole = gpu.read(families, at, vocabulary.gpus)

@@ -43,9 +43,16 @@ class Counters:
 
 
 def read(
-    families: Families, at: float, decoupled: frozenset[str] = frozenset()
+    families: Families,
+    at: float,
+    decoupled: frozenset[str] = frozenset(),
+    slots: Mapping[str, int] | None = None,
 ) -> dict[ModelVersion, Reading]:
-    """Return a reading per model on the page; ``decoupled`` models are known by other means."""
+    """Return a reading per model on the page.
+
+    Which are ``decoupled``, and how many requests each runs at once, is known by other means.
+    """
+    declared = slots or {}
     handed_on = by_model(families[VLLM]).keys()
     pending, tokens = totals(families[PENDING]), totals(families[VLLM])
     named = (*families[PENDING], *families[SUCCESS])
@@ -56,6 +63,7 @@ def read(
             model=key.model,
             version=key.version,
             prompt_tokens=tokens.get(key),
+            slots=None if key in handed_on else declared.get(key.model),
             queued=None if key in handed_on or key.model in decoupled else pending.get(key),
         )
         for key in keys

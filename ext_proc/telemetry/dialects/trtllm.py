@@ -2,6 +2,7 @@
 
 * Queue = ``waiting``, running = ``scheduled``, cache = ``fraction`` or else ``used / max``, block
   size = ``tokens_per``; llm-d's scheduler maps them in the same way.
+* ``max`` is how many requests the engine runs at once.
 * ``waiting`` does not count the requests that the executor queues beyond ``max``, so ``active >=
   max`` is reported as ``saturated``.
 * Cache statistics that the engine did not deliver keep their old value, 0 at the start: a pool of 0
@@ -69,6 +70,7 @@ def _with_requests(reading: Reading, kinds: Kinds | None) -> Reading:
         reading,
         queued=total(kinds.get("waiting", [])),
         running=total(kinds.get("scheduled", [])),
+        slots=most or None,
         saturated=active >= most if active is not None and most else None,
     )
 

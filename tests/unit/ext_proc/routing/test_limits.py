@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from ext_proc.routing.limits import KEPT, MAX_NAMES, Limit, limit_of
+from ext_proc.routing.limits import MAX_NAMES, Limit
 from ext_proc.routing.peers import Share
 from ext_proc.routing.router import Router
+from ext_proc.routing.state.slots import KEPT, limit_of
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.request import GRPC_STREAM, Features, Form, Request
 from ext_proc.routing.values.ticket import Outcome
@@ -204,3 +205,64 @@ def test_names_have_a_bound():
         names = [f"n{number}" for number in range(first, first + 256)]
         made.registry.observe("r0", [Reading(1.0 + first, each, "1") for each in names])
     assert len(made.limits.names) == MAX_NAMES
+
+
+def answer(made: Router, count: int, now: float, at_once: int = 8) -> None:
+    """Have requests answered, so many at a time."""
+    for _ in range(count // at_once):
+        tickets = [send(made) for _ in range(at_once)]
+        for ticket in tickets:
+            made.settle(ticket, Outcome.DONE, now)
+
+
+@pytest.mark.parametrize(
+    ("more", "limit"),
+    [
+        (AUTO, Limit(10, "learned")),
+        ({**AUTO, "limit": "none"}, None),
+        ({**AUTO, "per_endpoint_in_flight": 100}, Limit(100, "set")),
+    ],
+)
+def test_limits_are_learned_from_answers(more: dict[str, Any], limit: Limit | None):
+    """After 50 answers of an engine that tells nothing, where the pool asks for limits."""
+    made = router(1, more=more)
+    changed = []
+    made.limits.on_change = changed.append
+    answer(made, 48, 1.0)
+    assert room(made) in {None, 100}
+    answer(made, 8, 2.0)
+    assert told(made) == limit
+    assert changed == ([key(0)] if limit is not None and limit.source == "learned" else [])
+
+
+def test_what_an_engine_tells_wins_over_what_was_learned():
+    """A reading that comes later replaces the guess."""
+    made = router(1, more=AUTO)
+    answer(made, 56, 1.0)
+    made.registry.observe("r0", [full(1.0, 1.0, slots=2.0)])
+    assert told(made) == Limit(3, "declared")
+
+
+def test_failures_teach_nothing():
+    """A request that was aborted is no answer."""
+    made = router(1, more=AUTO)
+    for _ in range(60):
+        made.settle(send(made), Outcome.ABORTED, 1.0)
+    assert told(made) is None
+
+
+def test_answers_of_peer_workers_count():
+    """All workers see nearly the same answers, so they learn nearly the same."""
+    made = router(1, more=AUTO)
+    made.peers.follow(1, Share(POOL, key(0), 8, 80.0, 8, 0.0, "m"), 1.0)
+    made.peers.follow(1, Share(POOL, key(0), 0, 0.0, 60, 0.0, "m"), 2.0)
+    assert told(made) is not None
+
+
+def test_models_of_a_triton_are_learned_apart():
+    """Each model has its own limit, and a request without a model has none."""
+    made = router(1, more=TWO)
+    answer(made, 56, 1.0)
+    assert told(made) == Limit(10, "learned")
+    assert told(made, "n") is None
+    assert room(made, "") is None

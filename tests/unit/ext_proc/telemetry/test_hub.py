@@ -10,6 +10,7 @@ from ext_proc.routing.state.replica import FRESH_S
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.settings import CustomMetric
+from ext_proc.telemetry.configs import ModelConfig
 from ext_proc.telemetry.hub import COMPLAIN_S, GPU, PAGE, PUSH, SILENT_AFTER, Hub
 from ext_proc.telemetry.news import PushEnded, Restarted, ScrapeFailed
 from tidegate_api.names import LOAD_HEADER
@@ -182,10 +183,13 @@ async def test_a_load_report_of_nonsense_is_counted(made):
 def test_decoupled_models_are_read_so():
     """What replicas tell of their models reaches the reader of pages, beside declared series."""
     made = Made()
-    made.hub._decoupled._known["a"] = {"m": True, "n": False}
+    made.hub._configs._known["a"] = {
+        "m": ModelConfig(decoupled=True),
+        "n": ModelConfig(decoupled=False, slots=2),
+    }
     made.hub._set_targets()
     vocabulary = made.hub._scraper._targets["a"].vocabulary
-    assert vocabulary.decoupled == {"m"}
+    assert (vocabulary.decoupled, vocabulary.slots) == ({"m"}, {"n": 2})
     assert vocabulary.declared == (CustomMetric("queued", "q"),)
     assert made.hub._scraper._targets["b"].vocabulary.decoupled == frozenset()
 

@@ -1,19 +1,20 @@
-"""Asks Tritons which of their models are decoupled, by the models' configurations.
+"""Asks Tritons how their models run requests, by the models' configurations.
 
-A decoupled model takes each request at once, so its pending count of 0 is no queue; a page does not
-say which models these are.
+A page does not say which models are decoupled, so that a pending count of 0 is no queue, nor how
+many requests a model runs at once (``read_config``).
 
 Rules:
 
 1. Each model is asked for once (``/v2/models/NAME/config``), and anew after a restart of its
-   replica. Without an answer, or while the model is not loaded, it is asked for every ``AGAIN_S``.
+   replica; so are the steps of an ensemble. Without an answer, or while the model is not loaded, it
+   is asked for every ``AGAIN_S``.
 2. A replica that answers 404 is no Triton: Triton answers 400 for what it does not know.
 3. A question costs at most ``TIMEOUT_S`` and ``MAX_BYTES``; at most ``MAX_MODELS`` models of a
    replica are asked for, one after the other.
 4. A model of which nothing is known is taken for one that is not decoupled.
 5. Where the pool speaks TLS to its replicas, so do questions (``ReplicaContexts``).
 
-Source: Triton's model configuration extension, ``model_transaction_policy.decoupled``.
+Source: Triton's model configuration extension (``model_config.proto``).
 """
 
 from __future__ import annotations
@@ -37,8 +38,11 @@ TIMEOUT_S: Final = 1.0
 AGAIN_S: Final = 30.0
 MAX_BYTES: Final = 1024 * 1024
 MAX_MODELS: Final = 64
+MAX_DEPTH: Final = 4
+"""Most ensembles within each other whose slots are added."""
 MAX_CONNECTIONS: Final = 16
 """Maximum open at one time; further questions wait within their own timeout."""
+_BATCHERS: Final = ("dynamic_batching", "sequence_batching")
 _OK: Final = 200
 _NOT_FOUND: Final = 404
 
@@ -52,8 +56,23 @@ class AskedTriton(NamedTuple):
     tls: ReplicaTls | None = None
 
 
-def decoupled_in(data: bytes) -> bool | None:
-    """Return whether a model's configuration says decoupled; ``None`` if it is none."""
+class ModelConfig(NamedTuple):
+    """What a model's configuration says of how it runs requests."""
+
+    decoupled: bool
+    slots: int | None = None
+    """Requests that it runs at once; ``None`` = not known, or by its steps."""
+    steps: tuple[str, ...] = ()
+    """Models of an ensemble."""
+
+
+def read_config(data: bytes) -> ModelConfig | None:
+    """Read a model's configuration; ``None`` if it is none.
+
+    A model has a slot for each request of a batch of each instance. Without a batcher (dynamic or
+    of sequences) an instance runs one request at a time, whatever its ``max_batch_size``. Passive
+    instances run none. A decoupled model may hand its requests on, so its slots are not known.
+    """
     try:
         found = orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -61,10 +80,35 @@ def decoupled_in(data: bytes) -> bool | None:
     if not isinstance(found, dict):
         return None
     policy = found.get("model_transaction_policy")
-    return isinstance(policy, dict) and policy.get("decoupled") is True
+    decoupled = isinstance(policy, dict) and policy.get("decoupled") is True
+    if isinstance(found.get("ensemble_scheduling"), dict):
+        steps = found["ensemble_scheduling"].get("step")
+        named = [
+            each["model_name"]
+            for each in (steps if isinstance(steps, list) else ())
+            if isinstance(each, dict) and isinstance(each.get("model_name"), str)
+        ]
+        return ModelConfig(decoupled, steps=tuple(named[:MAX_MODELS]))
+    if decoupled:
+        return ModelConfig(decoupled=True)
+    batches = any(isinstance(found.get(each), dict) for each in _BATCHERS)
+    batch = found.get("max_batch_size") if batches else 1
+    groups = found.get("instance_group")
+    instances = sum(_instances(each) for each in (groups if isinstance(groups, list) else ()))
+    if not instances or not isinstance(batch, int):
+        return ModelConfig(decoupled=False)
+    return ModelConfig(decoupled=False, slots=instances * max(1, batch))
 
 
-class DecoupledModels:
+def _instances(group: Any) -> int:
+    if not isinstance(group, dict) or group.get("passive") is True:
+        return 0
+    count, gpus = group.get("count"), group.get("gpus")
+    each = len(gpus) if isinstance(gpus, list) and group.get("kind") == "KIND_GPU" else 1
+    return count * max(1, each) if isinstance(count, int) and count > 0 else 0
+
+
+class ModelConfigs:
     """Asks a changing set of replicas.
 
     Args:
@@ -78,8 +122,8 @@ class DecoupledModels:
         self._on_change = on_change
         self._contexts = ReplicaContexts() if contexts is None else contexts
         self._wanted: dict[str, AskedTriton] = {}
-        self._known: dict[str, dict[str, bool]] = {}
-        """By replica: whether a model is decoupled."""
+        self._known: dict[str, dict[str, ModelConfig]] = {}
+        """By replica and model."""
         self._no_tritons: set[str] = set()
         self._wake = asyncio.Event()
 
@@ -98,10 +142,32 @@ class DecoupledModels:
             self._forget(endpoint)
             self._wake.set()
 
-    def of(self, endpoint: str) -> frozenset[str]:
+    def decoupled(self, endpoint: str) -> frozenset[str]:
         """Return the models of a replica that are known to be decoupled."""
         known = self._known.get(endpoint, {})
-        return frozenset(model for model, decoupled in known.items() if decoupled)
+        return frozenset(model for model, config in known.items() if config.decoupled)
+
+    def slots(self, endpoint: str) -> dict[str, int]:
+        """Return how many requests the models of a replica run at once, as far as it is known.
+
+        The steps of an ensemble run one after the other for each request, and all at once for
+        different ones, so it has the slots of all.
+        """
+        known = self._known.get(endpoint, {})
+        found = {model: self._of(known, model, MAX_DEPTH) for model in known}
+        return {model: slots for model, slots in found.items() if slots is not None}
+
+    def _of(self, known: Mapping[str, ModelConfig], model: str, depth: int) -> int | None:
+        config = known.get(model)
+        if config is None or not config.steps or not depth:
+            return None if config is None else config.slots
+        total = 0
+        for step in set(config.steps):
+            slots = self._of(known, step, depth - 1)
+            if slots is None:
+                return None
+            total += slots
+        return total
 
     async def run(self) -> None:
         """Ask until cancelled."""
@@ -125,7 +191,8 @@ class DecoupledModels:
         if endpoint in self._no_tritons:
             return []
         known = self._known.get(endpoint, {})
-        models = sorted(self._wanted[endpoint].models)[:MAX_MODELS]
+        steps = {step for config in known.values() for step in config.steps}
+        models = sorted(self._wanted[endpoint].models | steps)[:MAX_MODELS]
         return [model for model in models if model not in known]
 
     async def _ask(self, session: aiohttp.ClientSession, endpoint: str, models: list[str]) -> None:
@@ -137,20 +204,22 @@ class DecoupledModels:
                 return
             scheme = "https" if options else "http"
             url = f"{scheme}://{target.http}/v2/models/{quote(model, safe='')}/config"
-            status, decoupled = await _config(session, url, options)
+            status, config = await _config(session, url, options)
             if self._wanted.get(endpoint) != target:
                 return
             if status == _NOT_FOUND:
                 self._no_tritons.add(endpoint)
                 return
-            if decoupled is not None:
-                self._known.setdefault(endpoint, {})[model] = decoupled
+            if config is not None:
+                self._known.setdefault(endpoint, {})[model] = config
                 self._on_change()
+                if config.steps:
+                    self._wake.set()
 
 
 async def _config(
     session: aiohttp.ClientSession, url: str, options: dict[str, Any]
-) -> tuple[int | None, bool | None]:
+) -> tuple[int | None, ModelConfig | None]:
     """Return the status of an answer, and what it says."""
     try:
         async with session.get(url, allow_redirects=False, **options) as answer:
@@ -161,4 +230,4 @@ async def _config(
                 body += await answer.content.read(MAX_BYTES + 1 - len(body))
     except (aiohttp.ClientError, OSError, ValueError):  # a timeout is an OSError
         return None, None
-    return _OK, decoupled_in(body) if len(body) <= MAX_BYTES else None
+    return _OK, read_config(body) if len(body) <= MAX_BYTES else None

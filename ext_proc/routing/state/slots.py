@@ -1,0 +1,222 @@
+"""Slots of one model of a replica: how many requests it runs at once. Pure.
+
+Rules:
+
+1. They are *declared* by the engine or its configuration, else *observed*: what runs while requests
+   wait for room, in two fresh readings in a row. Of such readings the highest of the last ``KEPT``
+   counts, since a cache full of long prompts runs fewer; so does one with more that run and none
+   that wait.
+2. Else they are *learned* from how fast answers end, never from how long they take, which is the
+   length of the answers. Nothing is known before ``FIRST`` answers; then they are the most requests
+   that were in flight, at least ``LEAST``.
+3. Answers are counted in windows of ``WINDOW`` or twice the limit. A window tells the rate of its
+   slots if the limit was reached at ``BOUND`` of its answers: otherwise what ends is what has come.
+4. Slots are *good* if no more of them were faster by 5 %, or by a quarter of what they are more.
+   The lowest good ones are looked for, upwards by doubling, downwards by halving what is between.
+   Once neighbours are known they rise by one step in each eighth window, and fall by one in each
+   eighth, so that they follow the engine. A step is 1 up to 16, and an eighth above: one slot of
+   100 is no 5 %.
+5. A rate is that of the last ``MEMORY`` answers with its slots. At most ``MAX_LEVELS`` are kept,
+   and none where one changes by ``CHANGED``: the requests are others then, or the engine is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, NamedTuple
+
+from ext_proc.routing.state.replica import FRESH_S
+
+DECLARED: Final = "declared"
+OBSERVED: Final = "observed"
+LEARNED: Final = "learned"
+
+KEPT: Final = 8
+MAX_SLOTS: Final = 2**20
+"""More slots than this are no limit."""
+FIRST: Final = 50
+LEAST: Final = 4
+WINDOW: Final = 25
+BOUND: Final = 0.8
+RISE: Final = 0.05
+SHARE: Final = 0.25
+SURE: Final = 1.5
+"""A rate that is higher by this factor needs no second window."""
+MEMORY: Final = 200
+MAX_LEVELS: Final = 32
+CHANGED: Final = 1.7
+"""A rate that differs by this factor from the earlier one with the same slots is another load."""
+TURNS: Final = 8
+"""Windows of which one tries a step up, and one a step down."""
+
+
+class Known(NamedTuple):
+    """How many requests of a model a replica runs at once."""
+
+    slots: int
+    source: str
+    """``declared``, ``observed`` or ``learned``."""
+
+
+def limit_of(slots: int) -> int:
+    """Return the limit of requests in flight that belongs to so many slots."""
+    return slots + max(1, slots // 4)
+
+
+class LearnedSlots:
+    """Slots that are learned (rules 2 to 5)."""
+
+    __slots__ = ("_bound", "_count", "_peak", "_rates", "_since", "_tries", "good", "slots")
+
+    def __init__(self) -> None:
+        self.slots: int | None = None
+        """Those in force; ``None`` = not known yet."""
+        self.good = 0
+        """The lowest level than which no higher one is faster; 0 = not known yet."""
+        self._count = 0
+        """Answers of this window."""
+        self._bound = 0
+        """How many of them found the limit reached."""
+        self._peak = 0
+        """Most requests that were in flight in this window."""
+        self._since: float | None = None
+        self._tries = 0
+        """Windows since the search ended."""
+        self._rates: dict[int, tuple[float, float]] = {}
+        """Answers and seconds by level, the latest last."""
+
+    def answered(self, in_flight: int, count: int, now: float) -> bool:
+        """Note answers that ended.
+
+        Args:
+            in_flight: Requests that were in flight before.
+            count: Answers.
+            now: Monotonic seconds.
+
+        Returns:
+            Whether the slots changed.
+        """
+        slots = self.slots
+        self._count += count
+        self._peak = max(self._peak, in_flight)
+        if slots is None:
+            if self._count < FIRST:
+                return False
+            self.slots = min(max(self._peak, LEAST), MAX_SLOTS)
+            self._begin(now)
+            return True
+        limit = limit_of(slots)
+        self._bound += count if in_flight >= limit else 0
+        if self._since is None or self._count < max(WINDOW, 2 * limit):
+            return False
+        seconds, peak = now - self._since, self._peak
+        if seconds <= 0.0 or self._bound < BOUND * self._count:
+            if self.good and slots > self.good:  # no more were needed
+                self.slots = max(self.good, min(slots, peak))
+        else:
+            self.slots = self._next(slots, seconds)
+        self._begin(now)
+        return self.slots != slots
+
+    def _next(self, slots: int, seconds: float) -> int:
+        """Return the level to try after one that was bound."""
+        rates = self._rates
+        answers, earlier = rates.pop(slots, (0.0, 0.0))
+        if answers and not 1 / CHANGED < self._count / seconds / (answers / earlier) < CHANGED:
+            rates.clear()
+            answers = earlier = 0.0
+        kept = max(min(1.0, (MEMORY - self._count) / answers), 0.0) if answers else 0.0
+        rates[slots] = answers * kept + self._count, earlier * kept + seconds
+        if len(rates) > MAX_LEVELS:
+            del rates[next(iter(rates))]
+        levels = sorted(rates)
+        good = self.good = next(each for each in levels if not self._beaten(each, levels))
+        below = max((each for each in levels if each < good), default=0)
+        step = max(1, good // 8)
+        if len(levels) == 1 and good > 2 * LEAST:
+            return good // 2  # found before there was a limit, so it is rather too high
+        if good == levels[-1]:
+            self._tries = 0
+            if (
+                below
+                and rates[good][0] < 2 * WINDOW
+                and self._rate(good) < SURE * self._rate(below)
+            ):
+                return good
+            return min(2 * good, good + max(step, good - below), MAX_SLOTS)
+        if good - below > step:
+            self._tries = 0
+            return (good + below) // 2
+        self._tries += 1
+        turn = self._tries % TURNS
+        return good + step if turn == 0 else max(below, 1) if turn == TURNS // 2 else good
+
+    def _beaten(self, level: int, levels: list[int]) -> bool:
+        """Return whether a higher level is faster."""
+        return any(
+            self._rate(each) >= self._rate(level) * (1 + max(RISE, SHARE * (each / level - 1)))
+            for each in levels
+            if each > level
+        )
+
+    def _rate(self, level: int) -> float:
+        answers, seconds = self._rates[level]
+        return answers / seconds
+
+    def _begin(self, now: float) -> None:
+        self._count = self._bound = self._peak = 0
+        self._since = now
+
+
+class Slots:
+    """What is known of the slots of one model of a replica, or of the replica."""
+
+    __slots__ = ("_full_at", "_seen_at", "declared", "full", "learned")
+
+    def __init__(self) -> None:
+        self.declared: int | None = None
+        self.full: deque[int] = deque(maxlen=KEPT)
+        """What ran in the latest readings with requests that waited."""
+        self._full_at: float | None = None
+        """When the reading before had some, monotonic seconds; ``None`` = it had none."""
+        self._seen_at = float("-inf")
+        self.learned = LearnedSlots()
+
+    def read(self, at: float, slots: float | None, running: float | None, waits: float) -> None:
+        """Take a reading.
+
+        Args:
+            at: When it was read, monotonic seconds.
+            slots: What the engine declares.
+            running: Requests that run.
+            waits: Requests that wait for room.
+        """
+        if slots is not None and 1 <= slots <= MAX_SLOTS:
+            self.declared = int(slots)
+        if at <= self._seen_at:
+            return
+        self._seen_at = at
+        before, self._full_at = self._full_at, None
+        if running is None or not 1 <= running <= MAX_SLOTS:
+            return
+        if waits >= 1:
+            self._full_at = at
+            if before is not None and at - before <= FRESH_S:
+                self.full.append(int(running))
+        elif self.full and running > max(self.full):
+            self.full.append(int(running))
+
+    def answered(self, in_flight: int, count: int, now: float) -> bool:
+        """Note answers, as ``LearnedSlots`` does; return whether what is known changed."""
+        if self.declared is not None or self.full:
+            return False
+        return self.learned.answered(in_flight, count, now)
+
+    def known(self) -> Known | None:
+        """Return the first that is known."""
+        if self.declared is not None:
+            return Known(self.declared, DECLARED)
+        if self.full:
+            return Known(max(self.full), OBSERVED)
+        slots = self.learned.slots
+        return None if slots is None else Known(slots, LEARNED)

@@ -121,7 +121,13 @@ class Picker:
         )
         shown = self._metrics.registry
         show_replicas(
-            shown, router.registry.replicas, router.suspicion, router.placement, router.scales
+            shown,
+            router.registry.replicas,
+            router.suspicion,
+            router.placement,
+            router.scales,
+            router.limits,
+            lambda: router.pools,
         )
         CertificateMetrics(shown, "tidegate_picker", self._secured)
         contexts = ReplicaContexts()

@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 
     from ext_proc.observability.traffic import EndpointCounts
     from ext_proc.routing.health.placement import Placement
+    from ext_proc.routing.limits import Limits
     from ext_proc.routing.scales import Scales
     from ext_proc.routing.state.replica import Replica
     from ext_proc.routing.suspicion import Suspicion
+    from ext_proc.routing.values.pool import Pool
 
 
 class ReplicaMetrics(Collector):
@@ -184,6 +186,67 @@ class ScaleMetrics(Collector):
         yield family
 
 
+class SlotMetrics(Collector):
+    """How many requests replicas run at once, and how many they have, for autoscalers.
+
+    Args:
+        registry: Registry of the metrics.
+        limits: The slots.
+        pools: Returns the pools, by name.
+    """
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        limits: Limits,
+        pools: Callable[[], Mapping[str, Pool]],
+    ) -> None:
+        self._limits = limits
+        self._pools = pools
+        self.waiting: Callable[[str], int] = lambda _: 0
+        """Returns the requests that wait in the picker for a pool's replicas."""
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the current values."""
+        slots = GaugeMetricFamily(
+            "tidegate_picker_slots",
+            "Requests that the replica runs at once, by the source of this; an empty model is all"
+            " that it serves.",
+            labels=["pool", "endpoint", "model", "source"],
+        )
+        used = GaugeMetricFamily(
+            "tidegate_picker_slot_utilisation",
+            "Requests in flight per slot of the pool's replicas, for its fullest model; above 1,"
+            " requests wait in engines. The same in each worker.",
+            labels=["pool"],
+        )
+        needed = GaugeMetricFamily(
+            "tidegate_picker_replicas_needed",
+            "Replicas with which 70 % of the pool's slots would be in use; requests that wait in"
+            " this worker count.",
+            labels=["pool"],
+        )
+        pools = dict(self._pools())
+        shown = (
+            ([name, each.key.id, model, known.source], known.slots)
+            for name, pool in pools.items()
+            for each in pool.endpoints
+            for model, known in self._limits.of(each.key)
+        )
+        for labels, number in islice(shown, MAX_SERIES):
+            slots.add_metric(labels, number)
+        yield slots
+        for name, pool in islice(pools.items(), MAX_SERIES):
+            usage = self._limits.usage(pool).values()
+            if usage:
+                used.add_metric([name], max(each.utilisation for each in usage))
+                waiting = self.waiting(name)
+                needed.add_metric([name], max(each.needed(waiting) for each in usage))
+        yield used
+        yield needed
+
+
 class ToldMetrics(Collector):
     """What is told of replicas besides their conditions, and their requests, by endpoint.
 
@@ -259,9 +322,12 @@ def show_replicas(
     suspicion: Suspicion,
     placement: Placement,
     scales: Scales,
-) -> None:
-    """Register the metrics of replicas, of their deaths, versions and texts."""
+    limits: Limits,
+    pools: Callable[[], Mapping[str, Pool]],
+) -> SlotMetrics:
+    """Register the metrics of replicas, of their deaths, versions, texts and slots."""
     ReplicaMetrics(registry, replicas)
     DeathMetrics(registry, suspicion)
     VersionMetrics(registry, placement)
     ScaleMetrics(registry, scales)
+    return SlotMetrics(registry, limits, pools)

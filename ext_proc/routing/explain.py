@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from ext_proc.routing.cache.provisional import ProvisionalIndex
     from ext_proc.routing.health.conditions import Conditions
+    from ext_proc.routing.limits import Limits
     from ext_proc.routing.pipeline.scheduler import Choice, Scheduler
     from ext_proc.routing.state.leases import Leases
     from ext_proc.routing.state.ledger import Ledger
@@ -44,16 +45,16 @@ class Explainer:
 
     Args:
         scheduler: Prices the candidates.
-        ledger: Requests in flight.
+        limits: Limits of the requests in flight.
         conditions: Health conditions of the replicas.
         zone: Zone of this picker.
     """
 
     def __init__(
-        self, scheduler: Scheduler, ledger: Ledger, conditions: Conditions, zone: str
+        self, scheduler: Scheduler, limits: Limits, conditions: Conditions, zone: str
     ) -> None:
         self._scheduler = scheduler
-        self._known = ledger, conditions, zone
+        self._known = limits, conditions, zone
 
     def would(
         self, pool_state: PoolState, request: Request, now: float, unix_now: float
@@ -77,7 +78,7 @@ def explain(
     pool_state: PoolState,
     request: Request,
     choice: Choice | Refusal,
-    ledger: Ledger,
+    limits: Limits,
     conditions: Conditions,
     zone: str,
     now: float,
@@ -90,7 +91,7 @@ def explain(
         pool_state: The state of its pool.
         request: The request.
         choice: The priced candidates, or the refusal.
-        ledger: Requests in flight, for the verdicts of the filters.
+        limits: Limits of the requests in flight.
         conditions: Health conditions of the replicas.
         zone: Zone of this picker.
         now: Monotonic seconds.
@@ -100,7 +101,7 @@ def explain(
     pool = pool_state.pool
     if isinstance(choice, Refusal):
         verdicts = {
-            each.key.id: _verdict(pool_state, each, None, request, ledger, conditions, now)
+            each.key.id: _verdict(pool_state, each, None, request, limits, conditions, now)
             for each in pool.endpoints
         }
         return {"refused": str(choice.kind), "why": choice.message, "removed": verdicts}
@@ -112,7 +113,7 @@ def explain(
     if most is None or len(pool.endpoints) <= most:
         left = {
             each.key.id: _verdict(
-                pool_state, each, context.variant, request, ledger, conditions, now, wrong
+                pool_state, each, context.variant, request, limits, conditions, now, wrong
             )
             for each in pool.endpoints
             if each.key not in candidates
@@ -128,7 +129,8 @@ def explain(
         "tokens": context.tokens,
         "bytes_per_token": round(request.bytes_per_token, 3),
         "candidates": [
-            _candidate(choice, index, prices[order[0]], preferred) for index in order[:EXPLAINED]
+            _candidate(choice, index, prices[order[0]], preferred, pool, limits)
+            for index in order[:EXPLAINED]
         ],
         "removed": None
         if left is None
@@ -138,7 +140,12 @@ def explain(
 
 
 def _candidate(
-    choice: Choice, index: int, cheapest: float, preferred: Sequence[tuple[str, Sequence[bool]]]
+    choice: Choice,
+    index: int,
+    cheapest: float,
+    preferred: Sequence[tuple[str, Sequence[bool]]],
+    pool: Pool,
+    limits: Limits,
 ) -> dict[str, object]:
     context, price = choice.context, choice.prices[index]
     candidate = context.candidates[index]
@@ -146,8 +153,11 @@ def _candidate(
     moved = price - sum(parts.values())
     if parts and abs(moved) > ROUNDING * max(1.0, abs(price)):
         parts["order"] = moved
+    limit = limits.limit(pool, candidate.key, context.request.features.model)
     return {
         "id": candidate.key.id,
+        "limit": None if limit is None else limit.most,
+        "limit_by": None if limit is None else limit.source,
         "price": price,
         "behind": price - cheapest,
         "parts": parts,
@@ -165,7 +175,7 @@ def _verdict(
     endpoint: Endpoint,
     variant: str | None,
     request: Request,
-    ledger: Ledger,
+    limits: Limits,
     conditions: Conditions,
     now: float,
     wrong: Container[EndpointKey] = (),
@@ -173,19 +183,20 @@ def _verdict(
     """Return the first reason why an endpoint is no candidate."""
     pool = pool_state.pool
     address = endpoint.address(request.protocol)
-    limit = pool.per_endpoint_in_flight
     if variant is not None and endpoint.variant != variant:
         return "variant"
     if address is None:
         return "protocol"
     subset, host = request.subset, address.rpartition(":")[0]
     candidate = pool_state.candidate(endpoint.key, request.protocol)
+    model = request.features.model
+    room = None if candidate is None else limits.room(pool, candidate, model)
     reasons = (
         "draining" if endpoint.draining else None,
         "subset" if subset is not None and not subset & {address, host, host.strip("[]")} else None,
         "wrong-version" if endpoint.key in wrong else None,
         None if candidate is None else unmet(pool, request.features, candidate, now),
-        "at-limit" if limit and ledger.load(endpoint.key).in_flight >= limit else None,
+        "at-limit" if room is not None and room <= 0 else None,
         *conditions.of(pool.name, endpoint.key),
     )
     return next(filter(None, reasons), NOT_DRAWN)
@@ -196,6 +207,7 @@ def describe(
     replicas: Mapping[EndpointKey, Replica],
     index: ProvisionalIndex,
     conditions: Conditions,
+    limits: Limits,
     now: float,
 ) -> dict[str, object]:
     """Describe a pool with its variants and endpoints, ready for JSON.
@@ -205,6 +217,7 @@ def describe(
         replicas: The state of its endpoints.
         index: The probable contents of their caches.
         conditions: Their health conditions.
+        limits: Limits of their requests in flight.
         now: Monotonic seconds, for the ages.
     """
     return {
@@ -216,6 +229,7 @@ def describe(
         "endpoints": {
             each.key.id: {
                 **_endpoint(each, replicas[each.key], index, now),
+                "limits": limits.describe(pool, each.key),
                 "answers": replicas[each.key].served[pool.name].describe(),
                 **conditions.describe(pool.name, each.key, now, silent=replicas[each.key].silent),
             }
@@ -279,6 +293,7 @@ def _reading(reading: Reading, now: float) -> dict[str, object]:
         "version": reading.version,
         "queued": reading.queued,
         "running": reading.running,
+        "slots": reading.slots,
         "deferred": reading.deferred,
         "asleep": reading.asleep,
         "saturated": reading.saturated,

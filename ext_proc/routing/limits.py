@@ -16,6 +16,7 @@ Rules:
 
 from __future__ import annotations
 
+from math import ceil
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ext_proc.routing.state.replica import MAX_READINGS
@@ -33,6 +34,8 @@ SET: Final = "set"
 WHOLE: Final = ""
 """In place of a model's name: the replica as a whole."""
 MAX_NAMES: Final = 4096
+TARGET: Final = 0.7
+"""Utilisation of slots for which a pool should have replicas."""
 
 
 class Limit(NamedTuple):
@@ -42,6 +45,26 @@ class Limit(NamedTuple):
     """At least 1."""
     source: str
     """``set``, ``declared``, ``observed`` or ``learned``."""
+
+
+class Usage(NamedTuple):
+    """Slots of a pool's replicas for one model, and what they have to do."""
+
+    in_flight: int
+    """Requests in flight that count against limits."""
+    slots: int
+    replicas: int
+    """Replicas that have these slots: those that do not drain and of which slots are known."""
+
+    @property
+    def utilisation(self) -> float:
+        """Return the requests in flight per slot; above 1, requests wait in engines."""
+        return self.in_flight / self.slots
+
+    def needed(self, waiting: int) -> int:
+        """Return how many such replicas would be at ``TARGET``, with requests that wait."""
+        each = self.slots / self.replicas
+        return max(1, ceil((self.in_flight + waiting) / (TARGET * each)))
 
 
 class Limits:
@@ -219,3 +242,37 @@ class Limits:
             return replica.most - load.limited
         most = replica.most_of.get(model or WHOLE)
         return None if most is None else most - load.by_model.get(model or WHOLE, 0)
+
+    def usage(self, pool: Pool) -> dict[str, Usage]:
+        """Return the use of a pool's slots by model; ``WHOLE`` = of all its models."""
+        found: dict[str, Usage] = {}
+        for endpoint in pool.endpoints:
+            replica = self._members.get(endpoint.key)
+            if replica is None or endpoint.draining:
+                continue
+            for name, known in self.of(endpoint.key):
+                if name and pool.models and name not in pool.models:
+                    continue
+                in_flight, slots, replicas = found.get(name, (0, 0, 0))
+                in_flight += replica.load.by_model.get(name, 0) if name else replica.load.limited
+                found[name] = Usage(in_flight, slots + known.slots, replicas + 1)
+        return found
+
+    def describe(self, pool: Pool, key: EndpointKey) -> dict[str, dict[str, object]]:
+        """Return the slots of a replica and its limits in a pool, by model, ready for JSON."""
+        replica = self._members[key]
+        load = replica.load
+        found: dict[str, Known | None] = dict(self.of(key))
+        if pool.per_endpoint_in_flight:
+            found.setdefault(WHOLE, None)
+        told: dict[str, dict[str, object]] = {}
+        for name, known in found.items():
+            limit = self.limit(pool, key, name)
+            told[name] = {
+                "slots": None if known is None else known.slots,
+                "slots_by": None if known is None else known.source,
+                "limit": None if limit is None else limit.most,
+                "limit_by": None if limit is None else limit.source,
+                "in_flight": load.by_model.get(name, 0) if name else load.limited,
+            }
+        return told

@@ -139,7 +139,7 @@ class Router:
         )
         """Folds the replication events of the other workers on this machine."""
         self._scheduler = Scheduler(self.index, self.leases, self.conditions, self.placement, zone)
-        self._explainer = Explainer(self._scheduler, self.ledger, self.conditions, zone)
+        self._explainer = Explainer(self._scheduler, self.limits, self.conditions, zone)
         self.pools = self.registry.pools
         """The pools as last set, by name; copied from the registry because each exchange reads
         them."""
@@ -464,7 +464,14 @@ class Router:
         """Return pools, endpoints, recent decisions and counters for ``/debug``, ready for JSON."""
         return {
             "pools": {
-                name: describe(pool_state.pool, self._members, self.index, self.conditions, now)
+                name: describe(
+                    pool_state.pool,
+                    self._members,
+                    self.index,
+                    self.conditions,
+                    self.limits,
+                    now,
+                )
                 | self.learner.describe(name, now)
                 | {"text": self.scales.describe(name)}
                 for name, pool_state in self._pool_states.items()

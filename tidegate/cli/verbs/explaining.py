@@ -34,7 +34,7 @@ REASONS: Final[Mapping[str, str]] = {
     "device": "it lacks the device that the model requires (the pool's `model_needs`)",
     "memory": "the model is not loaded and its GPU has too little free memory to load it",
     "adapter": "it has not loaded the request's adapter, which the pool requires",
-    "at-limit": "it is at its limit of requests in flight (`per_endpoint_in_flight`)",
+    "at-limit": "it is at its limit of requests in flight (`per_endpoint_in_flight`, `limit`)",
     "ejected": "it is ejected for failures; see `/debug/state` of the picker",
     "not-ready": "its readiness probe fails",
 }
@@ -291,8 +291,13 @@ def _candidates(decision: Mapping[str, Any]) -> Table:
     from tidegate.terminal.output import table
 
     rows: Sequence[Mapping[str, Any]] = decision["candidates"][:MOST_ROWS]
+    limited = any(each.get("limit") for each in rows)
     return table(
-        ("candidate", "#price", "#behind", "#cached", "#pending", "parts"),
+        (
+            *("candidate", "#price", "#behind", "#cached", "#pending"),
+            *(("limit",) if limited else ()),
+            "parts",
+        ),
         [
             (
                 each["id"],
@@ -300,11 +305,17 @@ def _candidates(decision: Mapping[str, Any]) -> Table:
                 each["behind"],
                 each["matched_blocks"],
                 each["pending"],
+                *((_limit(each),) if limited else ()),
                 " ".join(f"{name}={part:.4g}" for name, part in each["parts"].items() if part),
             )
             for each in rows
         ],
     )
+
+
+def _limit(candidate: Mapping[str, Any]) -> str:
+    most = candidate.get("limit")
+    return "-" if most is None else f"{most} {candidate['limit_by']}"
 
 
 def _others(decision: Mapping[str, Any]) -> list[Table | str]:

@@ -5,7 +5,12 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from ext_proc.observability import replica_metrics
-from ext_proc.observability.replica_metrics import ReplicaMetrics, ScaleMetrics, ToldMetrics
+from ext_proc.observability.replica_metrics import (
+    ReplicaMetrics,
+    ScaleMetrics,
+    SlotMetrics,
+    ToldMetrics,
+)
 from ext_proc.observability.traffic import EndpointCounts
 from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.routing.values.reading import Reading
@@ -84,3 +89,19 @@ def test_what_was_learned_of_a_pools_text():
     )
     found = registry.get_sample_value("tidegate_picker_bytes_per_token", labels)
     assert 1.9 < found < 2.2
+
+
+def test_slots_are_shown_for_autoscalers():
+    """Slots with their source, their use, and how many replicas there should be."""
+    request_router, registry = router(llm(policy="round-robin")), CollectorRegistry()
+    slots = SlotMetrics(registry, request_router.limits, lambda: request_router.pools)
+    sample = registry.get_sample_value
+    assert sample("tidegate_picker_slot_utilisation", {"pool": "llm"}) is None
+    request_router.registry.observe("r1", [Reading(1.0, "toy-llm", "1", running=1.0, slots=2.0)])
+    model = next(iter(request_router.limits.of(EndpointKey("r1", 1))))[0]
+    labels = {"pool": "llm", "endpoint": "r1", "model": model, "source": "declared"}
+    assert sample("tidegate_picker_slots", labels) == 2
+    assert sample("tidegate_picker_slot_utilisation", {"pool": "llm"}) == 0
+    assert sample("tidegate_picker_replicas_needed", {"pool": "llm"}) == 1
+    slots.waiting = lambda pool: 3 if pool == "llm" else 0
+    assert sample("tidegate_picker_replicas_needed", {"pool": "llm"}) == 3

@@ -266,3 +266,43 @@ def test_models_of_a_triton_are_learned_apart():
     assert told(made) == Limit(10, "learned")
     assert told(made, "n") is None
     assert room(made, "") is None
+
+
+def test_explanations_and_the_state_name_limit_and_source():
+    """``/debug`` has what is known, and why a full replica is no candidate."""
+    made = router(2, more=AUTO)
+    made.registry.observe("r0", [full(1.0, 1.0, slots=1.0)])
+    send(made)
+    request = Request(POOL, None, "http", Features(Form.GENERATE, model="m"))
+    candidates = {each["id"]: each for each in made.explain(request, 1.0, 1.0)["candidates"]}
+    assert (candidates["r0"]["limit"], candidates["r0"]["limit_by"]) == (2, "declared")
+    assert (candidates["r1"]["limit"], candidates["r1"]["limit_by"]) == (None, None)
+    endpoints = made.state(1.0)["pools"][POOL]["endpoints"]
+    in_flight = made.ledger.load(key(0)).limited
+    told = {"slots": 1, "slots_by": "declared", "limit": 2, "limit_by": "declared"}
+    assert endpoints["r0"]["limits"] == {"": {**told, "in_flight": in_flight}}
+    assert endpoints["r1"]["limits"] == {}
+
+
+def test_the_state_names_a_limit_that_is_set():
+    """Where nothing is known of slots, too."""
+    made = router(1, more={"per_endpoint_in_flight": 3})
+    told = {"slots": None, "slots_by": None, "limit": 3, "limit_by": "set", "in_flight": 0}
+    assert made.state(1.0)["pools"][POOL]["endpoints"]["r0"]["limits"] == {"": told}
+
+
+def test_usage_is_that_of_replicas_with_known_slots():
+    """Requests per slot, and how many replicas would be at 70 %."""
+    made = router(3, more=AUTO)
+    for name in ("r0", "r1"):
+        made.registry.observe(name, [full(1.0, 1.0, slots=4.0)])
+    for _ in range(30):
+        send(made)
+    load = sum(made.ledger.load(key(each)).limited for each in (0, 1))
+    (usage,) = made.limits.usage(made.pools[POOL]).values()
+    assert usage == (load, 8, 2)
+    assert usage.utilisation == load / 8
+    assert usage._replace(in_flight=7).needed(0) == 3  # 7 of 8.4 slots; two have 5.6
+    assert usage._replace(in_flight=5).needed(0) == 2
+    assert usage._replace(in_flight=5).needed(4) == 4
+    assert usage._replace(in_flight=0).needed(0) == 1

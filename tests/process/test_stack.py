@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 
 import pytest
 
-from tidegate.stack.local import ENVOY, READY_TIMEOUT_S, LocalStack
+from tidegate.stack.local import ENVOY, LocalStack
 from tidegate.stack.processes.supervisor import CrashError
 from tidegate.stack.processes.waiting import StackError
 
@@ -87,11 +86,10 @@ async def test_a_crash_is_reported_with_its_log(new_stack):
 
 
 async def test_a_bad_fleet_ends_the_start_with_its_reason(new_stack):
-    """The control server's error reaches the caller long before a timeout."""
-    began = time.monotonic()
-    with pytest.raises((CrashError, StackError), match="canari"):
+    """The control server's error reaches the caller, and no timeout does."""
+    with pytest.raises((CrashError, StackError), match="canari") as error:
         await new_stack(fleet={"pools": {"llm": {"variants": [{"name": "canari"}]}}})
-    assert time.monotonic() - began < READY_TIMEOUT_S / 2
+    assert "not ready after" not in str(error.value)
 
 
 async def test_nothing_stays_when_a_stack_has_ended(tritons):

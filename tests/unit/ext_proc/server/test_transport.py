@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 
 import pytest
@@ -27,27 +26,6 @@ def test_an_operators_choice_stays():
     assert environment == {"GRPC_EXPERIMENTS": "call_v3"}
 
 
-def test_grpc_knows_the_name():
-    """The installed gRPC accepts the name without a warning; otherwise it would have no effect."""
-    begin = (
-        "from concurrent.futures import ThreadPoolExecutor; import grpc\n"
-        "server = grpc.server(ThreadPoolExecutor(1)); server.add_insecure_port('127.0.0.1:0')\n"
-        "server.start(); server.stop(None).wait()"
-    )
-    environment = {**os.environ, "GRPC_EXPERIMENTS": transport.LISTENER}
-    run = subprocess.run(
-        [sys.executable, "-c", begin], env=environment, capture_output=True, text=True, check=True
-    )
-    assert "Unknown experiment" not in run.stderr
-
-
-def test_it_is_chosen_in_time():
-    """The picker's command sets it before gRPC is loaded, because gRPC reads it only then."""
-    look = "import sys, ext_proc.__main__; print('grpc' in sys.modules)"
-    run = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
-    assert run.stdout == "False\n"
-
-
 @pytest.mark.parametrize(("wanted", "meant"), [("auto", "nghttp2"), ("nghttp2", "nghttp2")])
 def test_the_fast_one_is_taken_where_it_is_installed(wanted, meant):
     """It is the default then; gRPC's own server can still be requested."""
@@ -69,16 +47,3 @@ def test_the_command_says_once_what_is_missing(monkeypatch, capsys):
     monkeypatch.setattr(os, "environ", dict(os.environ))
     assert main(["--transport", "nghttp2", "--workers", "2"]) == EXIT_USAGE
     assert capsys.readouterr().err.count("pip install 'tidegate[fast]'") == 1
-
-
-def test_the_picker_runs_without_the_extra():
-    """Without it all of the picker is loaded and a server is created."""
-    look = (
-        "import sys; sys.modules['ngh2'] = None\n"
-        "import asyncio, ext_proc.app, ext_proc.server.service\n"
-        "from ext_proc.server.transport import server\n"
-        "async def made(): return type(server('auto', limit=1)).__module__\n"
-        "print(asyncio.run(made()))"
-    )
-    run = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
-    assert run.stdout == "ext_proc.server.growing\n"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -74,27 +72,6 @@ def test_the_server_may_come_from_the_environment(
     """``TIDEGATE_SERVER`` replaces the default of ``--server``."""
     monkeypatch.setenv("TIDEGATE_SERVER", "127.0.0.1:2")
     assert "at 127.0.0.1:2" in run("status").err
-
-
-def test_help_imports_nothing_heavy() -> None:
-    """``--help`` imports neither gRPC nor pydantic nor numpy."""
-    code = (
-        "import sys\n"
-        "from tidegate.cli.main import main\n"
-        "try:\n    main(['--help'])\n"
-        "except SystemExit:\n    pass\n"
-        "print([m for m in ('grpc', 'pydantic', 'numpy', 'aiohttp', 'yaml') if m in sys.modules])"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ended.stdout.rstrip().endswith("[]")
-
-
-def test_the_module_is_the_command() -> None:
-    """``python -m tidegate`` runs the same program."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "tidegate", "--version"], capture_output=True, text=True, check=True
-    )
-    assert ended.stdout.startswith("tidegate ")
 
 
 def test_the_demo_without_its_extra_says_what_to_install(

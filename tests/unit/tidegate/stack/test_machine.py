@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -55,13 +54,6 @@ def test_this_machine_is_described() -> None:
     here = machine.this_machine()
     assert here.python == sys.version_info[:2]
     assert lacking("demo", here) == ""
-
-
-def test_the_file_runs_by_its_path_before_anything_is_installed() -> None:
-    """The makefile does so; it says nothing where nothing is lacking."""
-    command = [sys.executable, "-I", "-S", str(machine.__file__), "demo", "make demo"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout + done.stderr == ""
 
 
 def test_the_purpose_and_the_fix_are_named(

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.fleets import endpoint, fleet, pool
-from xds_server.fleet.model.fleet import Fleet
-from xds_server.fleet.revision import FileState, FleetState, Revision
+from support.stored_pieces import POOLS, pieces_of, state, wanted
+from xds_server.fleet.revision import FileState, FleetState
 from xds_server.fleet.store import FILE_NAME, RevisionStore, StoreError
-from xds_server.fleet.stored.pieces import digests_in
 
 _OLD = """
 CREATE TABLE revisions (number INTEGER PRIMARY KEY, at_unix_ms INTEGER NOT NULL,
@@ -26,36 +22,6 @@ CREATE TABLE latest (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 INSERT INTO latest VALUES ('seed', '77');
 PRAGMA user_version = 2;
 """
-POOLS = "abcd"
-
-
-def wanted(content: dict[str, int]) -> Fleet:
-    """Return a fleet with these pools, each of which differs by a number."""
-    return fleet(
-        *(
-            pool(name, endpoints=[endpoint(10 * POOLS.index(name) + 1, capacity=1.0 + number)])
-            for name, number in content.items()
-        )
-    )
-
-
-def state(number: int, content: Fleet, *, file: FileState | None = None) -> FleetState:
-    """Return a state whose incarnations follow the revision."""
-    found = {each.id: (number // 2, 5) for one in content.pools for each in one.endpoints}
-    return FleetState(Revision(number, 1, "ann", "", ()), content, found, file)
-
-
-def pieces_of(store: RevisionStore) -> tuple[set[str], set[str]]:
-    """Return the digests of the stored pieces, and those that are named."""
-    texts = [row[0] for row in store._rows("SELECT fleet FROM revisions")]
-    texts += [
-        json.loads(row[0])["fleet"]
-        for row in store._rows("SELECT value FROM latest WHERE key = 'file'")
-    ]
-    named = {digest for text in texts for digest in digests_in(text)}
-    return {row[0] for row in store._rows("SELECT digest FROM pieces")}, named
-
-
 CONTENT = st.dictionaries(st.sampled_from(POOLS), st.integers(0, 2), min_size=1)
 ACTIONS = st.one_of(
     st.tuples(st.just("append"), CONTENT, st.none() | CONTENT),
@@ -160,50 +126,3 @@ def test_missing_or_altered_rows_are_damage(tmp_path, damage: str) -> None:
         db.commit()
     with closing(RevisionStore(tmp_path)) as store, pytest.raises(StoreError, match="damaged"):
         store.latest()
-
-
-_WRITER = """
-import sys
-from pathlib import Path
-sys.path[:0] = sys.argv[2:]
-from test_store_pieces import state, wanted, POOLS
-from xds_server.fleet.revision import FileState
-from xds_server.fleet.store import RevisionStore
-store = RevisionStore(Path(sys.argv[1]), max_revisions=5)
-found = store.latest()
-number = 0 if found is None else found.revision.number
-while True:
-    number += 1
-    content = wanted({name: (number >> at) % 3 for at, name in enumerate(POOLS)})
-    store.append(state(number, content, file=FileState(str(number), content)))
-    print(number, flush=True)
-"""
-
-
-def test_a_kill_between_any_two_instructions_loses_nothing_that_was_stored(tmp_path) -> None:
-    """A confirmed revision is there; one that was not confirmed is whole or absent."""
-    here = __file__.rpartition("/")[0]
-    paths = [here, *filter(None, sys.path)]
-    confirmed = 0
-    for turn in range(4):
-        command = [sys.executable, "-c", _WRITER, str(tmp_path), *paths]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-            assert process.stdout is not None
-            try:
-                for _ in range(8 + turn):
-                    confirmed = int(process.stdout.readline())
-            finally:
-                process.kill()
-            rest = process.stdout.read().splitlines()
-            confirmed = int(rest[-1]) if rest else confirmed
-        with closing(RevisionStore(tmp_path, max_revisions=5)) as store:
-            latest = store.latest()
-            assert latest is not None
-            assert latest.revision.number in {confirmed, confirmed + 1}
-            assert latest.file is not None
-            assert latest.file.fleet == latest.fleet
-            for each in store.revisions(9):
-                content = {name: (each.number >> at) % 3 for at, name in enumerate(POOLS)}
-                assert store.fleet(each.number) == wanted(content)
-            stored, named = pieces_of(store)
-            assert stored == named

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
-from tidegate.stack.certificates import make
 from tidegate_common.tls.pem import Validity
 from xds_server.admin.certificates import (
     ASKED_AT_ONCE,
@@ -69,26 +66,6 @@ def test_a_client_with_two_streams_is_told_once_and_all_are_bounded() -> None:
     assert len(found(held(60), client("e1", held(3)), client("e1", held(3)))) == 1
     many = [client(f"e{number}", held(3)) for number in range(100)]
     assert len(found(held(3), *many)) == MAX_SHOWN
-
-
-def test_files_that_the_fleet_names_are_read_again_when_they_change(tmp_path) -> None:
-    """Without TLS of its own, too; what is not here, or is no certificate, says nothing."""
-    short, long = (
-        next(path for path in make(tmp_path / str(days), days=days) if path.name == "tls.crt")
-        for days in (1, 30)
-    )
-    served = tmp_path / "served.pem"
-    named = [("the listener", str(served)), ("nothing", str(tmp_path / "missing.pem"))]
-    looked = Certificates(None, tuple, lambda: time.time() + 2 * DAY, lambda: named)
-    served.write_text("no certificate")
-    assert not looked.found()
-    served.write_bytes(short.read_bytes())
-    os.utime(served, (1.0, 1.0))
-    (state,) = looked.found()
-    assert (state.owner, state.left_s <= 0.0) == ("the listener", True)
-    served.write_bytes(long.read_bytes())
-    os.utime(served, (2.0, 2.0))
-    assert not looked.found()
 
 
 def test_all_files_that_a_fleet_names_are_known() -> None:

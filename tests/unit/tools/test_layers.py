@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from tools import layers
 from tools.layers import ALONE, LAYERS, OPT_IN, ROOT, WORKERS, Run, table, too_much, workers
 
 
@@ -68,3 +70,17 @@ def test_the_pace_of_the_machine_is_taken_out():
         "real                          70     200       100       -",
         "all                          140     400       200",
     ]
+
+
+def test_without_a_record_it_is_said_that_nothing_is_compared(tmp_path, monkeypatch, capsys):
+    """Silence would look as if the time had been held."""
+    monkeypatch.setattr(layers, "RECORD", tmp_path / "none.json")
+    monkeypatch.setattr(layers, "LAST", tmp_path / "last.json")
+    assert layers.hold() == 1
+    assert "run `make test` first" in capsys.readouterr().out
+    layers.LAST.write_text(json.dumps({layers._python(): {"unit": 9.0}}))
+    assert layers.hold() == 0
+    assert "nothing is compared" in capsys.readouterr().out
+    layers.renew()
+    assert layers.hold() == 0
+    assert "within the record" in capsys.readouterr().out

@@ -47,7 +47,7 @@ class Limit(NamedTuple):
     """``set``, ``declared``, ``observed`` or ``learned``."""
 
 
-class Usage(NamedTuple):
+class LimitUsage(NamedTuple):
     """Slots of a pool's replicas for one model, and what they have to do."""
 
     in_flight: int
@@ -243,9 +243,9 @@ class Limits:
         most = replica.most_of.get(model or WHOLE)
         return None if most is None else most - load.by_model.get(model or WHOLE, 0)
 
-    def usage(self, pool: Pool) -> dict[str, Usage]:
+    def usage(self, pool: Pool) -> dict[str, LimitUsage]:
         """Return the use of a pool's slots by model; ``WHOLE`` = of all its models."""
-        found: dict[str, Usage] = {}
+        found: dict[str, LimitUsage] = {}
         for endpoint in pool.endpoints:
             replica = self._members.get(endpoint.key)
             if replica is None or endpoint.draining:
@@ -255,7 +255,7 @@ class Limits:
                     continue
                 in_flight, slots, replicas = found.get(name, (0, 0, 0))
                 in_flight += replica.load.by_model.get(name, 0) if name else replica.load.limited
-                found[name] = Usage(in_flight, slots + known.slots, replicas + 1)
+                found[name] = LimitUsage(in_flight, slots + known.slots, replicas + 1)
         return found
 
     def describe(self, pool: Pool, key: EndpointKey) -> dict[str, dict[str, object]]:

@@ -14,13 +14,17 @@ import time
 from collections import Counter
 from functools import partial
 
+import grpc
 import pytest
 import tritonclient.grpc.aio as triton_grpc
 from tritonclient.utils import InferenceServerException
 
+from support.incidents import stopped
 from support.placed_models import PlacedModels
-from support.service_process import ready_models
-from support.traffic import admin, eventually, picker_state, vision_inputs
+from support.service_process import ready_models, running
+from support.traffic import admin, eventually, vision_inputs
+from support.workers import states, worker_pids
+from tidegate.stack.local import PICKER_ID
 from tidegate.stack.tritons.fleet import Tritons
 from tidegate_api.admin.v1 import admin_pb2 as api
 from tidegate_api.names import ENDPOINT_HEADER
@@ -31,6 +35,8 @@ LONG = SECONDS >= 60
 NAMES = [f"m{number:03}" for number in range(60 if LONG else 12)]
 WAIT = api.ChangeOptions(author="test", wait=True, timeout_seconds=60)
 FORCE = api.ChangeOptions(author="test", wait=True, timeout_seconds=60, force=True)
+SECOND = "picker-2"
+"""The id of a second picker."""
 RESTS_S = 1.0
 MOVERS = 3
 """Moves at one time, each of another model."""
@@ -76,8 +82,8 @@ async def models(http, replicas):
 
 @pytest.fixture(scope="module")
 async def stack(models, replicas, new_module_stack):  # noqa: ARG001 - loaded first
-    """Run one stack with a gateway, whose picker knows where the models are."""
-    return await new_module_stack(tritons=replicas, gateway=True, fleet=with_many)
+    """Run one stack with a gateway and two workers, who know where the models are."""
+    return await new_module_stack(tritons=replicas, gateway=True, workers=2, fleet=with_many)
 
 
 class Load:
@@ -222,12 +228,150 @@ class Moves:
 
 
 async def agrees(http, stack, models):
-    """Return whether the picker knows exactly what is loaded."""
-    found: dict[str, set[str]] = {name: set() for name in NAMES}
-    for replica, ready in ready_models(await picker_state(http, stack)).items():
-        for name in ready & found.keys():
-            found[name].add(replica)
-    return found == {name: models.on(name) for name in NAMES}
+    """Return whether all workers know exactly what is loaded."""
+    return all(
+        {name: {at for at, ready in found.items() if name in ready} for name in NAMES}
+        == {name: models.on(name) for name in NAMES}
+        for found in map(ready_models, await states(http, stack))
+    )
+
+
+@pytest.fixture
+async def second_picker(stack):
+    """Run one that no Envoy asks, and that has to be told of all that leaves; return its pid."""
+    options = {"listen": "127.0.0.1:0", "metrics": "127.0.0.1:0", "id": SECOND}
+    async with running("ext_proc", "picker_started", xds=stack.addresses.ads, **options) as one:
+        assert await eventually(partial(told, stack, SECOND))
+        yield one[0]["pid"]
+
+
+async def told(stack, node):
+    """Return whether a picker has acknowledged its pools, and reports."""
+    async with admin(stack) as control:
+        status = await control.GetStatus(api.GetStatusRequest())
+    synced = {each.node for each in status.clients for one in each.types if one.state == "SYNCED"}
+    return node in synced and node in status.reports
+
+
+async def waits(stack, node):
+    """Return whether a picker has been sent pools that it has not acknowledged."""
+    async with admin(stack) as control:
+        status = await control.GetStatus(api.GetStatusRequest())
+    (picker,) = (each for each in status.clients if each.node == node)
+    return any(each.state != "SYNCED" for each in picker.types)
+
+
+async def post(http, url, **headers):
+    """Return the status and the reason of an answer."""
+    async with http.post(url, json={}, headers=headers) as answer:
+        return answer.status, answer.headers.get("x-tidegate-reason")
+
+
+async def on_two(stack, models, name):
+    """Let a model be on two replicas; return what moves it, and the replicas."""
+    moves = Moves(stack, models, None)
+    missing = sorted({each.name for each in models.replicas} - models.on(name))
+    for at in missing[: 2 - len(models.on(name))]:
+        await moves._load(name, at)
+    return moves, sorted(models.on(name))
+
+
+async def is_ready(http, models, name, at):
+    """Return whether a replica has a model READY."""
+    async with http.get(f"{models.replica(at).http_url}/v2/models/{name}/ready") as answer:
+        return answer.status == 200
+
+
+async def unload(control, name, at):
+    """Begin to unload a model from a replica; return the operation's number."""
+    options = api.ChangeOptions(author="test")
+    request = api.UnloadModelRequest(pool="many", model=name, endpoints=[at], options=options)
+    return (await control.UnloadModel(request)).number
+
+
+async def ended(stack, number):
+    """Wait until an operation has ended; return it."""
+    found = []
+
+    async def over() -> bool:
+        try:
+            async with admin(stack) as control:
+                asked = api.GetOperationsRequest(operation=number)
+                found[:] = (await control.GetOperations(asked)).operations
+        except grpc.aio.AioRpcError:
+            return False
+        return found[0].ended
+
+    assert await eventually(over)
+    return found[0]
+
+
+async def test_pickers_and_workers_acknowledge_an_unload(http, stack, models, second_picker):
+    """Nothing is unloaded before: another picker is waited for, a worker that hangs is named."""
+    moves, (gone, *_) = await on_two(stack, models, NAMES[0])
+    worker = f"{PICKER_ID}.w1"
+    with stopped(worker_pids(stack)[1]):
+        async with admin(stack) as control:
+            made = await ended(stack, await unload(control, NAMES[0], gone))
+        assert made.phase == "undone", made
+        assert f"picker {worker} " in made.why
+        assert await is_ready(http, models, NAMES[0], gone)
+    assert await eventually(partial(agrees, http, stack, models))
+    async with Load(stack, models, clients=1) as load:
+        with stopped(second_picker):
+            async with admin(stack) as control:
+                number = await unload(control, NAMES[0], gone)
+            assert await eventually(partial(waits, stack, SECOND))
+            assert await eventually(partial(told, stack, worker))
+            for _ in range(20):
+                await asyncio.sleep(0.05)
+                assert await is_ready(http, models, NAMES[0], gone)
+        assert (await ended(stack, number)).phase == "done"
+    assert load.failures == []
+    assert not await is_ready(http, models, NAMES[0], gone)
+    moves._note(NAMES[0], gone, load=False)
+    assert await eventually(partial(agrees, http, stack, models))
+
+
+async def test_a_control_server_killed_during_a_drain_goes_on(http, stack, models, second_picker):
+    """With an unload of its own, once all pickers know of it again; no request is lost."""
+    moves, (gone, *_) = await on_two(stack, models, NAMES[1])
+    async with Load(stack, models, clients=1) as load:
+        with stopped(second_picker):
+            async with admin(stack) as control:
+                number = await unload(control, NAMES[1], gone)
+            assert await eventually(partial(waits, stack, SECOND))
+            await stack.kill_control_server()
+            assert await is_ready(http, models, NAMES[1], gone)
+        await stack.start_control_server()
+        made = await ended(stack, number)
+        assert made.phase == "done", made
+        assert "the control server was restarted" in [each.text for each in made.steps]
+    assert load.failures == []
+    assert not await is_ready(http, models, NAMES[1], gone)
+    moves._note(NAMES[1], gone, load=False)
+    assert await eventually(partial(agrees, http, stack, models))
+
+
+async def test_a_control_server_killed_during_a_gateways_drain_ends_it(
+    http, stack, models, second_picker
+):
+    """The gateway cannot know who was told: it unloads nothing, and says so."""
+    moves, (gone, *_) = await on_two(stack, models, NAMES[2])
+    url = f"http://{stack.addresses.gateway.admin}/v2/repository/models/{NAMES[2]}/unload"
+    async with Load(stack, models, clients=1) as load:
+        with stopped(second_picker):
+            unloading = asyncio.create_task(post(http, url, **{ENDPOINT_HEADER: gone}))
+            assert await eventually(partial(waits, stack, SECOND))
+            await stack.kill_control_server()
+            status, reason = await unloading
+        await stack.start_control_server()
+        assert (status, reason) == (409, "in-use")
+        assert await is_ready(http, models, NAMES[2], gone)
+        assert await eventually(partial(agrees, http, stack, models))
+        assert await post(http, url, **{ENDPOINT_HEADER: gone}) == (200, None)
+        moves._note(NAMES[2], gone, load=False)
+    assert load.failures == []
 
 
 async def test_no_request_is_lost_while_models_move(http, stack, models):

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import sys
 import time
 from typing import TYPE_CHECKING, Any, Self
 
+import aiohttp
 import orjson
 
 from support.traffic import vision_body
@@ -17,8 +19,6 @@ from support.traffic import vision_body
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from random import Random
-
-    import aiohttp
 
     from tidegate.stack.tritons.fleet import Tritons
     from tidegate.stack.tritons.replica import TritonReplica
@@ -95,10 +95,7 @@ class PlacedModels:
 
         async def one(model: str, replica: TritonReplica, load: bool) -> None:
             async with places[replica.name]:
-                verb = "load" if load else "unload"
-                url = f"{replica.http_url}/v2/repository/models/{model}/{verb}"
-                async with self._http.post(url) as answer:
-                    assert answer.status == 200, await answer.text()
+                await self._call(replica, f"{model}/{'load' if load else 'unload'}")
             if load:
                 self.since[model, replica.name] = time.monotonic()
             else:
@@ -108,6 +105,27 @@ class PlacedModels:
         await asyncio.gather(
             *(one(name, self._tritons.replica(at), load) for (name, at), load in wanted.items())
         )
+
+    async def _call(self, replica: TritonReplica, what: str) -> None:
+        """Load or unload; once more on a connection of its own if the first one is cut.
+
+        Both may be repeated. A Triton that has died fails this with the end of its log.
+        """
+        url = f"{replica.http_url}/v2/repository/models/{what}"
+        try:
+            async with self._http.post(url) as answer:
+                assert answer.status == 200, await answer.text()
+                return
+        except aiohttp.ClientConnectionError as error:
+            cut = repr(error)
+        try:
+            async with aiohttp.ClientSession() as fresh, fresh.post(url) as answer:
+                assert answer.status == 200, await answer.text()
+        except aiohttp.ClientConnectionError as error:
+            log = self._tritons.run.logs / f"{replica.name}.log"
+            end = log.read_text("utf-8", "replace")[-3000:]
+            raise AssertionError(f"{what} at {replica.name}: {cut}, {error!r}; {end}") from error
+        sys.stdout.write(f"{what} at {replica.name} was repeated: {cut}\n")
 
     async def spread(self, rng: Random) -> None:
         """Load each model on one to three replicas."""

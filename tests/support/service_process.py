@@ -14,7 +14,10 @@ from tidegate_common.children import module_command
 
 @contextlib.asynccontextmanager
 async def running(module, started, **options):
-    """Run a service; yield the event of its start and all its events; kill it at the end."""
+    """Run a service; yield the event of its start, with its ``pid``, and all its events.
+
+    It is killed at the end.
+    """
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     process, lines = await piped(module_command(module, "--log-format", "json", *words))
     events: list[dict] = []
@@ -31,7 +34,8 @@ async def running(module, started, **options):
     try:
         async with asyncio.timeout(60):
             await up.wait()
-        yield next(each for each in events if each["event"] == started), events
+        first = next(each for each in events if each["event"] == started)
+        yield {**first, "pid": process.pid}, events
     finally:
         if process.returncode is None:
             os.kill(process.pid, signal.SIGKILL)

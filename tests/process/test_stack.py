@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from functools import partial
 
 import pytest
 
+from support.traffic import eventually, metric
 from tidegate.stack.local import ENVOY, LocalStack
 from tidegate.stack.processes.supervisor import CrashError
 from tidegate.stack.processes.waiting import StackError
@@ -57,10 +59,21 @@ async def test_the_picker_can_be_killed_and_started(http, stack):
 
 
 async def test_the_control_server_can_be_killed_and_started(http, stack):
-    """The configuration stays the same without the control server and after its restart."""
+    """The configuration stays the same without the control server and after its restart.
+
+    The picker's gauge says at once whether it is connected, without a change of the fleet.
+    """
+
+    async def says(value) -> bool:
+        page = stack.picker_metrics
+        return await metric(http, page, "tidegate_picker_xds_connected") == value
+
+    assert await eventually(partial(says, 1))
     await stack.kill_control_server()
+    assert await eventually(partial(says, 0))
     assert await ask(http, stack) == 200
     await stack.start_control_server()
+    assert await eventually(partial(says, 1))
     assert await ask(http, stack) == 200
 
 

@@ -177,6 +177,7 @@ SOAK: Final = (
             "TIDEGATE_CALM_SEED": str(seed),
         },
     ),
+    SoakPart("slow", "test_slow_tritons.py", 2, lambda _, __: {"TIDEGATE_SLOW_SECONDS": "150"}),
     SoakPart("older-envoys", "test_older_envoys.py", 2, lambda _, __: {}, "TIDEGATE_OLD_ENVOYS"),
 )
 """Rates are of two cores. The properties come last, with weight ``PROPERTIES``."""

@@ -11,7 +11,7 @@ import asyncio
 import os
 import shutil
 import sys
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -96,8 +96,13 @@ MEMORY = (
 """Those that share memory with the server; CUDA's need a GPU."""
 GRPC_CONTROL = Example("simple_grpc_model_control.py", "grpc")
 HTTP_CONTROL = Example("simple_http_model_control.py", "http")
+FIXED = (
+    Example("memory_growth_test.py", "http", others=True),
+    Example("memory_growth_test.py", "grpc", GRPC, others=True),
+)
+"""Those that have their address written down."""
+FIXED_PORTS = {"http": 8000, "grpc": 8001}
 ELSEWHERE = {
-    "memory_growth_test.py": "its address is fixed",
     "simple_grpc_cudashm_client.py": "it needs a GPU",
     "simple_http_cudashm_client.py": "it needs a GPU",
 }
@@ -168,14 +173,42 @@ def server(request):
     return request.getfixturevalue(request.param)
 
 
+def address_of(example, server):
+    """Return the address of the server that an example needs."""
+    return (server.others if example.others else server.eight)[example.protocol]
+
+
+@asynccontextmanager
+async def led_to(port, address):
+    """Let connections to a port of localhost lead to an address."""
+
+    async def pipe(reader, writer) -> None:
+        with suppress(OSError):
+            while data := await reader.read(2**16):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def one(reader, writer) -> None:
+        there = await asyncio.open_connection(*address.split(":"))
+        await asyncio.gather(pipe(reader, there[1]), pipe(there[0], writer))
+
+    try:
+        server = await asyncio.start_server(one, "127.0.0.1", port)
+    except OSError as error:
+        pytest.skip(f"port {port}: {error}")
+    async with server:
+        yield
+
+
 async def run(example, server, folder):
     """Run an example; return its exit code and what it printed."""
     image = folder / "image.png"
     Image.new("RGB", (64, 48), (10, 90, 200)).save(image)
     (folder / "attrdict.py").write_text(ATTRDICT)
-    address = (server.others if example.others else server.eight)[example.protocol]
+    at = () if example in FIXED else ("-u", address_of(example, server))
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(Path(FOLDER, example.file)), "-u", address, *example.options),
+        *(sys.executable, str(Path(FOLDER, example.file)), *at, *example.options),
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(folder)},
         stdout=asyncio.subprocess.PIPE,
@@ -192,7 +225,7 @@ async def run(example, server, folder):
 
 def test_each_example_is_run():
     """One that is new in the folder is missed here."""
-    listed = {each.file for each in (*PLAIN, *MEMORY, GRPC_CONTROL, HTTP_CONTROL)}
+    listed = {each.file for each in (*PLAIN, *FIXED, *MEMORY, GRPC_CONTROL, HTTP_CONTROL)}
     assert {each.name for each in Path(FOLDER).glob("*.py")} == listed | ELSEWHERE.keys()
 
 
@@ -200,6 +233,14 @@ def test_each_example_is_run():
 async def test_an_example_ends_well(server, tmp_path, example):
     """At a Triton, so that the models are those that it asks for, and at a fleet."""
     code, printed = await run(example, server, tmp_path)
+    assert code == 0, printed
+
+
+@pytest.mark.parametrize("example", FIXED, ids=lambda each: f"{each.file} {each.protocol}")
+async def test_an_example_with_an_address_of_its_own_ends_well(server, tmp_path, example):
+    """The ports that are written down in it lead to a Triton, and to a fleet."""
+    async with led_to(FIXED_PORTS[example.protocol], address_of(example, server)):
+        code, printed = await run(example, server, tmp_path)
     assert code == 0, printed
 
 

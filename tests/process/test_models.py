@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc.aio as triton_grpc
 
+from ext_proc.feedback.probe import Prober
 from tidegate.stack.assets import asset
 from tidegate.stack.tritons.fleet import Tritons
 
@@ -220,6 +221,21 @@ async def test_a_replica_serves_only_its_version(http, tritons):
     missing = f"{tritons.replica('r1').http_url}/v2/models/toy-llm/versions/2/ready"
     async with http.get(missing) as answer:
         assert answer.status == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("toy-llm/versions/2", None),
+        ("toy-llm/versions/1", "serves another version of toy-llm than 1"),
+        ("absent/versions/1", "has no version 1 of absent that is ready"),
+        ("absent", "has no model absent that is ready"),
+    ],
+)
+async def test_a_picker_knows_why_a_replica_is_not_ready(http, tritons, path, said):
+    """By what a real Triton answers to questions about readiness."""
+    url = f"{tritons.replica('r3').http_url}/v2/models/{path}/ready"
+    assert await Prober(lambda *_: None).probe(http, url) == said
 
 
 async def test_vision_scores_a_batch(client):

@@ -13,12 +13,15 @@ Rules:
 5. The scheduler is notified of a failed replica one telemetry interval later, like a failed
    scrape.
 6. A braked replica is slower from its next step on; the scheduler is not notified.
-7. While telemetry is frozen, samples arrive with new times and old values, so that a scheduler
+7. A job that the scheduler refuses waits for ``hold_s``, the oldest first, and is offered again
+   whenever a job has ended or telemetry has arrived.
+8. While telemetry is frozen, samples arrive with new times and old values, so that a scheduler
    cannot detect that they are stale.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
 from heapq import heappop, heappush
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from bench.simulate.workload import Job
 
 PROGRESS_EVERY = 256
+ROUNDING = 1e-9
 _REPLICA, _TROUBLE, _TELEMETRY = range(3)
 
 
@@ -89,6 +93,8 @@ class SimulatedFleet:
         self._choices: dict[int, tuple[Sequence[int], int]] = {}
         self._at: dict[int, int] = {}
         self._records: dict[int, Record] = {}
+        self._held: deque[tuple[Job, float]] = deque()
+        """Jobs that wait for a replica with room, and when they arrived."""
         self._events: list[tuple[float, int, int, Callable[[float], None]]] = []
         self._made = 0
         self._scheduled = [inf] * len(replicas)
@@ -143,7 +149,7 @@ class SimulatedFleet:
         while events and events[0][0] <= now:
             at, _, _, call = heappop(events)
             call(at)
-            if not self._open and not self._tasks:
+            if not self._open and not self._tasks and not self._held:
                 return  # the remaining telemetry and incidents affect no job
 
     def _schedule(self, index: int) -> None:
@@ -154,13 +160,32 @@ class SimulatedFleet:
                 self._later(at, _REPLICA, lambda now: self._work(index, now))
 
     def _arrive(self, job: Job, now: float) -> None:
+        if self._held or not self._offer(job, now, now):
+            if not self._scenario.hold_s:
+                self._records[job.index] = Record(job, End.SHED)
+                return
+            self._held.append((job, now))
+            self._later(now + self._scenario.hold_s, _TELEMETRY, self._release_held)
+
+    def _offer(self, job: Job, arrived: float, now: float) -> bool:
+        """Let the scheduler choose for a job; return whether it was sent."""
         choice = self._scheduler.choose(job, now)
         if choice is None:
-            self._records[job.index] = Record(job, End.SHED)
-            return
+            return False
         self._choices[job.index] = (choice.replicas, choice.matched)
-        task = ReplicaTask(job, now)
-        self._send(task, choice.replicas, now)
+        self._send(ReplicaTask(job, arrived), choice.replicas, now)
+        return True
+
+    def _release_held(self, now: float) -> None:
+        """Send the jobs that wait, the oldest first, and shed those that waited for too long."""
+        held = self._held
+        while held:
+            job, arrived = held[0]
+            if now - arrived >= self._scenario.hold_s - ROUNDING:
+                self._records[job.index] = Record(job, End.SHED)
+            elif not self._offer(job, arrived, now):
+                return
+            held.popleft()
 
     def _send(self, task: ReplicaTask, among: Sequence[int], now: float) -> None:
         """Assign a task to the first live replica of its choice."""
@@ -188,6 +213,8 @@ class SimulatedFleet:
         for task in ended.finished:
             del self._tasks[task.job.index]
             self._end(task, End.SERVED, now)
+        if ended.finished and self._held:
+            self._release_held(now)
 
     def _end(self, task: ReplicaTask, end: End, now: float) -> None:
         job = task.job
@@ -289,6 +316,8 @@ class SimulatedFleet:
             for index, sample in samples:
                 if index not in self._dead:
                     self._scheduler.observe(index, sample, then)
+            if self._held:
+                self._release_held(then)
 
         self._later(now + self._telemetry_delay_s, _TELEMETRY, deliver)
         self._later(now + self._telemetry_s, _TELEMETRY, self._measure)

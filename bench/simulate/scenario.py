@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from bench.engine import EngineConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from tidegate_api.pools import LimitMode
 
 MAX_REPLICAS = 10_000
 MAX_PICKERS = 64
@@ -66,6 +68,14 @@ class Scenario:
     bytes_per_token: float | None = None
     """Bytes of text for each token. The pool then has the default size of blocks, in bytes; with
     ``None`` its blocks are those of the trace, at 4 bytes per token."""
+    limit: LimitMode = "none"
+    """The pool's ``routing.limit``."""
+    per_endpoint_in_flight: int = 0
+    """The pool's own limit; 0: none."""
+    tells: Literal["declared", "observed", "nothing"] = "observed"
+    """What replicas tell of their slots: their number, what runs and waits, or nothing."""
+    hold_s: float = 0.0
+    """How long a job waits for a replica with room before it is shed; 0: it is shed at once."""
     counts: bool = True
     """Whether replicas count prompts and their tokens on their pages."""
     pickers: int = 1
@@ -106,6 +116,8 @@ class Scenario:
                 self.bytes_per_token is None or self.bytes_per_token > 0,
                 "a token must have more than 0 bytes",
             ),
+            (self.per_endpoint_in_flight >= 0, "a limit must not be negative"),
+            (self.hold_s >= 0, "the time of waiting must not be negative"),
             (1 <= self.pickers <= MAX_PICKERS, f"pickers must lie in 1..{MAX_PICKERS}"),
             (0 <= self.warmup < 1, "the warm-up must lie in 0..1"),
             (

@@ -21,6 +21,7 @@ from ext_proc.routing.values.ticket import Outcome, Ticket
 if TYPE_CHECKING:
     from bench.simulate.schedulers.base import SimulatedSample, World
     from bench.simulate.workload import Job
+    from ext_proc.routing.limits import Limit
 
 POOL: Final = "simulated"
 LOG_DELAY_S: Final = 1.0
@@ -82,6 +83,8 @@ class ProductionScheduler:
             block_chars=self._block_bytes,
             index_blocks=scenario.index_blocks or MAX_BLOCKS,
             slow_start=SlowStart(window_s=scenario.slow_start_s),
+            limit=scenario.limit,
+            per_endpoint_in_flight=scenario.per_endpoint_in_flight,
         )
 
     def choose(self, job: Job, now: float) -> SimulatedChoice | None:
@@ -161,12 +164,13 @@ class ProductionScheduler:
 
     def observe(self, replica: int, sample: SimulatedSample, now: float) -> None:  # noqa: ARG002 - interface
         """Report a reading with the values of Triton's metrics."""
-        engine = self._world.scenario.engine
+        engine, tells = self._world.scenario.engine, self._world.scenario.tells
         counts = self._world.scenario.counts and self._world.scenario.bytes_per_token is not None
         reading = Reading(
             at=sample.at,
-            queued=float(sample.queued),
-            running=float(sample.running),
+            queued=None if tells == "nothing" else float(sample.queued),
+            running=None if tells == "nothing" else float(sample.running),
+            slots=float(engine.max_running) if tells == "declared" else None,
             kv_used=sample.kv_used,
             kv_blocks=engine.cache_blocks,
             kv_block_tokens=engine.block_tokens,
@@ -174,6 +178,11 @@ class ProductionScheduler:
             prompts=float(sample.prompts) if counts else None,
         )
         self._router.registry.observe(f"r{replica}", (reading,))
+
+    def limits(self) -> list[Limit | None]:
+        """Return the limits of the replicas' requests in flight."""
+        pool, limits = self._router.pools[POOL], self._router.limits
+        return [limits.limit(pool, each.key, "llm") for each in pool.endpoints]
 
     def tokens_per_s(self) -> float:
         """Return the prefill speed that the picker has learned."""

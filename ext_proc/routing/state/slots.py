@@ -11,6 +11,7 @@ Rules:
    that were in flight, at least ``LEAST``.
 3. Answers are counted in windows of ``WINDOW`` or twice the limit. A window tells the rate of its
    slots if the limit was reached at ``BOUND`` of its answers: otherwise what ends is what has come.
+   It begins anew while more are in flight than the limit, as after it has fallen.
 4. Slots are *good* if no more of them were faster by 5 %, or by a quarter of what they are more.
    The lowest good ones are looked for, upwards by doubling, downwards by halving what is between.
    Once neighbours are known they rise by one step in each eighth window, and fall by one in each
@@ -106,6 +107,9 @@ class LearnedSlots:
             self._begin(now)
             return True
         limit = limit_of(slots)
+        if in_flight > limit + 2:  # sent before the limit fell
+            self._begin(now)
+            return False
         self._bound += count if in_flight >= limit else 0
         if self._since is None or self._count < max(WINDOW, 2 * limit):
             return False

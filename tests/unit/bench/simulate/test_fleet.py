@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from bench.simulate.fleet import End, Record, SimulatedFleet
 from bench.simulate.replica import SimulatedReplica
 from bench.simulate.scenario import Scenario
 from bench.simulate.schedulers.base import SimulatedChoice, SimulatedSample, World
+from bench.simulate.schedulers.production import ProductionScheduler
 from bench.simulate.schedulers.registry import make_scheduler, names
 from bench.simulate.workload import Job
 
@@ -246,3 +248,33 @@ def test_every_job_ends_once(
         assert (replica.running, replica.queued, replica.backlog_tokens) == (0, 0, 0)
         assert replica.cache.used == 0
         assert replica.cache.held <= replica.cache.capacity
+
+
+def test_refused_jobs_wait_in_order_and_not_for_ever() -> None:
+    """With a limit of one the second waits for the first; the third has waited for too long."""
+    scenario = Scenario(
+        replicas=1, engine=ENGINE, telemetry_s=0.0, per_endpoint_in_flight=1, hold_s=1.5
+    )
+    fleet = [SimulatedReplica(scenario.engine)]
+    scheduler = make_scheduler("auto", World(scenario, random.Random(1), fleet, 16))
+    jobs = [job(number, number / 10) for number in range(3)]
+    records = SimulatedFleet(scenario, fleet, scheduler).run(jobs, [each.at for each in jobs])
+    assert [each.end for each in records] == [End.SERVED, End.SERVED, End.SHED]
+    first, second = records[0].e2e_s, records[1].ttft_s
+    assert first is not None
+    assert second is not None
+    assert second > first - 0.1
+
+
+@pytest.mark.parametrize("tells", ["declared", "observed"])
+def test_replicas_tell_of_their_slots(tells: Literal["declared", "observed"]) -> None:
+    """The picker's limit is a quarter above what a simulated engine runs at once."""
+    scenario = Scenario(
+        replicas=1, engine=EngineConfig(max_running=4), limit="auto", tells=tells, warmup=0.0
+    )
+    fleet = [SimulatedReplica(scenario.engine)]
+    scheduler = make_scheduler("auto", World(scenario, random.Random(1), fleet, 16))
+    jobs = [job(number, number / 10, output=200) for number in range(40)]
+    SimulatedFleet(scenario, fleet, scheduler).run(jobs, [each.at for each in jobs])
+    assert isinstance(scheduler, ProductionScheduler)
+    assert scheduler.limits() == [(5, tells)]

@@ -7,6 +7,7 @@ import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import aiohttp
 import grpc
 
 from support.certificates import Authority, Pair, openssl
@@ -22,6 +23,9 @@ IDS = {"picker": ("picker-1", "p1", "p2"), "reporter": ("u0",)}
 """Ids that certificates of tests name, if these do not say otherwise."""
 KINDS = ("none", "of another authority", "expired")
 """Certificates that are not valid."""
+ROLES = ("envoy", "picker", "gateway", "reporter", "viewer", "operator", "admin")
+REFUSED, CUT, TAKEN = "refused", "no connection", "taken"
+"""Verdicts on a call."""
 
 
 @dataclass(frozen=True)
@@ -146,3 +150,18 @@ def encrypted(pair: Pair, passphrase: str) -> Path:
         *("-passout", f"pass:{passphrase}"),
     )
     return path
+
+
+def clients_of(machines: Machines) -> dict[str, Presented]:
+    """Return a client of each role, and one whose name has no role."""
+    return {role: machines.client(role) for role in (*ROLES, "unknown")}
+
+
+async def page_verdict(url: str, who: Presented) -> str:
+    """Read a page; return the verdict."""
+    try:
+        async with aiohttp.ClientSession() as http, http.get(url, ssl=who.context()) as answer:
+            await answer.read()
+            return REFUSED if answer.status == 403 else TAKEN
+    except (aiohttp.ClientError, ConnectionError):
+        return CUT

@@ -20,7 +20,17 @@ from ext_proc.server import port as port_module
 from ext_proc.server.port import LOGS, READINGS
 from ext_proc.settings import PickerSettings
 from ext_proc.telemetry import push
-from support.identities import KINDS, Machines, Presented
+from support.identities import (
+    CUT,
+    KINDS,
+    REFUSED,
+    ROLES,
+    TAKEN,
+    Machines,
+    Presented,
+    clients_of,
+    page_verdict,
+)
 from support.traffic import eventually
 from tidegate.stack.processes.ports import HeldPorts
 from tidegate_api.telemetry.v1 import telemetry_pb2, telemetry_pb2_grpc
@@ -30,8 +40,6 @@ from tidegate_common.tls.roles import TRUST_DOMAIN
 WAIT_S = 20.0
 OPEN_S = 1.0
 """Seconds after which a stream that has not ended is open, where nothing but that is expected."""
-ROLES = ("envoy", "picker", "gateway", "reporter", "viewer", "operator", "admin")
-REFUSED, CUT, TAKEN = "refused", "no connection", "taken"
 READERS = {"viewer", "operator", "admin"}
 
 
@@ -126,15 +134,7 @@ def page(path: str):
     """Return a function that reads a page."""
 
     async def read(at: Served, who: Presented, **_: bool) -> str:
-        try:
-            async with (
-                aiohttp.ClientSession() as http,
-                http.get(f"https://{at.page}{path}", ssl=who.context()) as answer,
-            ):
-                await answer.read()
-                return REFUSED if answer.status == 403 else TAKEN
-        except (aiohttp.ClientError, ConnectionError):
-            return CUT
+        return await page_verdict(f"https://{at.page}{path}", who)
 
     return read
 
@@ -161,7 +161,7 @@ def machines(tmp_path_factory) -> Machines:
 @pytest.fixture(scope="module")
 def clients(machines: Machines) -> dict[str, Presented]:
     """Return a client of each role, and one whose name has no role."""
-    return {role: machines.client(role) for role in (*ROLES, "unknown")}
+    return clients_of(machines)
 
 
 @pytest.fixture(scope="module")

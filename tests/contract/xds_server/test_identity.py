@@ -14,7 +14,17 @@ from envoy.service.status.v3 import csds_pb2, csds_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from support.fleets import fleet
-from support.identities import KINDS, Machines, Presented
+from support.identities import (
+    CUT,
+    KINDS,
+    REFUSED,
+    ROLES,
+    TAKEN,
+    Machines,
+    Presented,
+    clients_of,
+    page_verdict,
+)
 from tidegate.stack.processes.ports import HeldPorts
 from tidegate_api.admin.v1 import admin_pb2 as api
 from tidegate_api.admin.v1 import admin_pb2_grpc
@@ -26,8 +36,6 @@ from xds_server.app import _running
 from xds_server.settings import ControlSettings
 
 WAIT_S = 20.0
-ROLES = ("envoy", "picker", "gateway", "reporter", "viewer", "operator", "admin")
-REFUSED, CUT, TAKEN = "refused", "no connection", "taken"
 
 
 class Control(NamedTuple):
@@ -132,15 +140,7 @@ async def report(address: str, who: Presented) -> str:
 
 async def page(address: str, who: Presented, path: str) -> str:
     """Read a page; return the verdict."""
-    try:
-        async with (
-            aiohttp.ClientSession() as http,
-            http.get(f"https://{address}{path}", ssl=who.context()) as answer,
-        ):
-            await answer.read()
-            return REFUSED if answer.status == 403 else TAKEN
-    except (aiohttp.ClientError, ConnectionError):
-        return CUT
+    return await page_verdict(f"https://{address}{path}", who)
 
 
 def _admin(method: str, request: Any):
@@ -218,7 +218,7 @@ def others(tmp_path_factory) -> Machines:
 @pytest.fixture(scope="module")
 def clients(machines: Machines) -> dict[str, Presented]:
     """Return a client of each role, and one whose name has no role."""
-    return {role: machines.client(role) for role in (*ROLES, "unknown")}
+    return clients_of(machines)
 
 
 @pytest.fixture(scope="module")

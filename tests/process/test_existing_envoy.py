@@ -67,6 +67,27 @@ def over(replicas, config, *options, **more):
 
 
 @pytest.fixture(scope="module")
+async def shared():
+    """Return a function that returns the Envoy of a kind, with its replicas, started once.
+
+    A test leaves it as it found it, or comes after those that mind.
+    """
+    async with AsyncExitStack() as exit_:
+        started = {}
+
+        async def of(kind):
+            if kind not in started:
+                served = [
+                    await exit_.enter_async_context(Replica(f"r{n}").serve()) for n in (1, 2, 3)
+                ]
+                envoy = await exit_.enter_async_context(over(served, *KINDS[kind]))
+                started[kind] = envoy, served
+            return started[kind]
+
+        yield of
+
+
+@pytest.fixture(scope="module")
 async def own():
     """Blocks of the conversations that are predicted as cached behind the own listener."""
     async with (
@@ -85,25 +106,25 @@ async def own():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_every_post_is_answered_and_finds_its_cache(kind, replicas, own):
+async def test_every_post_is_answered_and_finds_its_cache(kind, shared, own):
     """All get a pick, and as many prompt blocks as behind the own listener are where they were."""
-    async with over(replicas, *KINDS[kind]) as envoy:
-        picks = await envoy.picks()
-        matched = await envoy.counted(BLOCKS, part="matched")
+    envoy, _ = await shared(kind)
+    picks = await envoy.picks()
+    matched = await envoy.counted(BLOCKS, part="matched")
 
-        async def post(path, body):
-            status, _ = await envoy.post(path, body, SPOOF)
-            return status
+    async def post(path, body):
+        status, _ = await envoy.post(path, body, SPOOF)
+        return status
 
-        assert await converse(post) == [200] * POSTS
-        assert await envoy.picks() - picks == POSTS
-        found = await envoy.counted(BLOCKS, part="matched") - matched
-        assert found == pytest.approx(own, rel=0.05)
-        assert await envoy.counted("tidegate_picker_passes_total") == 0
-        status, _ = await envoy.post(CHAT, {"model": "llama-3-8b", "messages": []})
-        assert status == 200, "the body names the pool"
-        status, headers = await envoy.post(CHAT, {"model": "none", "messages": []})
-        assert (status, headers["x-tidegate-reason"]) == (404, "unknown-model")
+    assert await converse(post) == [200] * POSTS
+    assert await envoy.picks() - picks == POSTS
+    found = await envoy.counted(BLOCKS, part="matched") - matched
+    assert found == pytest.approx(own, rel=0.05)
+    assert await envoy.counted("tidegate_picker_passes_total") == 0
+    status, _ = await envoy.post(CHAT, {"model": "llama-3-8b", "messages": []})
+    assert status == 200, "the body names the pool"
+    status, headers = await envoy.post(CHAT, {"model": "none", "messages": []})
+    assert (status, headers["x-tidegate-reason"]) == (404, "unknown-model")
 
 
 @pytest.mark.parametrize(
@@ -161,50 +182,51 @@ async def test_a_body_before_its_headers(replicas):
         assert max(more) == 12, "one prompt, one cache"
 
 
-async def test_the_access_log_judges_and_the_stream_counts(replicas):
+async def test_the_access_log_judges_and_the_stream_counts(shared):
     """A replica that fails everything is ejected; a request in flight is charged to its end."""
-    async with over(replicas, OVERRIDE) as envoy:
-        replicas[0].gate = replicas[1].gate = replicas[2].gate = asyncio.Event()
-        waiting = asyncio.create_task(envoy.post(GENERATE, {"text_input": "x"}))
+    envoy, replicas = await shared("override-host")
+    replicas[0].gate = replicas[1].gate = replicas[2].gate = asyncio.Event()
+    waiting = asyncio.create_task(envoy.post(GENERATE, {"text_input": "x"}))
 
-        async def charged():
-            return await envoy.counted("tidegate_picker_in_flight") == 1
+    async def charged():
+        return await envoy.counted("tidegate_picker_in_flight") == 1
 
-        assert await eventually(charged)
-        replicas[0].gate.set()
-        assert (await waiting)[0] == 200
-        assert await eventually(lambda: settled(envoy))
-        replicas[0].status = 503
+    assert await eventually(charged)
+    replicas[0].gate.set()
+    assert (await waiting)[0] == 200
+    assert await eventually(lambda: settled(envoy))
+    replicas[0].status = 503
 
-        prompts = itertools.count()  # a repeated one stays where it was answered
+    prompts = itertools.count()  # a repeated one stays where it was answered
 
-        async def ejected():
-            for number in itertools.islice(prompts, 12):
-                await envoy.post(GENERATE, {"text_input": f"{number} {TURN}"})
-            told = (await envoy.state())["router"]["pools"]["llm"]["endpoints"]["r1"]
-            return "ejected" in told["conditions"]
+    async def ejected():
+        for number in itertools.islice(prompts, 12):
+            await envoy.post(GENERATE, {"text_input": f"{number} {TURN}"})
+        told = (await envoy.state())["router"]["pools"]["llm"]["endpoints"]["r1"]
+        return "ejected" in told["conditions"]
 
-        assert await eventually(ejected)
-        state = await envoy.state()
-        assert state["feedback"]["entries"]["good"] > 0
-        assert any(name.startswith("llm ") for name in state["feedback"]["attempts"])
+    assert await eventually(ejected)
+    state = await envoy.state()
+    assert state["feedback"]["entries"]["good"] > 0
+    assert any(name.startswith("llm ") for name in state["feedback"]["attempts"])
+    replicas[0].status = 200
 
 
-async def test_without_a_picker(replicas):
+async def test_without_a_picker(shared):
     """override_host balances by itself; with ORIGINAL_DST there is no choice. Both recover."""
-    for config, usual in ((OVERRIDE, 200), (ORIGINAL, None)):
-        async with over(replicas, config) as envoy:
-            await envoy.kill_picker()
-            status, _ = await envoy.post(GENERATE, {"text_input": "x"}, SPOOF)
-            assert status == usual if usual else status >= 500
-            await envoy.start_picker()
+    for kind, usual in (("override-host", 200), ("original-dst", None)):
+        envoy, _ = await shared(kind)
+        await envoy.kill_picker()
+        status, _ = await envoy.post(GENERATE, {"text_input": "x"}, SPOOF)
+        assert status == usual if usual else status >= 500
+        await envoy.start_picker()
 
-            async def picked(envoy=envoy):
-                before = await envoy.picks()
-                status, _ = await envoy.post(GENERATE, {"text_input": "x"})
-                return status == 200 and await envoy.picks() > before
+        async def picked(envoy=envoy):
+            before = await envoy.picks()
+            status, _ = await envoy.post(GENERATE, {"text_input": "x"})
+            return status == 200 and await envoy.picks() > before
 
-            assert await eventually(picked)
+        assert await eventually(picked)
 
 
 async def test_the_replica_that_served_is_credited():
@@ -223,60 +245,61 @@ async def test_the_replica_that_served_is_credited():
         assert await envoy.counted("tidegate_picker_served_elsewhere_total") > 0
 
 
-async def test_aborts_and_oversize(replicas):
+async def test_aborts_and_oversize(shared):
     """V118, V119: a caller who leaves ends the charge; a body above Envoy's bound is 413."""
-    async with over(replicas, OVERRIDE) as envoy:
-        gate = asyncio.Event()
-        for each in replicas:
-            each.gate = gate
-        waiting = asyncio.create_task(envoy.post(GENERATE, {"text_input": "x"}))
+    envoy, replicas = await shared("override-host")
+    gate = asyncio.Event()
+    for each in replicas:
+        each.gate = gate
+    waiting = asyncio.create_task(envoy.post(GENERATE, {"text_input": "x"}))
 
-        async def charged():
-            return await envoy.counted("tidegate_picker_in_flight") == 1
+    async def charged():
+        return await envoy.counted("tidegate_picker_in_flight") == 1
 
-        assert await eventually(charged)
-        waiting.cancel()
-        assert await eventually(lambda: settled(envoy))
-        gate.set()
-        status, _ = await envoy.post(GENERATE, b"{" + b" " * 5_000_000 + b"}")
-        assert status == 413
+    assert await eventually(charged)
+    waiting.cancel()
+    assert await eventually(lambda: settled(envoy))
+    gate.set()
+    for each in replicas:
+        each.gate = None
+    status, _ = await envoy.post(GENERATE, b"{" + b" " * 5_000_000 + b"}")
+    assert status == 413
 
 
-async def test_an_edit_of_the_fleet_file_is_followed(replicas):
+async def test_an_edit_of_the_fleet_file_is_followed(shared):
     """V110, V112, V113: replicas leave, all of them too, and come back, without a restart."""
-    async with over(replicas, ORIGINAL) as envoy:
-        whole = envoy.fleet.read_text()
+    envoy, _ = await shared("original-dst")
+    whole = envoy.fleet.read_text()
 
-        async def answers(status):
-            return (await envoy.post(GENERATE, {"text_input": "x"}))[0] == status
+    async def answers(status):
+        return (await envoy.post(GENERATE, {"text_input": "x"}))[0] == status
 
-        for text, status in (
-            (whole[: whole.index("  - {id: r1")].replace("endpoints:", "endpoints: []"), 503),
-            (whole, 200),
-            ("pools: [", 200),
-        ):
-            envoy.fleet.write_text(text)
-            assert await eventually(lambda status=status: answers(status))
+    for text, status in (
+        (whole[: whole.index("  - {id: r1")].replace("endpoints:", "endpoints: []"), 503),
+        (whole, 200),
+        ("pools: [", 200),
+    ):
+        envoy.fleet.write_text(text)
+        assert await eventually(lambda status=status: answers(status))
 
-        async def refused():
-            return (await envoy.state())["fleet"]["refused"] is not None
+    async def refused():
+        return (await envoy.state())["fleet"]["refused"] is not None
 
-        assert await eventually(refused)
-        assert await answers(200)
+    assert await eventually(refused)
+    assert await answers(200)
+    envoy.fleet.write_text(whole)
 
 
-async def test_a_subset_in_a_header(replicas):
+async def test_a_subset_in_a_header(shared):
     """Where the edge does not strip it, it limits the choice; none left is 503."""
-    async with over(replicas, *KINDS["llm-d-standalone"]) as envoy:
-        before = len(replicas[1].asked)
-        subset = {"x-gateway-destination-endpoint-subset": replicas[1].address}
-        for number in range(6):
-            status, _ = await envoy.post(GENERATE, {"text_input": f"{number} {TURN}"}, subset)
-            assert status == 200
-        assert len(replicas[1].asked) - before == 6
-        assert not any(
-            "subset" in name.lower() for each in replicas[1].asked[before:] for name in each
-        )
-        none = {"x-gateway-destination-endpoint-subset": "10.9.9.9:1"}
-        status, headers = await envoy.post(GENERATE, {"text_input": "x"}, none)
-        assert (status, headers["x-tidegate-reason"]) == (503, "no-endpoints")
+    envoy, replicas = await shared("llm-d-standalone")
+    before = len(replicas[1].asked)
+    subset = {"x-gateway-destination-endpoint-subset": replicas[1].address}
+    for number in range(6):
+        status, _ = await envoy.post(GENERATE, {"text_input": f"{number} {TURN}"}, subset)
+        assert status == 200
+    assert len(replicas[1].asked) - before == 6
+    assert not any("subset" in name.lower() for each in replicas[1].asked[before:] for name in each)
+    none = {"x-gateway-destination-endpoint-subset": "10.9.9.9:1"}
+    status, headers = await envoy.post(GENERATE, {"text_input": "x"}, none)
+    assert (status, headers["x-tidegate-reason"]) == (503, "no-endpoints")

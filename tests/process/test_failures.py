@@ -52,8 +52,7 @@ async def test_a_killed_replica_fails_no_request_and_gets_work_again(http, new_s
         for each in generations:
             assert await eventually(partial(_served, each, dead))
         await stacks[0].kill_replica(victim)
-        for each in (*generations, *images):
-            await each.more(25)
+        await asyncio.gather(*map(_slowed, (*generations, *images)))
         await stacks[0].restart_replica(victim)
         for each in generations:
             each.served.clear()
@@ -61,6 +60,12 @@ async def test_a_killed_replica_fails_no_request_and_gets_work_again(http, new_s
     for each in (*generations, *images):
         assert not each.failures
         assert each.cut <= each.workers
+
+
+async def _slowed(traffic: Traffic) -> None:
+    """Wait for some answers; then leave the processors to the Triton that starts."""
+    await traffic.more(25)
+    traffic.pause_s = 0.2
 
 
 async def _served(traffic: Traffic, address: str) -> bool:

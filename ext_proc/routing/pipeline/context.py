@@ -133,31 +133,43 @@ def cheapest(
     """
     price_of = prices.__getitem__
     ranked = sorted(range(len(prices)), key=price_of)
+    if len(set(prices)) == len(ranked):  # nothing to draw
+        return ranked[:count]
     wanted = min(count, len(ranked))
     drawn = min(DRAWN, wanted)
     order: list[int] = []
-    while len(order) < wanted:
-        begin = len(order)
-        end = bisect_right(ranked, price_of(ranked[begin]), begin + 1, key=price_of)
+    begin = 0
+    while begin < wanted:
+        end = bisect_right(ranked, prices[ranked[begin]], begin + 1, key=price_of)
         ties = ranked[begin:end]
-        if prompted is not None and not begin and end > 1 and not prompted.pending[ties[0]]:
-            candidates = prompted.candidates
-            sent = [
-                (candidates[index].replica.prefilled, candidates[index].replica.busy_until)
-                for index in ties
-            ]
-            least = min(sent)
-            if sent.count(least) == 1:
-                order.append(ties.pop(sent.index(least)))
-        while len(ties) > 1 and len(order) < drawn:
-            order.append(ties.pop(int(rng.random() * len(ties))))
-        if len(ties) > 1 and len(order) < wanted:
-            at = int(rng.random() * len(ties))
-            order += ties[at:]
-            order += ties[:at]
-        else:
-            order += ties
+        left = end - begin
+        if left > 1:
+            if prompted is not None and not begin and not prompted.pending[ties[0]]:
+                left -= _least_sent(prompted, ties, order)
+            while left > 1 and len(order) < drawn:
+                order.append(ties.pop(int(rng.random() * left)))
+                left -= 1
+            if left > 1 and len(order) < wanted:
+                at = int(rng.random() * left)
+                order += ties[at:]
+                del ties[at:]
+        order += ties
+        begin = end
     return order[:wanted]
+
+
+def _least_sent(prompted: SchedulingContext, ties: list[int], order: list[int]) -> int:
+    """Move the one that was sent the fewest tokens from ``ties`` to ``order``; return how many."""
+    candidates = prompted.candidates
+    sent = [
+        (candidates[index].replica.prefilled, candidates[index].replica.busy_until)
+        for index in ties
+    ]
+    least = min(sent)
+    if sent.count(least) > 1:
+        return 0
+    order.append(ties.pop(sent.index(least)))
+    return 1
 
 
 def work_of(context: SchedulingContext, index: int) -> float:

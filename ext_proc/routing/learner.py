@@ -90,7 +90,9 @@ class Learner:
 
     def moved(self, ticket: Ticket, now: float) -> None:
         """Note that another replica serves a request, so its pick gives no first-byte sample."""
-        self._replicas[ticket.endpoint].first_bytes.gone(ticket.id, now)
+        first_bytes = self._replicas[ticket.endpoint].first_bytes
+        first_bytes.gone(ticket.id, now)
+        first_bytes.ended(ticket.id)
 
     def began(self, ticket_id: int, endpoint: EndpointKey, seconds: float) -> None:
         """Learn the prefill speed from the first byte of a streamed answer.
@@ -122,9 +124,12 @@ class Learner:
             first_bytes = self._replicas[ticket.endpoint].first_bytes
             if first_bytes.work:
                 if done:
-                    first_bytes.answered(ticket.id, now)
+                    known = self.models[ticket.pool].uses_first_bytes
+                    first_bytes.answered(ticket.id, now, done=known)
                 else:
                     first_bytes.gone(ticket.id, now)
+            if first_bytes.done:
+                first_bytes.ended(ticket.id)
         if done and ticket.id > self.models[ticket.pool].after:
             self.finished(ticket, now)
 

@@ -18,7 +18,11 @@ Rules:
 4. Of a prompt whose blocks others were still computing when it was sent (``Ticket.coming``), it is
    unknown what the replica computed: what it was expected to, or those blocks, too. Pending, it
    is expected to compute all. Answered, it counts only where the answer is the same for both.
-5. At most the ledger's open tickets are noted, because settling removes a ticket.
+5. ``done`` is the work of requests in flight whose answers have begun: it delays no further prompt.
+   It is counted only while first bytes tell speeds, for headers may come before a prompt is read.
+   Ends of answers, where nothing else is known, tell it of some replicas earlier than of others,
+   and prompts then gather where it is told.
+6. At most the ledger's open tickets are noted, because settling removes a ticket.
 """
 
 from __future__ import annotations
@@ -48,7 +52,7 @@ LEAST_S: Final = 0.001
 class PendingFirstBytes:
     """The requests of one replica that are pending their first byte, in sending order."""
 
-    __slots__ = ("_last", "_sent", "due", "slowdown", "work")
+    __slots__ = ("_begun", "_last", "_sent", "done", "due", "slowdown", "work")
 
     def __init__(self) -> None:
         self._sent: dict[int, tuple[float, float, float, float]] = {}
@@ -61,6 +65,10 @@ class PendingFirstBytes:
         """Time from which on ``lateness`` may be above 1, monotonic seconds."""
         self.work = 0.0
         """Uncached tokens of all pending requests."""
+        self._begun: dict[int, float] = {}
+        """The work of requests in flight whose answers have begun, by ticket id."""
+        self.done = 0.0
+        """Its sum, tokens."""
 
     def __len__(self) -> int:
         return len(self._sent)
@@ -90,6 +98,7 @@ class PendingFirstBytes:
             latency_model: The replica's latency model in the request's pool.
         """
         expected_s = latency_model.expects(ticket.work)
+        known = expected_s is not None
         if expected_s is not None and next(iter(self._sent), None) == ticket.id:
             free_at = max(ticket.at + (ticket.drain_s or 0.0), self._last)
             cold_s = self._sent[ticket.id][3]
@@ -100,17 +109,33 @@ class PendingFirstBytes:
                 self.slowdown.add(
                     took_s, expected_s, cold_s=cold_s, noise_s=latency_model.noise_s, at=at
                 )
-        self.answered(ticket.id, at)
+        self.answered(ticket.id, at, done=known)
 
-    def answered(self, ticket_id: int, at: float) -> None:
-        """Remove a request whose answer had begun by ``at``, and all requests sent before it."""
+    def answered(self, ticket_id: int, at: float, *, done: bool = False) -> None:
+        """Remove a request whose answer had begun by ``at``, and all requests sent before it.
+
+        Args:
+            ticket_id: The request.
+            at: Monotonic seconds.
+            done: Whether their prompts count as done (rule 5).
+        """
         if ticket_id not in self._sent:
             return
         for first in list(self._sent):
-            self.work -= self._sent.pop(first)[2]
+            work = self._sent.pop(first)[2]
+            self.work -= work
+            if done:
+                self._begun[first] = work
+                self.done += work
             if first == ticket_id:
                 break
         self._update_due(at)
+
+    def ended(self, ticket_id: int) -> None:
+        """Note that a request is not in flight on the replica any more."""
+        work = self._begun.pop(ticket_id, None)
+        if work is not None:
+            self.done = self.done - work if self._begun else 0.0
 
     def gone(self, ticket_id: int, at: float) -> None:
         """Remove a moved or lost request, which may have occupied the replica until ``at``."""
@@ -122,6 +147,8 @@ class PendingFirstBytes:
     def clear(self) -> None:
         """Remove all requests and the slowdown."""
         self._sent.clear()
+        self._begun.clear()
+        self.done = 0.0
         self.slowdown.clear()
         self._update_due(-inf)
 

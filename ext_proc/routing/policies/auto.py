@@ -3,7 +3,7 @@
 Formula, in seconds, lower is better; for a request with a prompt::
 
     price   = drain + (uncached + spoilt * private) / R + delta * pending + others / R' + barrier
-    drain   = min(max(0, busy_until - now), work in flight / R)
+    drain   = min(max(0, busy_until - now), work in flight whose answers have not begun / R)
     spoilt  = ALPHA * share of busy candidates + BETA * pending / mean pending of the candidates
     delta   = 64 / R
     barrier = LAMBDA * f / (1 - f),  f = max(0, 2 k - 1)      k = share of the KV cache in use
@@ -97,13 +97,15 @@ class Auto(Policy):
         prices: list[float] = []
         per_token, per_block = latency_model.seconds_per_token, context.block_tokens
         delta, other = latency_model.delta_s, latency_model.mean_tokens * per_token
-        whole, waiting = (1.0 + ALPHA * _busy(context)) * per_token, sum(context.pending)
+        ahead = [candidate.replica.busy_until > now for candidate in context.candidates]
+        busy, waiting = ahead.count(True) / len(ahead), sum(context.pending)
+        whole = (1.0 + ALPHA * busy) * per_token
         stalled = BETA * per_token * len(context.pending) / waiting if waiting else 0.0
         stale, common = now - FRESH_S, _common(context)
         branched = max(context.branched, common)
         private, copied, idle, seen = 1.0, 0.0, 0.0, -1
-        for candidate, pending, matched in zip(
-            context.candidates, context.pending, context.matched, strict=True
+        for candidate, pending, matched, drains in zip(
+            context.candidates, context.pending, context.matched, ahead, strict=True
         ):
             slowness, replica = candidate.latency_model.slowness, candidate.replica
             if matched != seen:  # most candidates hold as much as the one before: nothing
@@ -122,7 +124,7 @@ class Auto(Policy):
             if replica.first_bytes.due < now:
                 slowness *= replica.first_bytes.lateness(now, latency_model.reported_until)
                 price = price * slowness + _drain_s(candidate, context, per_token * slowness)
-            elif replica.busy_until > now:
+            elif drains:
                 price = price * slowness + replica.drain_s(now, per_token * slowness)
             else:
                 price *= slowness

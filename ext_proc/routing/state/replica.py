@@ -136,13 +136,14 @@ class Replica:
     def drain_s(self, now: float, seconds_per_token: float) -> float:
         """Return the seconds of prefill before a new request.
 
-        The virtual clock's value is bounded by the work in flight: requests that ended are done,
-        however slow the replica was estimated to be.
+        The virtual clock's value is bounded by the work in flight whose answers are not known to
+        have begun: the rest is done, however slow the replica was estimated to be.
         """
         drain = self.busy_until - now
         if drain <= 0.0:
             return 0.0
-        return min(drain, self.load.work * seconds_per_token)
+        left = (self.load.work - self.first_bytes.done) * seconds_per_token
+        return min(drain, left) if left > 0.0 else 0.0
 
     def others_queued(self, now: float) -> float | None:
         """Return the requests of other clients queued in the replica, ``None`` if unknown."""

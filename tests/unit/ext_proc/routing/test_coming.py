@@ -110,3 +110,19 @@ def test_a_request_that_was_refused_confirms_nothing(build: Build) -> None:
     sent(router, build, range(1, 12), 0.1)
     router.rejected(first.id)
     assert sent(router, build, range(1, 12), 0.2).coming == 11.0 * TOKENS
+
+
+def test_a_prompt_whose_answer_began_delays_no_other_while_it_runs(build: Build) -> None:
+    """An answer may take long after its first token; when it has ended, nothing is left of it."""
+    router = taught(build)
+    now = 4_000.0
+    (replica,) = router.registry.members.values()
+    first = sent(router, build, range(10_000_001, 10_000_101), now)
+    assert replica.drain_s(now, 0.001) > 6.0
+    began(router, first, 0.1)  # a replica that has become fast
+    assert replica.drain_s(now + 1.0, 0.001) == 0.0
+    second = sent(router, build, range(20_000_001, 20_000_011), now + 1.0)
+    assert 0.6 < replica.drain_s(now + 1.0, 0.001) < 0.7
+    router.settle(first, Outcome.DONE, now + 2.0)
+    router.settle(second, Outcome.DONE, now + 2.0)
+    assert replica.first_bytes.done == 0.0

@@ -59,6 +59,33 @@ def test_an_answer_removes_all_requests_sent_before_it() -> None:
     assert (len(first_bytes), first_bytes.work, first_bytes.due) == (0, 0.0, inf)
 
 
+def test_prompts_whose_answers_began_are_done_until_they_end() -> None:
+    """They delay no further prompt, but are in flight; an answer tells it of earlier ones, too."""
+    first_bytes = PendingFirstBytes()
+    for number in (1, 2, 3):
+        first_bytes.note(sent(number), 1.0, 0.0)
+    first_bytes.answered(2, at=4.0, done=True)
+    assert (first_bytes.done, first_bytes.work) == (200.0, 100.0)
+    first_bytes.ended(1)
+    first_bytes.ended(1)
+    assert first_bytes.done == 100.0
+    first_bytes.ended(2)
+    assert first_bytes.done == 0.0
+    first_bytes.answered(3, at=5.0, done=True)
+    first_bytes.clear()
+    assert first_bytes.done == 0.0
+
+
+@pytest.mark.parametrize("learned", [True, False])
+def test_a_prompt_is_done_only_where_first_bytes_tell_speeds(learned: bool) -> None:
+    """Headers may come before a prompt is read: their times are not taken for first bytes then."""
+    first_bytes = PendingFirstBytes()
+    request = sent(1)
+    first_bytes.note(request, 1.0, 0.0)
+    first_bytes.began(request, 1.0, latency_model(learned=learned))
+    assert first_bytes.done == (100.0 if learned else 0.0)
+
+
 def test_a_moved_request_removes_only_itself() -> None:
     """Requests sent before it are still pending."""
     first_bytes = PendingFirstBytes()

@@ -34,3 +34,14 @@ def test_a_replica_that_was_just_sent_a_prompt_is_no_further_behind(
         assert replicas[number].prefilled >= before + tokens
         assert most - LAG_TOKENS < replicas[number].prefilled <= most
     assert most == max(each.prefilled for each in replicas)
+
+
+def test_prompts_whose_answers_have_begun_delay_no_further_prompt() -> None:
+    """The clock may run ahead of the replica, but only by what it may still have to compute."""
+    (replica,) = _replicas(1)
+    replica.busy_until, replica.load.in_flight, replica.load.work = 100.0, 3, 300.0
+    assert replica.drain_s(0.0, 0.1) == 30.0
+    replica.first_bytes.done = 200.0
+    assert replica.drain_s(0.0, 0.1) == 10.0
+    replica.first_bytes.done = 300.5  # sums of floats
+    assert replica.drain_s(0.0, 0.1) == 0.0

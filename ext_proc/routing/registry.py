@@ -147,7 +147,7 @@ class EndpointRegistry:
         """Apply the bound of a replica's blocks (rule 6)."""
         key, bounds = replica.key, replica.bounds
         told = replica.cache_tokens if self.index.is_exact(key) is None else None
-        self.index.limit(key, bounds.blocks(told), bounds.ttl_s)
+        self.index.limit(key, bounds.blocks(told), bounds.age_s(told))
 
     def _remove(self, key: EndpointKey) -> None:
         del self.members[key]

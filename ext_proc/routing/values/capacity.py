@@ -7,6 +7,8 @@ Rules:
 2. The pool's ``index_blocks`` is the maximum, and the bound where no page tells the size.
 3. The size is rounded up to whole blocks of the index; at least ``LEAST_BLOCKS`` are kept.
 4. Where several pools list a replica, the bound of its blocks is the largest of theirs.
+5. An engine forgets a prompt when it needs the room, not after a time. So where the size is known,
+   a block may have any age, unless the pool's ``index_ttl`` is shorter than usual.
 
 An index that holds more than the engine predicts hits that do not happen: each is a prefill that
 the price does not count, on the replica that is then wrongly preferred.
@@ -14,7 +16,7 @@ the price does not count, on the replica that is then wrongly preferred.
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, inf
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ext_proc.routing.values.scale import BYTES_PER_TOKEN
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.pool import Pool
     from ext_proc.routing.values.reading import Reading
 
+TTL_S: Final = 600.0
+"""The usual ``index_ttl``: a rule of thumb where the size of a cache is unknown."""
 LEAST_BLOCKS: Final = 16
 """Minimum of ``index_blocks`` in the fleet file."""
 MAX_TOLD: Final = 2**40
@@ -53,6 +57,10 @@ class IndexBounds(NamedTuple):
             return self.max_blocks
         held = ceil(cache_tokens / self.block_tokens)
         return min(self.max_blocks, max(LEAST_BLOCKS, held))
+
+    def age_s(self, cache_tokens: float | None) -> float:
+        """Return for how long a block is kept unused in a cache of so many tokens, seconds."""
+        return self.ttl_s if cache_tokens is None or self.ttl_s < TTL_S else inf
 
 
 NO_BOUNDS: Final = IndexBounds(0, 0.0, float("inf"))

@@ -116,7 +116,8 @@ class Routing(Strict):
     """Maximum blocks of an endpoint in the prefix index. A smaller KV cache whose size the
     endpoint's page tells is the bound instead."""
     index_ttl: Duration = 600.0
-    """A prefix unused for so long is forgotten."""
+    """A prefix unused for so long is forgotten. Where the endpoint's page tells the size of its KV
+    cache, one of 600 s or more does not count: prefixes make room for others there."""
     sequence_idle: Duration = 60.0
     """A sequence keeps its replica for so long after its last request; at least Triton's
     `max_sequence_idle_microseconds`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -42,6 +44,14 @@ def test_the_widest_of_several_pools_holds() -> None:
     wide = Pool("wide", index_blocks=500, index_ttl_s=10.0, block_chars=512)
     bounds = NO_BOUNDS.with_pool(Pool("llm", index_blocks=200, index_ttl_s=60.0)).with_pool(wide)
     assert bounds == (500, 60.0, 64.0)
+
+
+def test_a_prompt_has_no_age_where_the_size_of_the_cache_is_known() -> None:
+    """Engines forget it when they need the room; a pool may say that it is forgotten earlier."""
+    usual = NO_BOUNDS.with_pool(Pool("llm"))
+    assert (usual.age_s(None), usual.age_s(1_000.0)) == (600.0, inf)
+    short = NO_BOUNDS.with_pool(Pool("llm", index_ttl_s=60.0))
+    assert (short.age_s(None), short.age_s(1_000.0)) == (60.0, 60.0)
 
 
 @given(st.one_of(st.none(), st.integers(-(10**400), 10**400)), st.integers(-1, 10**400))

@@ -1,13 +1,19 @@
 """`auto` with default settings on fleets drawn at random, beside an oracle with exact knowledge.
 
-    python bench/compare/draws.py [--draws 30] [--first 1] [--traffic sessions] [--requests 1500]
+    python bench/compare/draws.py [--draws 30] [--first 1] [--traffic sessions] [--runs 3]
+    python bench/compare/draws.py --processes 2 --worst 4
 
 A draw is a seed. It gives the bytes of text per token (0.25 to 8), the engine's prefill speed,
 chunk, batch, step times and cache, how often its page is read (every 0.1 to 10 s), whether the page
 counts prompt tokens, and whether the log tells first tokens. Nothing is configured: blocks, index
-and speeds are the picker's defaults. Each of the traffics runs at 95 % of what least-in-flight
-sustains there, once, under `auto` and `oracle-exact`, which knows all caches and queues. The tables
-are Markdown. 4 to 8 s of CPU for each draw and traffic, most of it for the saturation rate.
+and speeds are the picker's defaults. Each of the traffics runs at 95 % of what the fewest requests
+in flight sustain there, under `auto` and `oracle-exact`, which knows all caches and queues, on the
+same arrivals: ``--runs`` times with others, of which the sums are compared. The first tenth of a
+run is not measured; *learned* leaves out the first quarter, in which the picker learns.
+
+Of the worst draws, ``beside.py`` says what the picker did not know: shares of the oracle's time
+that single choices cost, on the same past. The tables are Markdown; with ``--json`` there is a line
+for each draw and traffic instead. About 4 s of CPU for each draw and traffic of three runs.
 
 The simulator cuts prompts by the trace's 512 tokens, so an engine's blocks are that long. Seeds are
 new for each release, and no constant is chosen with them.
@@ -16,22 +22,38 @@ new for each release, and no constant is chosen with them.
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+import json
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from multiprocessing import get_context
 from random import Random
 from statistics import median
+from typing import TYPE_CHECKING
 
+from bench.compare.beside import CAUSES, Costs, beside, simulated
 from bench.compare.oracles import workload
 from bench.engine import EngineConfig
-from bench.simulate.experiment import CalibrationError, RunPlan, default_slo, run_one, saturation
+from bench.simulate.experiment import CalibrationError, default_slo, saturation
+from bench.simulate.measure import percentile
 from bench.simulate.scenario import Scenario
+from bench.simulate.schedulers.registry import make_scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 TRAFFIC = ("conversation", "sessions", "shared-prefix", "agents")
 LOAD = 0.95
 REQUESTS = 1_500
-FIRST = 20_261_124
+RUNS = 3
+FIRST = 20_270_101
 """The first seed; that of this release."""
 LONGEST = 400
 """Blocks that a cache has at least: the longest prompts of the traces must fit."""
+WARM, LEARNED = 0.1, 0.25
+"""Shares of a run that are not measured, in the table and as *learned*."""
+BISECTIONS = 5
+"""The rate of full load is right to 2 %."""
 
 
 def between(chance: Random, low: float, high: float) -> float:
@@ -65,24 +87,41 @@ class Found:
 
     seed: int
     traffic: str
+    rate: float
+    """Requests per second."""
     mean: float
     p99: float
+    learned_mean: float
+    learned_p99: float
+
+    @property
+    def told(self) -> bool:
+        """Whether the log tells first tokens."""
+        return drawn(self.seed).first_tokens
 
 
-def measured(seed: int, traffic: str, requests: int) -> Found:
-    """Simulate a draw under a traffic.
-
-    Raises:
-        CalibrationError: No rate is sustained.
-    """
+def measured(seed: int, traffic: str, requests: int, runs: int) -> Found | None:
+    """Simulate a draw under a traffic; ``None`` if no rate is sustained."""
     fleet, jobs = drawn(seed), workload(traffic).first(requests)
-    rate = LOAD * saturation(jobs, fleet, default_slo(jobs, fleet))
-    ours, theirs = (
-        run_one(jobs, fleet, RunPlan(policy, seed, rate), None).metrics
-        for policy in ("auto", "oracle-exact")
-    )
-    mean = (ours.ttft_mean or 0.0) / (theirs.ttft_mean or 1.0)
-    return Found(seed, traffic, mean, (ours.ttft_p99 or 0.0) / (theirs.ttft_p99 or 1.0))
+    slo = default_slo(jobs, fleet)
+    try:
+        top = saturation(jobs, fleet, slo, policy="fewest-requests", bisections=BISECTIONS)
+    except CalibrationError:
+        return None
+    rate = LOAD * top
+    sums: dict[str, list[float]] = {}
+    for policy in ("auto", "oracle-exact"):
+        sums[policy] = [0.0] * 4
+        for run in range(runs):
+            records = simulated(jobs, fleet, partial(make_scheduler, policy), run, rate)
+            parts: list[float] = []
+            for share in (WARM, LEARNED):
+                kept = records[int(share * len(records)) :]
+                times = sorted(each.ttft_s for each in kept if each.ttft_s is not None)
+                parts += (sum(times) / len(times), percentile(times, 0.99) or 0.0)
+            sums[policy] = [old + new for old, new in zip(sums[policy], parts, strict=True)]
+    ratios = [ours / theirs for ours, theirs in zip(*sums.values(), strict=True)]
+    return Found(seed, traffic, rate, *ratios)
 
 
 def described(fleet: Scenario) -> str:
@@ -102,6 +141,37 @@ def described(fleet: Scenario) -> str:
     )
 
 
+def summary(rows: Sequence[Found], traffic: Iterable[str]) -> list[str]:
+    """Return the lines of the summary: the median and the worst draw of each traffic."""
+    lines = [
+        "| traffic | log | draws | median: mean / p99 | worst | learned, median | worst |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    groups = (("all", (True, False)), ("yes", (True,)), ("no", (False,)))
+    for name in traffic:
+        for group, told in groups:
+            of = [each for each in rows if each.traffic == name and each.told in told]
+            if not of:
+                continue
+            pairs = (
+                [(each.mean, each.p99) for each in of],
+                [(each.learned_mean, each.learned_p99) for each in of],
+            )
+            cells = [
+                f"{choose(x for x, _ in pair):.2f} / {choose(y for _, y in pair):.2f}"
+                for pair in pairs
+                for choose in (median, max)
+            ]
+            lines.append(f"| {name} | {group} | {len(of)} | {' | '.join(cells)} |")
+    return lines
+
+
+def explained(found: Found, requests: int) -> Costs:
+    """Ask the picker beside the oracle in the first run of a draw."""
+    jobs = workload(found.traffic).first(requests)
+    return beside(jobs, drawn(found.seed), 0, found.rate)
+
+
 def main() -> None:
     """Simulate and print."""
     parser = argparse.ArgumentParser(description="auto on fleets drawn at random.")
@@ -109,30 +179,43 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=FIRST, help="the first seed")
     parser.add_argument("--traffic", default=",".join(TRAFFIC))
     parser.add_argument("--requests", type=int, default=REQUESTS)
+    parser.add_argument("--runs", type=int, default=RUNS, help="arrivals per draw and traffic")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--worst", type=int, default=4, help="how many draws are explained")
+    parser.add_argument("--json", action="store_true", help="a line for each result")
     args = parser.parse_args()
     names = args.traffic.split(",")
-    head = ("seed", "bytes/token", "prefill/s", "step", "batch", "cache", "page", "counts", "log")
-    print(f"| {' | '.join((*head, *names))} |")
-    print("|" + "---|" * (len(head) + len(names)))
+    seeds = range(args.first, args.first + args.draws)
+    cases = [(seed, name) for seed in seeds for name in names]
+    measure = partial(measured, requests=args.requests, runs=args.runs)
     rows: list[Found] = []
-    for seed in range(args.first, args.first + args.draws):
-        cells = []
-        for name in names:
-            try:
-                found = measured(seed, name, args.requests)
-            except CalibrationError:
-                cells.append("-")
-                continue
-            rows.append(found)
-            cells.append(f"{found.mean:.2f} / {found.p99:.2f}")
-        print(f"| {seed} | {described(drawn(seed))} | {' | '.join(cells)} |", flush=True)
-    print("\n| traffic | median draw: mean / p99 | worst draw: mean / p99 |\n|---|---|---|")
-    for name in names:
-        of = [each for each in rows if each.traffic == name]
-        if of:
-            middle = f"{median(x.mean for x in of):.2f} / {median(x.p99 for x in of):.2f}"
-            worst = f"{max(x.mean for x in of):.2f} / {max(x.p99 for x in of):.2f}"
-            print(f"| {name} | {middle} | {worst} |")
+    if not args.json:
+        head = ("seed", "bytes/token", "prefill/s", "step", "batch", "cache", "page", "counts")
+        print(f"| {' | '.join((*head, 'log', *names))} |")
+        print("|" + "---|" * (len(head) + 1 + len(names)))
+    cells: list[str] = []
+    with ProcessPoolExecutor(args.processes, get_context("spawn")) as pool:
+        for (seed, _), found in zip(
+            cases, pool.map(measure, *zip(*cases, strict=True)), strict=True
+        ):
+            if found is not None:
+                rows.append(found)
+            cells.append("-" if found is None else f"{found.mean:.2f} / {found.p99:.2f}")
+            if args.json and found is not None:
+                print(json.dumps(asdict(found)), flush=True)
+            elif not args.json and len(cells) == len(names):
+                print(f"| {seed} | {described(drawn(seed))} | {' | '.join(cells)} |", flush=True)
+                cells = []
+    if args.json:
+        return
+    print("", *summary(rows, names), sep="\n")
+    print(f"\n| seed | traffic | mean / p99 | {' | '.join(CAUSES)} | first | dearest |")
+    print("|" + "---|" * (5 + len(CAUSES)))
+    worst = sorted(rows, key=lambda each: -max(each.mean, each.p99))
+    for each in worst[: args.worst]:
+        costs = explained(each, args.requests)
+        ratio = f"{each.mean:.2f} / {each.p99:.2f}"
+        print(f"| {each.seed} | {each.traffic} | {ratio} | {costs.cells()} |", flush=True)
 
 
 if __name__ == "__main__":

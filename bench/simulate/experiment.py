@@ -165,6 +165,9 @@ def saturation(
     slo_s: float,
     seed: int = 0,
     on_probe: Callable[[], None] | None = None,
+    *,
+    policy: str = CALIBRATOR,
+    bisections: int = BISECTIONS,
 ) -> float:
     """Return the highest rate at which the p99 TTFT of least-in-flight is within the limit.
 
@@ -173,14 +176,16 @@ def saturation(
         scenario: The fleet.
         slo_s: Limit of the p99 TTFT, seconds.
         seed: Seed of the runs.
-        on_probe: Called after each run, at most ``MAX_DOUBLINGS + BISECTIONS + 1`` times.
+        on_probe: Called after each run, at most ``MAX_DOUBLINGS + bisections + 1`` times.
+        policy: The policy to use instead.
+        bisections: Bisection steps of a bracket of 1 : 2; each halves the error.
 
     Raises:
         CalibrationError: The p99 TTFT is within the limit at every rate, or at none.
     """
 
     def holds(rate: float) -> bool:
-        plan = RunPlan(CALIBRATOR, seed, rate)
+        plan = RunPlan(policy, seed, rate)
         result = run_one(workload, scenario, plan, slo_s)
         if on_probe is not None:
             on_probe()
@@ -200,7 +205,7 @@ def saturation(
         when = "any rate" if upwards else "no rate"
         raise CalibrationError(f"the limit of {slo_s:g} s holds at {when}; give --slo or --rate")
     low, high = (rate / 2, rate) if upwards else (rate, rate * 2)
-    for _ in range(BISECTIONS):
+    for _ in range(bisections):
         middle = (low + high) / 2
         if holds(middle):
             low = middle

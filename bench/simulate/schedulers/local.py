@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from bench.simulate.schedulers.base import SimulatedChoice
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from random import Random
 
-    from bench.simulate.schedulers.base import SimulatedSample
+    from bench.simulate.schedulers.base import SimulatedSample, World
     from bench.simulate.workload import Job
 
 
@@ -103,6 +105,21 @@ class LocalScheduler:
         """Return the three cheapest replicas, equal costs in random order."""
         drawn = sorted((cost, self.rng.random(), index) for cost, index in costs)
         return [index for _, _, index in drawn[:3]]
+
+
+class FewestRequests(LocalScheduler):
+    """Fewest requests in flight by its own dispatches: the picker's least-in-flight, cheaper."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.scenario.replicas, world.scenario.joiner, world.rng)
+
+    def choose(self, job: Job, now: float) -> SimulatedChoice | None:  # noqa: ARG002 - interface
+        """Choose the fewest requests."""
+        order = self.ordered([(self.own.requests[each], each) for each in self.own.candidates()])
+        if not order:
+            return None
+        self.own.charge(job, order[0], job.input_tokens)
+        return SimulatedChoice(order)
 
 
 class SeenBlocks:

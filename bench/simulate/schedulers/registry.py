@@ -10,6 +10,7 @@ from bench.simulate.schedulers.cache_aware import CacheAware
 from bench.simulate.schedulers.chwbl import BoundedHash
 from bench.simulate.schedulers.dynamo import Dynamo
 from bench.simulate.schedulers.llm_d import NO_HIT, AffinityFilter, WeightedScorers
+from bench.simulate.schedulers.local import FewestRequests
 from bench.simulate.schedulers.oracle import Oracle, Probe
 from bench.simulate.schedulers.production import ProductionScheduler
 from bench.simulate.schedulers.several_pickers import SeveralPickers
@@ -31,6 +32,7 @@ OTHERS: Final[dict[str, Callable[[World], SimulatedScheduler]]] = {
     "aibrix": PrefixCache,
     "kubeai-chwbl": BoundedHash,
     "chwbl-depth2": lambda world: BoundedHash(world, depth=2),
+    "fewest-requests": FewestRequests,
     "probe": Probe,
     "oracle": Oracle,
     "oracle-exact": partial(Oracle, exact=True),

@@ -6,8 +6,9 @@ from random import Random
 
 import pytest
 
+from bench.compare.beside import CAUSES, beside
 from bench.compare.constants import CONSTANTS, POOL, Constant, changed
-from bench.compare.draws import FIRST, drawn
+from bench.compare.draws import FIRST, Found, drawn, measured, summary
 from bench.simulate.experiment import RunPlan, run_one
 from bench.simulate.generators import sessions
 from bench.simulate.schedulers.production import _cut
@@ -24,6 +25,41 @@ def test_a_draw_is_a_function_of_its_seed():
     assert len({each.bytes_per_token for each in fleets}) == 50
     assert all(0.25 <= (each.bytes_per_token or 0.0) <= 8.0 for each in fleets)
     assert {each.counts for each in fleets} == {True, False}
+
+
+def test_a_draw_is_compared_with_the_oracle_on_the_same_arrivals():
+    """The same again gives the same figures, whoever else runs."""
+    found = measured(FIRST, "shared-prefix", 80, 1)
+    assert found == measured(FIRST, "shared-prefix", 80, 1)
+    assert found is not None
+    assert 0.5 < found.mean < 5.0
+
+
+def test_the_summary_has_the_median_and_the_worst_draw():
+    """Of all draws, and of those whose log tells first tokens, or does not."""
+    told = [seed for seed in range(FIRST, FIRST + 50) if drawn(seed).first_tokens][:3]
+    rows = [
+        Found(seed, "agents", 1.0, 1.0 + 0.1 * place, 2.0, 1.0, 1.0)
+        for place, seed in enumerate(told)
+    ]
+    lines = summary(rows, ["agents", "sessions"])
+    assert lines[2:] == [
+        f"| agents | {log} | 3 | 1.10 / 2.00 | 1.20 / 2.00 | 1.00 / 1.00 | 1.00 / 1.00 |"
+        for log in ("all", "yes")
+    ]
+
+
+def test_the_picker_is_asked_beside_the_oracle():
+    """A choice that costs something has a cause, and is shown with what the picker believed."""
+    costs = beside(sessions(80, Random(0), 4.8), drawn(FIRST), 0, 8.0)
+    assert costs.requests == 80
+    assert costs.best_s > 0.0
+    assert costs.dearest is not None
+    assert costs.dearest["cause"] in CAUSES
+    assert set(costs.by_cause) <= set(CAUSES)
+    assert costs.dearest["cost_s"] >= costs.first["cost_s"]
+    assert costs.dearest["picked"]["true_s"] > costs.dearest["best"]["true_s"]
+    assert len(costs.cells().split(" | ")) == len(CAUSES) + 2
 
 
 @pytest.mark.parametrize("new_bytes", [16, 100, 512, 2_000])

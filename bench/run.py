@@ -48,6 +48,7 @@ LIMITS: Final = {
     "abuse": (200, 1_800),
     "control": (120, 3_000),
     "scale": (200, 600),
+    "draws": (90, 1_200),
 }
 """All suites in order of execution, with their time limits. The limit of ``fleet`` grows with the
 number of requested runs."""
@@ -60,6 +61,7 @@ USUAL: Final = {
     "abuse": (75, 900),
     "control": (10, 900),
     "scale": (90, 240),
+    "draws": (25, 400),
 }
 SPARE: Final = 1.5
 """Factor by which a suite may exceed its expected duration."""

@@ -202,7 +202,7 @@ def main() -> None:
                 rows.append(found)
             cells.append("-" if found is None else f"{found.mean:.2f} / {found.p99:.2f}")
             if args.json and found is not None:
-                print(json.dumps(asdict(found)), flush=True)
+                print(json.dumps({**asdict(found), "told": found.told}), flush=True)
             elif not args.json and len(cells) == len(names):
                 print(f"| {seed} | {described(drawn(seed))} | {' | '.join(cells)} |", flush=True)
                 cells = []

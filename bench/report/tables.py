@@ -220,6 +220,17 @@ def _scale(suite: Mapping[str, Any], section: ReportSection) -> None:
             )
 
 
+def _draws(suite: Mapping[str, Any], section: ReportSection) -> None:
+    heads = ("traffic", "log", "draws", "median: mean", "p99", "worst: mean", "p99")
+    lines = []
+    for (traffic, told), rows in grouped(suite["rows"], "traffic", "told").items():
+        middle = [number(median(rows, key)) for key in ("mean", "p99")]
+        worst = [number(max(row[key] for row in rows)) for key in ("mean", "p99")]
+        lines.append((traffic, "yes" if told else "no", f"{len(rows)}", *middle, *worst))
+    title = "First tokens of `auto` on drawn fleets, as multiples of exact knowledge's, simulated"
+    section.tables.append(Table(title, heads, lines))
+
+
 _WRITERS: dict[str, Callable[[Mapping[str, Any], ReportSection], None]] = {
     "throughput": _throughput,
     "overhead": _overhead,
@@ -229,4 +240,5 @@ _WRITERS: dict[str, Callable[[Mapping[str, Any], ReportSection], None]] = {
     "abuse": _abuse,
     "control": _control,
     "scale": _scale,
+    "draws": _draws,
 }

@@ -169,7 +169,7 @@ def test_unknown_names_are_usage_errors() -> None:
         BenchOptions(suites=("throughputs",))
     with pytest.raises(UsageError, match="no contender 'nginx'"):
         BenchOptions(contenders=("nginx",))
-    assert sum(quick for quick, _ in LIMITS.values()) < 28 * 60
+    assert sum(quick for quick, _ in LIMITS.values()) < 30 * 60
 
 
 def test_a_page_without_markers_is_refused_at_once(tmp_path: Path) -> None:

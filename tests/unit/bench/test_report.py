@@ -339,6 +339,19 @@ def test_memory_is_judged_by_the_stream() -> None:
     assert any(text.startswith("Linear fit of streams: 24.9 kB") for text in section.text)
 
 
+def test_drawn_fleets_are_told_by_what_the_log_tells() -> None:
+    """The median and the worst draw of each traffic, with first tokens in the log and without."""
+    rows = [
+        {"traffic": "agents", "told": told, "mean": mean, "p99": 1.1}
+        for told, mean in ((True, 1.0), (True, 1.04), (False, 1.5))
+    ]
+    (section,) = sections({"suites": {"draws": {**ABOUT, "rows": rows}}})
+    assert [list(line) for line in section.tables[0].rows] == [
+        ["agents", "yes", "2", "1.02", "1.10", "1.04", "1.10"],
+        ["agents", "no", "1", "1.50", "1.10", "1.50", "1.10"],
+    ]
+
+
 def test_telemetry_rows_are_read() -> None:
     """The script's table becomes an axis per source."""
     text = "source endpoints\nscrape 8 32 1.2 90 360 20 40\npush 8 8 0.4 50 55 500 900\n"

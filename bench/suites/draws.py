@@ -1,0 +1,24 @@
+"""Suite ``draws``: `auto` on simulated fleets drawn at random, beside exact knowledge.
+
+It runs ``bench/compare/draws.py``. The short form has four draws and one run of each; a single run
+is off by up to a fifth, so it shows the order of magnitude only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bench.suites.script import json_lines
+
+if TYPE_CHECKING:
+    from bench.suites.context import Context
+
+
+async def run(context: Context) -> dict[str, Any]:
+    """Simulate the draws of the form, on two processes."""
+    draws, runs = context.pick(("4", "1"), ("30", "3"))
+    context.say(f"draws: {draws}, {runs} runs each")
+    rows = await json_lines(
+        *("compare/draws.py", "--json", "--draws", draws, "--runs", runs, "--processes", "2")
+    )
+    return {"rows": rows}

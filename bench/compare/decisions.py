@@ -3,6 +3,11 @@
     python bench/compare/decisions.py [--traffic conversation,agents] [--loads 0.7,0.95] [--seeds 5]
     python bench/compare/decisions.py --restart [--traffic conversation] [--seeds 3]
     python bench/compare/decisions.py --contenders llm-d-chart [--seeds 3]
+    python bench/compare/decisions.py --draw 20270131 --loads 0.95 --seeds 2
+
+With ``--draw`` engines and text are those of a fleet drawn at random (``draws.py``); the picker has
+its defaults and is told nothing. *vs the same choices* is then what Envoy, picker and machine add:
+where that is above 2 %, it belongs out of the comparison.
 
 Each cell replays requests through a real Envoy and picker to eight emulated replicas, at life speed
 (``replay.py``), and notes which replica served each. The simulator then gets the same requests at
@@ -29,6 +34,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import sys
 import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -37,13 +43,15 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
+from bench.compare.draws import drawn as drawn_fleet
 from bench.compare.followed import simulated, summary
 from bench.compare.oracles import FLEET, sharing, workload
 from bench.compare.replay import ReplayPlan, Served, replay
 from bench.compare.table import beside_peers, restarts, times_to_first_token
+from bench.emulator.text import CHARS_PER_TOKEN, CHARS_VARIABLE
 from bench.journal import Journal, code_digest
 from bench.peers.contenders import TIDEGATE
-from bench.simulate.experiment import default_slo, saturation
+from bench.simulate.experiment import CALIBRATOR, default_slo, saturation
 from bench.simulate.measure import percentile
 from bench.simulate.workload import Workload, arrivals
 
@@ -167,6 +175,7 @@ def run(
         restart_at_s=restarts_at,
         restarted=scenario.restarted_replicas,
         contender=cell.contender,
+        engine=fleet.engine,
     )
     load_before = os.getloadavg()[0]
     rows = asyncio.run(replay(plan))
@@ -237,6 +246,18 @@ def times_of(ttft: Sequence[float | None], kept: Sequence[int]) -> dict[str, flo
     return {"mean": sum(values) / len(values), "p99": percentile(values, 0.99) or 0.0}
 
 
+def told(fleet: Scenario) -> Scenario:
+    """Return a drawn fleet as emulated engines tell of it: by pages of each second and the log."""
+    return replace(fleet, telemetry_s=1.0, counts=True, first_tokens=True)
+
+
+def in_force(bytes_per_token: float | None) -> None:
+    """Start this program anew if the processes of the run take a token for other text."""
+    if bytes_per_token is not None and bytes_per_token != CHARS_PER_TOKEN:
+        os.environ[CHARS_VARIABLE] = repr(bytes_per_token)
+        os.execv(sys.executable, [sys.executable, *sys.argv])  # noqa: S606 - this program again
+
+
 def main() -> None:
     """Replay, simulate, store and print."""
     parser = argparse.ArgumentParser(description="A running fleet beside the simulator.")
@@ -246,6 +267,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--restart", action="store_true", help="five of eight replicas restart")
     parser.add_argument("--contenders", default="", help="other routers, comma-separated")
+    parser.add_argument("--draw", type=int, help="a fleet drawn at random, by its seed")
     parser.add_argument("--late-headers", action="store_true", help="headers with the first token")
     parser.add_argument(
         "--answered", action="store_true", help="clients wait for the answer before"
@@ -258,6 +280,8 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("build/decisions"))
     args = parser.parse_args()
+    usual = FLEET if args.draw is None else told(drawn_fleet(args.draw))
+    in_force(usual.bytes_per_token)
     args.out.mkdir(parents=True, exist_ok=True)
     conditions = {
         "code": code_digest(),
@@ -265,6 +289,7 @@ def main() -> None:
         "early_headers": not args.late_headers,
         "answered": args.answered,
         "cache_planned": args.cache_planned,
+        **({} if args.draw is None else {"draw": args.draw}),
     }
     journal = Journal(args.out, "decisions", conditions, KEYS)
     names = [each for each in args.traffic.split(",") if each]
@@ -278,10 +303,12 @@ def main() -> None:
             continue
         if cell.traffic not in known:
             whole = workload(cell.traffic)
-            known[cell.traffic] = whole, saturation(whole, FLEET, default_slo(whole, FLEET))
+            slo = default_slo(whole, usual)
+            policy = CALIBRATOR if args.draw is None else "fewest-requests"
+            known[cell.traffic] = whole, saturation(whole, usual, slo, policy=policy)
         early = not args.late_headers
         whole, top = known[cell.traffic]
-        fleet = sharing(FLEET, planned=args.cache_planned)
+        fleet = sharing(usual, planned=args.cache_planned)
         row = run(cell, whole, top, args.seconds, fleet, early=early, causal=args.answered)
         journal.add(row)
     print(times_to_first_token(journal.rows))

@@ -25,6 +25,7 @@ from tidegate_api.names import SERVED_BY_HEADER
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from bench.engine import EngineConfig
     from bench.simulate.workload import Job
 
 TIMEOUT = aiohttp.ClientTimeout(total=120.0)
@@ -52,6 +53,8 @@ class ReplayPlan:
     """When the last ``restarted`` replicas restart; ``None``: never."""
     restarted: int = 0
     contender: str = contenders.TIDEGATE
+    engine: EngineConfig | None = None
+    """Parameters of the engines; ``None``: the usual ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,7 @@ async def replay(plan: ReplayPlan) -> list[Served]:
             cache_blocks=plan.cache_blocks,
             early_headers=plan.early_headers,
             cache_planned=plan.cache_planned,
+            engine=plan.engine,
         ) as fleet,
         contenders.start(
             plan.contender,

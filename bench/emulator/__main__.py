@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import json
+from dataclasses import replace
 
 import uvloop
 
@@ -25,9 +27,10 @@ def _split(address: str) -> tuple[str, int]:
 
 async def run(args: argparse.Namespace) -> None:
     """Serve until the process is terminated."""
-    engine = EngineConfig(
-        cache_blocks=args.cache_blocks,
-        prefill_rate=args.prefill_rate,
+    engine = replace(
+        args.engine,
+        cache_blocks=args.cache_blocks or args.engine.cache_blocks,
+        prefill_rate=args.prefill_rate or args.engine.prefill_rate,
         cache_planned=args.cache_planned,
     )
     replica = EmulatedReplica(engine, args.scale)
@@ -60,14 +63,20 @@ def main() -> None:
         "--early-headers", action="store_true", help="send a stream's headers at once, as vLLM does"
     )
     parser.add_argument("--scale", type=float, default=1.0, help="engine seconds per second")
-    parser.add_argument("--cache-blocks", type=int, default=usual.cache_blocks)
+    parser.add_argument(
+        "--engine",
+        type=lambda text: EngineConfig(**json.loads(text)),
+        default=usual,
+        help="the engine's parameters that are not the usual ones, as JSON",
+    )
+    parser.add_argument("--cache-blocks", type=int, help="in place of the engine's")
     parser.add_argument(
         "--cache-planned",
         action=argparse.BooleanOptionalAction,
         default=usual.cache_planned,
         help="share blocks once planned, as vLLM does",
     )
-    parser.add_argument("--prefill-rate", type=float, default=usual.prefill_rate)
+    parser.add_argument("--prefill-rate", type=float, help="in place of the engine's")
     uvloop.run(run(parser.parse_args()))
 
 

@@ -6,10 +6,11 @@ Each replica is a process, so that it can be killed, suspended and slowed like a
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final, Self
 
 import aiohttp
@@ -23,6 +24,8 @@ from tidegate_common.children import module_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from bench.engine import EngineConfig
 
 START_S: Final = 60.0
 _CALL: Final = aiohttp.ClientTimeout(total=5.0)
@@ -49,6 +52,7 @@ class EmulatedFleet:
         cache_blocks: Size of each cache, blocks.
         early_headers: Whether streams begin with their headers at once, not with the first token.
         cache_planned: Whether prompts share blocks that a step is planned to fill.
+        engine: Parameters of the engines, but for the two above; ``None`` = the usual ones.
     """
 
     def __init__(
@@ -61,12 +65,14 @@ class EmulatedFleet:
         cache_blocks: int = 3_000,
         early_headers: bool = False,
         cache_planned: bool = True,
+        engine: EngineConfig | None = None,
     ) -> None:
         self._count = count
         self._flags = (
             *("--scale", f"{scale}", "--page", page, "--cache-blocks", f"{cache_blocks}"),
             *(("--early-headers",) if early_headers else ()),
             *(() if cache_planned else ("--no-cache-planned",)),
+            *(() if engine is None else ("--engine", json.dumps(asdict(engine)))),
         )
         self._grpc = grpc
         self._exit = AsyncExitStack()

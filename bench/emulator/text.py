@@ -25,9 +25,11 @@ from bench.simulate.workload import BLOCK_TOKENS
 if TYPE_CHECKING:
     from bench.simulate.workload import Job
 
-CHARS_PER_TOKEN: Final = float(os.environ.get("TIDEGATE_BENCH_CHARS_PER_TOKEN", "4"))
+CHARS_VARIABLE: Final = "TIDEGATE_BENCH_CHARS_PER_TOKEN"
+CHARS_PER_TOKEN: Final = float(os.environ.get(CHARS_VARIABLE, "4"))
 """4 is typical of English text and byte-pair tokens. The processes of a run must agree on it."""
-BLOCK_CHARS: Final = int(BLOCK_TOKENS * CHARS_PER_TOKEN)
+BLOCK_CHARS: Final = 2 * round(BLOCK_TOKENS * CHARS_PER_TOKEN / 2)
+"""Even, because texts are made of bytes as two digits each."""
 DEFAULT_OUTPUT: Final = 16
 """Default length of an answer, tokens, as in OpenAI's completions."""
 MAX_OUTPUT: Final = 100_000

@@ -264,7 +264,7 @@ class Router:
             self.recent.keep(request, decision, sample, now)
         return decision
 
-    def _charge(  # noqa: C901 - a function for a part costs each request a call
+    def _charge(  # noqa: C901, PLR0912 - a function for a part costs each request a call
         self, choice: Choice, index: int, pool_state: PoolState
     ) -> Ticket | None:
         self._last_ticket += 1
@@ -302,9 +302,10 @@ class Router:
         if pool.refuse_deadly:
             self.suspicion.picked(number, key.id, request, now)
         if prompted:
-            self.scales.sent(
-                number, pool.name, features.model, key.id, prompt_bytes(request), request.tokens
-            )
+            if pool.usage or key.id in self.scales.counting:
+                self.scales.sent(
+                    number, pool.name, features.model, key.id, prompt_bytes(request), request.tokens
+                )
             expected = drain + work * per_token
             pool_state.prefilled = replica.prompted(work, now + expected, pool_state.prefilled)
             if features.streaming and context.tokens is not None:

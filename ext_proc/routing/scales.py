@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ext_proc.routing.values.scale import BYTES_PER_TOKEN, LEAST, MOST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from ext_proc.routing.values.pool import Pool
     from ext_proc.routing.values.reading import Reading
@@ -205,6 +205,9 @@ class Scales:
         """Pools whose answers tell tokens."""
         self._windows: dict[str, dict[str, _Window]] = {}
         """By endpoint id and the engine's name of the model."""
+        self.counting: Collection[str] = self._windows
+        """Ids of endpoints whose pages count tokens; only their prompts, and those of pools with
+        ``usage``, need be noted."""
         self._sent: dict[int, _Sent] = {}
 
     def __len__(self) -> int:

@@ -154,8 +154,11 @@ class Ledger:
         load = self.load(ticket.endpoint)
         load.in_flight += 1
         load.work += ticket.work
-        if ticket.model is not None:
-            load.count(ticket.model, 1)
+        model = ticket.model
+        if model is not None:  # ``count`` in place, as in ``settle``: each request costs a call
+            load.limited += 1
+            by_model = load.by_model
+            by_model[model] = by_model.get(model, 0) + 1
         return True
 
     def settle(self, ticket_id: int, outcome: Outcome) -> bool:
@@ -167,8 +170,15 @@ class Ledger:
         load = self._loads[ticket.endpoint]
         load.in_flight -= 1
         load.work = max(load.work - ticket.work, 0.0) if load.in_flight else 0.0
-        if ticket.model is not None:
-            load.count(ticket.model, -1)
+        model = ticket.model
+        if model is not None:
+            load.limited -= 1
+            by_model = load.by_model
+            left = by_model.get(model, 0) - 1
+            if left:
+                by_model[model] = left
+            else:
+                del by_model[model]
         self.outcomes[outcome] += 1
         return True
 

@@ -113,6 +113,7 @@ class Router:
         )
         self.placement = self.registry.placement
         self.limits = self.registry.limits
+        self._learns, self._names = self.limits.learns, self.limits.names
         self.learner = Learner(self.registry.members)
         self.slowness = Slowness()
         """Which replicas take much longer than their peers."""
@@ -280,7 +281,7 @@ class Router:
             coming = self.index.coming(key, request.blocks, matched) * context.block_tokens
         kind = None if features.form is GRPC_STREAM else features.model or ""
         most = features.max_tokens or 0
-        counts = kind if kind is None or kind in self.limits.names else ""
+        counts = kind if kind is None or kind in self._names else ""
         ticket = Ticket(
             number, key, pool.name, work, now, prompted, drain, ahead, coming, kind, most, counts
         )
@@ -397,7 +398,7 @@ class Router:
                 self.scales.began(ticket.id, ticket.endpoint.id)
             else:
                 self.scales.failed(ticket.id)
-        if outcome is DONE and ticket.model is not None:
+        if self._learns and outcome is DONE and ticket.model is not None:
             self.limits.answered(ticket.endpoint, ticket.model, 1, now)
         self.learner.settled(ticket, outcome, now)
         if outcome is DONE and now >= self.slowness.due:

@@ -14,9 +14,9 @@ from tidegate_api.names import REASON_HEADER, SERVED_BY_HEADER
 
 
 @pytest.mark.parametrize("body", ["peek", "full"])
-async def test_malformed_json_does_not_reach_triton(http, new_stack, body):
+async def test_malformed_json_does_not_reach_triton(http, lend_once, body):
     """What no rule of Triton's parser reads is refused; a body with mistakes has Triton's error."""
-    stack = await new_stack(body=body)
+    stack = await lend_once(body=body)
     async with http.post(stack.http_url + VISION, data=b'{"inputs": [') as answer:
         assert (answer.status, answer.headers[REASON_HEADER]) == (400, "bad-request")
         assert SERVED_BY_HEADER not in answer.headers
@@ -54,9 +54,9 @@ async def test_an_unknown_grpc_model_is_not_found(stack):
     assert "missing" in (caught.value.details() or "")
 
 
-async def test_a_body_above_the_bound_is_413(http, new_stack):
+async def test_a_body_above_the_bound_is_413(http, lend_once):
     """In full mode, Envoy enforces the route's limit of the body size."""
-    stack = await new_stack(
+    stack = await lend_once(
         body="full", fleet={"pools": {"llm": {"routing": {"max_body": 100_000}}}}
     )
     small = {"text_input": fresh_prompt(50_000), "max_tokens": 1}
@@ -96,7 +96,7 @@ async def test_an_aborted_upload_leaves_nothing(http, stack):
     assert await eventually(quiet)
 
 
-async def test_a_page_that_is_no_metrics_page_costs_nothing(http, new_stack):
+async def test_a_page_that_is_no_metrics_page_costs_nothing(http, lend_once):
     """A replica with an invalid metrics page still gets requests."""
 
     def wrong_page(fleet):
@@ -104,7 +104,7 @@ async def test_a_page_that_is_no_metrics_page_costs_nothing(http, new_stack):
             for endpoint in pool["endpoints"]:
                 endpoint["metrics"] = f"http://{endpoint['http']}/v2"
 
-    stack = await new_stack(fleet=wrong_page)
+    stack = await lend_once(fleet=wrong_page)
     for _ in range(5):
         body = {"text_input": fresh_prompt(), "max_tokens": 1}
         async with http.post(stack.http_url + GENERATE, json=body) as answer:

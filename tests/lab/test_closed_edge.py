@@ -8,7 +8,6 @@ from itertools import product
 
 import grpc
 import pytest
-import tritonclient.grpc.aio as triton_grpc
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import ResponseReceived, StreamReset
@@ -340,39 +339,3 @@ async def test_resets_without_end_close_the_connection(edge):
                 break
         assert closed
     assert await served(edge)
-
-
-# --- real replicas ------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-async def stack(new_module_stack):
-    """Run a stack without a gateway, where single replicas are protected."""
-    return await new_module_stack()
-
-
-async def test_a_malformed_message_has_tritons_code(stack, tritons):
-    """A client sees the same status whether the gateway or Triton refuses its bytes."""
-    del tritons
-    codes = []
-    for address in (stack.replicas[0].grpc, stack.grpc_address):
-        async with grpc.aio.insecure_channel(address) as channel:
-            with pytest.raises(grpc.aio.AioRpcError) as error:
-                await channel.unary_unary(GRPC + "ModelInfer")(b"\xff\xff\xff\xff")
-            codes.append(error.value.code())
-    assert codes[0] is codes[1]
-
-
-async def test_questions_are_answered_and_single_replicas_protected(http, stack):
-    """What tritonclient asks about a served model works; its trace settings are refused alike."""
-    for path in ("", "/ready", "/config", "/stats", "/versions/1", "/versions/1/config"):
-        async with http.get(f"{stack.http_url}/v2/models/vision{path}") as got:
-            assert got.status == 200
-    for path in ("/v2/models/vision/trace/setting", "/v2/trace/setting", "/v2/logging"):
-        async with http.get(stack.http_url + path) as got:
-            assert got.status == 403
-    async with triton_grpc.InferenceServerClient(stack.grpc_address) as client:
-        assert (await client.get_model_config("vision")).config.name == "vision"
-        for call in (client.get_trace_settings("vision"), client.get_log_settings()):
-            with pytest.raises(Exception, match="one replica"):
-                await call

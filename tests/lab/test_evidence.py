@@ -16,7 +16,7 @@ import time
 import aiohttp
 import pytest
 
-from support.replicas import Replica, stack_over
+from support.replicas import Replica
 from support.sockets import head
 from support.traffic import GENERATE, STREAM_TOKENS, Traffic, eventually, fresh_prompt, picker_state
 
@@ -103,8 +103,8 @@ async def attacked(address: str, statuses: list[int], wrong: tuple[bytes, ...] =
 
 
 @pytest.fixture(scope="module")
-async def stack(new_module_stack):
-    """Run a stack over the session's Tritons."""
+async def stack(lend):
+    """Lend the shared stack, whose picker reads no metrics pages."""
 
     def change(fleet) -> None:
         for pool in fleet["pools"]:
@@ -112,19 +112,33 @@ async def stack(new_module_stack):
             for endpoint in pool["endpoints"]:  # moving gauges would show that the Tritons live
                 del endpoint["metrics"]
 
-    return await new_module_stack(fleet=change)
+    return await lend(fleet=change)
 
 
 async def test_two_half_uploads_eject_no_replica(http, stack, record_property):
     """Two on each, on a quiet fleet: they wait for their client, and affinity stays as it is."""
     url = stack.http_url + GENERATE
-    body = json.dumps({"text_input": "x" * 2_000_000}).encode()
     writers = []
+
+    async def in_flight() -> list[int]:
+        endpoints = (await picker_state(http, stack))["router"]["pools"]["llm"]["endpoints"]
+        return sorted(each["in_flight"] for each in endpoints.values())
+
+    async def idle() -> bool:
+        return await in_flight() == [0, 0, 0]
+
+    async def two_on_each() -> bool:
+        return await in_flight() == [0, 2, 2]
+
+    assert await eventually(idle)
     try:
         for cut in (500_000, 1_000_000) * 2:
+            # Each has a prompt of its own: one that all share would bring all to one replica.
+            body = json.dumps({"text_input": fresh_prompt(2_000_000)}).encode()
             _, writer = await opened(stack.http_address, ATTACKER)
             writer.write(request(body[:cut], length=len(body)))
             writers.append(writer)
+        assert await eventually(two_on_each)
         found: set[str] = set()
         begun = time.monotonic()
         async with Traffic(http, url, cached, workers=1, pause_s=0.02) as traffic:
@@ -138,13 +152,17 @@ async def test_two_half_uploads_eject_no_replica(http, stack, record_property):
     record_property("ejected", sorted(found))
     record_property("affinity", f"{kept} of 20")
     assert not found
-    assert kept >= 19
+    assert kept == 20
     assert not traffic.failures
 
 
 async def affinity(http, url: str) -> int:
-    """Return how many of 20 requests with one prompt go where the first one went."""
-    body, served = {"text_input": fresh_prompt(400), "max_tokens": 1}, []
+    """Return how many of 20 requests with one prompt go where the first one went.
+
+    What the replica holds of the prompt must be worth more than the request before it, which the
+    picker counts there until Envoy has told it of its end: a request in flight costs 64 tokens.
+    """
+    body, served = {"text_input": fresh_prompt(4000), "max_tokens": 1}, []
     for _ in range(21):
         async with http.post(url, json=body) as answer:
             assert answer.status == 200, await answer.text()
@@ -153,26 +171,26 @@ async def affinity(http, url: str) -> int:
 
 
 async def test_an_honest_long_request_ejects_no_replica(http, stack, record_property):
-    """It is all that its Triton has; others are answered elsewhere meanwhile."""
+    """It is all that its Triton has; others are answered elsewhere meanwhile.
+
+    It takes longer than `frozen_after` on any machine: 0.55 ms a token.
+    """
     url = stack.http_url + GENERATE
     found: set[str] = set()
 
-    async def long() -> float:
-        begun = time.monotonic()
+    async def long() -> None:
         body = {"text_input": fresh_prompt(64), "max_tokens": TOKENS}
         async with http.post(url, json=body, timeout=aiohttp.ClientTimeout(300)) as answer:
             await answer.read()
             assert answer.status == 200
-        return time.monotonic() - begun
 
     async with Traffic(http, url, cached, workers=1, pause_s=0.02) as traffic:
         task = asyncio.create_task(long())
         while not task.done():
             await traffic.more(10)
             found |= {name for name, each in (await conditions(http, stack)).items() if each}
-    record_property("took", f"{await task:.1f} s")
     record_property("ejected", sorted(found))
-    assert await task > FROZEN_S
+    await task
     assert not found
     assert not traffic.failures
 
@@ -193,13 +211,14 @@ async def test_400s_eject_no_triton(http, stack, record_property):
     assert not traffic.failures
 
 
-@pytest.mark.usefixtures("demo_extra")
 @pytest.mark.parametrize("attack", [False, True], ids=["alone", "beside-400s"])
-async def test_a_replica_that_fails_each_valid_request_is_ejected(http, record_property, attack):
+async def test_a_replica_that_fails_each_valid_request_is_ejected(
+    http, bare, record_property, attack
+):
     """It answers the attacker's 400s at once, as Triton's front does, and everybody else 500."""
     replicas = [Replica(f"r{number}", refuses=b"unknown") for number in (1, 2, 3)]
     failed = []
-    async with stack_over(*replicas, more={"outlier": {"base_ejection": "1s"}}) as running:
+    async with bare.over(*replicas, more={"outlier": {"base_ejection": "1s"}}) as running:
         url = running.http_url + GENERATE
         for turn, sick in enumerate(replicas):
 

@@ -26,11 +26,14 @@ DUPLEX = {"routing": {"first_message": "duplex"}}
 
 
 @pytest.fixture(scope="module", params=["grpc", "nghttp2"])
-async def stack(request, new_module_stack):
-    """Run one stack per transport, whose pools all read the first message."""
-    return await new_module_stack(
-        fleet={"pools": {"llm": DUPLEX, "counter": DUPLEX}}, transport=request.param
-    )
+async def stack(request, shared, new_module_stack):
+    """Take a stack per transport, whose pools all read the first message."""
+    fleet = {"pools": {"llm": DUPLEX, "counter": DUPLEX}}
+    if request.param != "grpc":
+        yield await new_module_stack(fleet=fleet, transport=request.param)
+        return
+    async with shared.having(fleet) as lent:
+        yield lent
 
 
 async def quiet(http, stack) -> bool:

@@ -36,7 +36,7 @@ async def test_no_picker_and_fail_closed(http, new_stack):
 
 
 @pytest.mark.parametrize("transport", ["grpc", "nghttp2"])
-async def test_the_replica_that_served_is_credited(http, new_stack, transport):
+async def test_the_replica_that_served_is_credited(http, lend_once, new_stack, transport):
     """V7, V115: the pick refuses connections; the picker learns which fallback served."""
     with HeldPorts() as ports:
         unused = ports.address()
@@ -49,7 +49,12 @@ async def test_the_replica_that_served_is_credited(http, new_stack, transport):
             pool["endpoints"][0]["id"] = "dead"
             del pool["endpoints"][0]["http"], pool["endpoints"][0]["metrics"]
 
-        stack = await new_stack(fleet=first_is_dead, transport=transport)
+        if transport == "grpc":
+            stack = await lend_once(fleet=first_is_dead)
+        else:
+            stack = await new_stack(fleet=first_is_dead, transport=transport)
+        name = "tidegate_picker_served_elsewhere_total"
+        before = await metric(http, stack.picker_metrics, name)
         async with triton_grpc.InferenceServerClient(stack.grpc_address) as client:
             results = await asyncio.gather(
                 *(client.infer("vision", vision_inputs()) for _ in range(12))
@@ -57,8 +62,7 @@ async def test_the_replica_that_served_is_credited(http, new_stack, transport):
         assert len(results) == 12
 
         async def reported() -> bool:
-            name = "tidegate_picker_served_elsewhere_total"
-            return await metric(http, stack.picker_metrics, name) > 0
+            return await metric(http, stack.picker_metrics, name) > before
 
         async def settled() -> bool:
             return await metric(http, stack.picker_metrics, "tidegate_picker_in_flight") == 0
@@ -70,9 +74,9 @@ async def test_the_replica_that_served_is_credited(http, new_stack, transport):
             assert answer.headers[SERVED_BY_HEADER] in {each.http for each in stack.replicas}
 
 
-async def test_no_available_replica_and_recovery(http, new_stack):
+async def test_no_available_replica_and_recovery(http, lend_once):
     """V110, V112: without an available replica 503 with a reason; after recovery 200."""
-    stack = await new_stack()
+    stack = await lend_once()
     body = {"text_input": fresh_prompt(), "max_tokens": 1}
 
     async def asked() -> tuple[int, str | None]:

@@ -49,9 +49,9 @@ async def picks(http, stack, **labels) -> float:
 
 
 @pytest.fixture(scope="module")
-async def stack(new_module_stack):
-    """Run a stack without a gateway, which refuses and answers by itself."""
-    return await new_module_stack()
+async def stack(lend):
+    """Lend the shared stack without its gateway, so that it refuses and answers by itself."""
+    return await lend(gateway=False)
 
 
 async def test_http_infer_json(http, stack):
@@ -198,7 +198,7 @@ async def test_repository_calls_are_refused(http, stack):
 
 
 @pytest.fixture(scope="module")
-async def openai_stack(new_module_stack) -> AsyncIterator[tuple[LocalStack, list[str]]]:
+async def openai_stack(lend) -> AsyncIterator[tuple[LocalStack, list[str]]]:
     """Run a stack with two pools of OpenAI replicas, which Triton 2.51 does not provide."""
     with HeldPorts() as ports:
         addresses = [ports.address() for _ in range(4)]
@@ -235,7 +235,7 @@ async def openai_stack(new_module_stack) -> AsyncIterator[tuple[LocalStack, list
                     }
                 )
 
-        yield await new_module_stack(fleet=add_pools), addresses
+        yield await lend(fleet=add_pools, gateway=False), addresses
         for runner in runners:
             await runner.cleanup()
 

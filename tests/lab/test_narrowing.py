@@ -34,9 +34,9 @@ async def served(http, stack, count: int) -> set[str]:
     return set(await asyncio.gather(*[one() for _ in range(count)]))
 
 
-async def test_a_device_is_required_then_preferred(http, new_stack):
+async def test_a_device_is_required_then_preferred(http, lend_once):
     """A required device serves alone at any load; a preferred one serves first, with overflow."""
-    stack = await new_stack(fleet=needing("a100", required=True))
+    stack = await lend_once(fleet=needing("a100", required=True))
     first = next(replica for replica in stack.replicas if replica.name == "r1")
     assert await served(http, stack, 24) == {first.http}
     fleet = stack.read_fleet()

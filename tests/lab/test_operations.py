@@ -39,9 +39,9 @@ def two_variants(fleet):
 
 
 @pytest.fixture(scope="module")
-async def split(new_module_stack):
-    """Run one stack whose vision pool has a canary."""
-    return await new_module_stack(fleet=two_variants)
+async def split(lend):
+    """Lend the shared stack; its vision pool has a canary."""
+    return await lend(fleet=two_variants)
 
 
 def assert_share(observed: int, total: int, share: float) -> None:
@@ -66,9 +66,9 @@ async def test_status_shows_every_client(stack):
 
 
 @pytest.mark.parametrize("protocol", ["delta", "sotw"])
-async def test_a_canary_gets_its_share(http, new_stack, protocol):
+async def test_a_canary_gets_its_share(http, lend_once, new_stack, protocol):
     """Envoy gives the canary its share of 400 requests from the acknowledgement on."""
-    stack = await new_stack(protocol=protocol)
+    stack = await (lend_once() if protocol == "delta" else new_stack(protocol=protocol))
     canary = stack.replicas[-1].http
     async with admin(stack) as operator:
         result = await operator.SetWeights(
@@ -76,7 +76,7 @@ async def test_a_canary_gets_its_share(http, new_stack, protocol):
                 pool="llm", weights={"stable": 80, "canary": 20}, options=OPTIONS
             )
         )
-    assert result.acked == result.clients == 2
+    assert result.acked == result.clients >= 2
     assert set(result.channels) == {"RTDS", "POOL"}
     async with Traffic(http, stack.http_url + GENERATE, generate_body, workers=12) as traffic:
         traffic.served.clear()
@@ -158,9 +158,9 @@ async def test_a_drain_fails_no_request(http, stack):
 
 
 @pytest.mark.parametrize("transport", ["grpc", "nghttp2"])
-async def test_a_drain_waits_for_work_in_flight(http, new_stack, transport):
+async def test_a_drain_waits_for_work_in_flight(http, lend_once, new_stack, transport):
     """The drain returns only when the replica's last request has ended."""
-    stack = await new_stack(transport=transport)
+    stack = await (lend_once() if transport == "grpc" else new_stack(transport=transport))
     body = {"text_input": fresh_prompt(64), "max_tokens": 4000, "stream": True}
     url = stack.http_url + "/v2/models/toy-llm/generate_stream"
     async with admin(stack) as operator:
@@ -177,9 +177,9 @@ async def test_a_drain_waits_for_work_in_flight(http, new_stack, transport):
     assert result.acked == result.clients
 
 
-async def test_an_edited_file_is_applied(http, new_stack):
+async def test_an_edited_file_is_applied(http, lend_once):
     """The fleet file is watched: a removed replica gets no more requests."""
-    stack = await new_stack()
+    stack = await lend_once()
     gone = stack.replicas[1]
     fleet = stack.read_fleet()
     for pool in fleet["pools"]:
@@ -219,9 +219,9 @@ async def test_a_broken_file_changes_nothing(http, stack):
         assert await eventually(healed)
 
 
-async def test_a_breaker_change_is_active_at_once(http, new_stack):
+async def test_a_breaker_change_is_active_at_once(http, lend_once):
     """Limits are runtime keys: no cluster warms, and no request waits."""
-    stack = await new_stack()
+    stack = await lend_once()
     fleet = stack.read_fleet()
     for pool in fleet["pools"]:
         pool["circuit_breaker"] = {"max_requests": 777}

@@ -7,9 +7,9 @@ import asyncio
 from support.traffic import GENERATE, eventually, fresh_prompt, picker_state
 from tidegate_api.names import SERVED_BY_HEADER
 
-SESSIONS = 20
-REFUSED = 1_600
-INDEX_BLOCKS = 1_000
+SESSIONS = 6
+REFUSED = 480
+INDEX_BLOCKS = 300
 """Per replica: the flood has ten times as many, and the sessions a tenth of it."""
 CHARACTERS = 2_600
 """Ten blocks."""
@@ -31,11 +31,11 @@ async def open_prompts(http, stack):
     return counters["provisional_prompts"], sum(each["provisional_blocks"] for each in endpoints)
 
 
-async def test_a_refused_flood_moves_no_conversation(http, new_stack):
+async def test_a_refused_flood_moves_no_conversation(http, lend_once):
     """Nothing of what Triton refused with 400 is taken for cached, or evicts what is."""
     # One pool: of several that share a replica the largest bound counts.
     bound = {"pools": {"llm": {"routing": {"index_blocks": INDEX_BLOCKS}}}}
-    stack = await new_stack(models=("toy-llm",), fleet=bound)
+    stack = await lend_once(models=("toy-llm",), fleet=bound)
     prompts = [fresh_prompt(CHARACTERS) for _ in range(SESSIONS)]
     homes = []
     for prompt in prompts:

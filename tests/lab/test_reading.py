@@ -1,10 +1,10 @@
-"""Routing by the body through a real Envoy: calls about a model, long chats, adapters."""
+"""Without a gateway: calls about a model, single replicas, and, by the body, chats and adapters."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-import openai
+import grpc
 import pytest
 import tritonclient.grpc.aio as triton_grpc
 from aiohttp import web
@@ -13,11 +13,13 @@ from support.traffic import metric
 from tidegate.stack.local import LocalStack
 from tidegate.stack.processes.ports import HeldPorts
 
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+
 
 @pytest.fixture(scope="module")
-async def stack(new_module_stack):
-    """Run a stack without a gateway, where a replica answers about its models."""
-    return await new_module_stack()
+async def stack(lend):
+    """Lend the shared stack without its gateway, so that a replica answers about its models."""
+    return await lend(gateway=False)
 
 
 async def test_calls_about_a_model_reach_its_replicas(http, stack):
@@ -42,8 +44,36 @@ async def test_calls_about_a_model_reach_its_replicas(http, stack):
         assert not await client.is_model_ready("missing")
 
 
+async def test_a_malformed_message_has_tritons_code(stack):
+    """A client sees the same status whether the gateway or Triton refuses its bytes."""
+    codes = []
+    for address in (stack.replicas[0].grpc, stack.grpc_address):
+        async with grpc.aio.insecure_channel(address) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(
+                    b"\xff\xff\xff\xff"
+                )
+            codes.append(error.value.code())
+    assert codes[0] is codes[1]
+
+
+async def test_questions_are_answered_and_single_replicas_protected(http, stack):
+    """What tritonclient asks about a served model works; its trace settings are refused alike."""
+    for path in ("", "/ready", "/config", "/stats", "/versions/1", "/versions/1/config"):
+        async with http.get(f"{stack.http_url}/v2/models/vision{path}") as got:
+            assert got.status == 200
+    for path in ("/v2/models/vision/trace/setting", "/v2/trace/setting", "/v2/logging"):
+        async with http.get(stack.http_url + path) as got:
+            assert got.status == 403
+    async with triton_grpc.InferenceServerClient(stack.grpc_address) as client:
+        assert (await client.get_model_config("vision")).config.name == "vision"
+        for call in (client.get_trace_settings("vision"), client.get_log_settings()):
+            with pytest.raises(Exception, match="one replica"):
+                await call
+
+
 @pytest.fixture
-async def openai_stack(new_stack) -> AsyncIterator[LocalStack]:
+async def openai_stack(lend_once) -> AsyncIterator[LocalStack]:
     """Run two more pools with one OpenAI replica each, whose responses name the pool."""
     with HeldPorts() as ports:
         runners: list[web.AppRunner] = []
@@ -60,7 +90,7 @@ async def openai_stack(new_stack) -> AsyncIterator[LocalStack]:
                     "health": {"path": "/health", "interval": "1s"},
                 }
             )
-        yield await new_stack(models=("vision",), fleet=lambda fleet: fleet["pools"].extend(pools))
+        yield await lend_once(models=("vision",), fleet=lambda fleet: fleet["pools"].extend(pools))
         for runner in runners:
             await runner.cleanup()
 
@@ -91,10 +121,12 @@ async def test_the_openai_client_reaches_the_pool_of_its_model(openai_stack):
 
     The client writes it behind the messages: in a long chat, far behind what ``peek`` would read.
     """
+    import openai  # noqa: PLC0415 - it takes a second, in each worker
+
     url = openai_stack.http_url + "/v1"
     async with openai.AsyncOpenAI(api_key="none", base_url=url, max_retries=0) as client:
         for model, pool in (("small-model", "small"), ("large-model:sql", "large")):
-            for turns in (1, 2000):
+            for turns in (1, 400):
                 messages = [{"role": "user", "content": "tides and gates " * 20}] * turns
                 answer = await client.chat.completions.create(model=model, messages=messages)
                 assert answer.choices[0].message.content == f"{pool} {turns}"

@@ -6,10 +6,10 @@ from support.shown_health import placed
 from support.traffic import eventually, picker_state
 
 
-async def test_the_repository_of_a_real_triton(http, new_stack):
+async def test_the_repository_of_a_real_triton(http, lend_once):
     """An unloaded model is shown with Triton's reason; the pool of the other model is unharmed."""
     deep = {"health": {"repository": True, "interval": "300ms"}}
-    stack = await new_stack(
+    stack = await lend_once(
         models=("vision", "toy-llm"), fleet={"pools": {"vision": deep, "llm": deep}}
     )
     one = stack.replicas[0]

@@ -51,7 +51,7 @@ async def test_http_sequences_stay_on_one_replica(http, stack):
         used |= served
 
 
-async def test_a_sequence_keeps_its_variant(http, new_stack):
+async def test_a_sequence_keeps_its_variant(http, lend_once):
     """The picker's lease overrides Envoy's draw, which would split a sequence over variants."""
 
     def halves(fleet):
@@ -60,7 +60,7 @@ async def test_a_sequence_keeps_its_variant(http, new_stack):
         for endpoint in pool["endpoints"]:
             endpoint["variant"] = "b" if endpoint["id"] == "r3" else "a"
 
-    stack = await new_stack(fleet=halves)
+    stack = await lend_once(fleet=halves)
     used, sequences = set(), 0
     while sequences < 8 or len(used) < 2:
         assert sequences < 50, "chance alone would not draw one variant so often"
@@ -75,9 +75,9 @@ async def test_a_sequence_keeps_its_variant(http, new_stack):
         used |= served
 
 
-async def test_a_sequence_continues_during_a_drain(http, new_stack):
+async def test_a_sequence_continues_during_a_drain(http, lend_once):
     """A draining replica finishes its sequences and gets no new ones."""
-    stack = await new_stack()
+    stack = await lend_once()
     sequence = uuid.uuid4().hex
 
     async def step(**flags: bool) -> str:

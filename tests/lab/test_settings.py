@@ -33,9 +33,9 @@ def replicas():
 
 
 @pytest.fixture(scope="module")
-async def stack(replicas):
-    """Run one stack over the replicas; each test applies its fleet."""
-    async with stack_over(*replicas) as running:
+async def stack(bare, replicas):
+    """Lend the bare stack over the replicas; each test applies its fleet."""
+    async with bare.over(*replicas) as running:
         yield running
 
 
@@ -278,9 +278,9 @@ async def test_a_replica_that_fails_in_a_row_is_counted_and_not_ejected(http, st
     assert not any(one["health_status"].get("failed_outlier_check") for one in hosts)
 
 
-async def test_replicas_without_http_are_checked_over_grpc(new_stack, http):
+async def test_replicas_without_http_are_checked_over_grpc(lend_once, http):
     """Real Triton serves gRPC health checks; a replica that is not serving is unhealthy."""
-    stack = await new_stack(models=("vision",))
+    stack = await lend_once(models=("vision",))
 
     def without_http(pool, *, absent=""):
         for endpoint in pool["endpoints"]:

@@ -6,6 +6,7 @@ that kills or restarts a shared Triton must leave it ready again (``Tritons.rest
 
 from __future__ import annotations
 
+import os
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,20 +14,48 @@ from typing import TYPE_CHECKING, Any, Protocol
 import aiohttp
 import pytest
 
-from support.preforked import preforked
-from support.replicas import PATIENT
-from support.shared_stack import SharedStack
+from support import started
+from support.preforked import Prefork, forking, preforked
+from support.shared_stack import SharedStack, patient
 from support.traffic import STREAM_TOKENS
 from tidegate.stack.assets import ExtraMissingError
 from tidegate.stack.envoy import envoy_binary
-from tidegate.stack.fleet import FleetChange, apply_change
 from tidegate.stack.local import LocalStack
 from tidegate.stack.processes.supervisor import CrashError
 from tidegate.stack.tritons.fleet import Tritons
 from tidegate.stack.tritons.replica import find_triton
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from collections.abc import AsyncIterator, Iterator
+
+
+TRITONS = pytest.StashKey[Tritons]()
+"""The worker's Tritons, once they run."""
+PREFORK = pytest.StashKey[Prefork]()
+"""What forks services for all workers of a run."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Count what is started, where that is wanted."""
+    if os.environ.get("TIDEGATE_STARTED") == "1":
+        config.pluginmanager.register(started, "started")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker where its services are forked."""
+    if not forking():
+        return
+    stash = node.config.stash
+    if PREFORK not in stash:
+        stash[PREFORK] = Prefork().__enter__()
+    node.workerinput["prefork"] = stash[PREFORK].path
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End what forks services."""
+    if PREFORK in config.stash:
+        config.stash[PREFORK].__exit__()
 
 
 TIME_SCALE = 0.1
@@ -42,14 +71,6 @@ def model_environment() -> dict[str, str]:
     return made
 
 
-def patient(fleet: dict[str, Any], change: FleetChange | None) -> dict[str, Any]:
-    """Return a fleet with generous timeouts for a busy machine, and a test's changes."""
-    fleet["pickers"]["timeout"] = PATIENT
-    for pool in fleet["pools"]:
-        pool["health"]["timeout"] = PATIENT
-    return apply_change(fleet, change)
-
-
 class StackFactory(Protocol):
     """Starts a stack over the session's replicas, or over replicas given by keyword."""
 
@@ -58,9 +79,9 @@ class StackFactory(Protocol):
 
 
 @pytest.fixture(scope="session")
-def forked_services() -> Iterator[None]:
+def forked_services(request: pytest.FixtureRequest) -> Iterator[None]:
     """Start the services without their imports, which would take a third of the time."""
-    with preforked():
+    with preforked(getattr(request.config, "workerinput", {}).get("prefork")):
         yield
 
 
@@ -75,7 +96,10 @@ def demo_extra() -> None:
 
 
 @pytest.fixture(scope="session")
-async def tritons(demo_extra: None) -> AsyncIterator[Tritons]:  # noqa: ARG001 - skips first
+async def tritons(
+    demo_extra: None,  # noqa: ARG001 - skips first
+    request: pytest.FixtureRequest,
+) -> AsyncIterator[Tritons]:
     """Run three replicas for the session: r1 and r2 with version 1, canary r3 with version 2."""
     async with AsyncExitStack() as exit_:
         for again in (True, False):
@@ -88,7 +112,9 @@ async def tritons(demo_extra: None) -> AsyncIterator[Tritons]:  # noqa: ARG001 -
                 # while it loads, as on a busy machine (triton-inference-server/server#5949).
                 if not again or "lock_exception" not in str(error):
                     raise
+        request.config.stash[TRITONS] = running
         yield running
+        del request.config.stash[TRITONS]
 
 
 @pytest.fixture(scope="session")
@@ -121,6 +147,13 @@ async def shared(tritons: Tritons, http: aiohttp.ClientSession) -> AsyncIterator
         yield made
 
 
+@pytest.fixture(scope="session")
+async def bare(demo_extra: None, http: aiohttp.ClientSession) -> AsyncIterator[SharedStack]:  # noqa: ARG001 - skips first
+    """Run one stack without replicas, for pools of replicas in the test's process."""
+    async with SharedStack.without_replicas(http) as made:
+        yield made
+
+
 @pytest.fixture(scope="module")
 async def stack(shared: SharedStack) -> LocalStack:
     """Return the shared stack."""
@@ -129,22 +162,61 @@ async def stack(shared: SharedStack) -> LocalStack:
 
 
 @pytest.fixture(scope="module")
-async def lend(shared: SharedStack) -> AsyncIterator[Callable[..., Awaitable[LocalStack]]]:
-    """Lend the shared stack with changes of its fleet, until the module's tests have ended."""
+async def lend(shared: SharedStack) -> AsyncIterator[StackFactory]:
+    """Lend the shared stack with another fleet, until the module's tests have ended.
+
+    It takes what ``SharedStack.having`` takes, as ``new_module_stack`` would.
+    """
     async with AsyncExitStack() as exit_:
 
-        async def changed(change: FleetChange) -> LocalStack:
-            return await exit_.enter_async_context(shared.having(change))
+        async def lent(**options: Any) -> LocalStack:
+            return await exit_.enter_async_context(shared.having(**options))
 
-        yield changed
+        yield lent
+
+
+@pytest.fixture
+async def lend_once(shared: SharedStack) -> AsyncIterator[StackFactory]:
+    """Lend the shared stack like ``lend``, until the test has ended."""
+    async with AsyncExitStack() as exit_:
+
+        async def lent(**options: Any) -> LocalStack:
+            return await exit_.enter_async_context(shared.having(**options))
+
+        yield lent
+
+
+async def revive(tritons: Tritons | None) -> list[str]:
+    """Start shared Tritons again that have ended; return how each one ended.
+
+    Without this a Triton that one test kills would fail all that come after.
+    """
+    ended: list[str] = []
+    if tritons is None:
+        return ended
+    supervisor = tritons.supervisor
+    for replica in tritons.replicas:
+        if not supervisor.running(replica.name):
+            await supervisor._children[replica.name].watch
+            crash = supervisor.crash
+            ended.append(str(crash) if crash and crash.name == replica.name else replica.name)
+            supervisor._crash = None
+            supervisor._crashed.clear()
+            await tritons.restart(replica.name)
+    return ended
 
 
 @pytest.fixture
 async def _left_as_found(request: pytest.FixtureRequest) -> AsyncIterator[None]:
-    """Fail a test of the shared stack that leaves something behind in it."""
+    """Fail a test that leaves something behind in a shared stack, or ends a shared Triton."""
+    stash = request.config.stash
+    if ended := await revive(stash.get(TRITONS, None)):
+        print("ended after the test before, and were started again:", *ended)  # noqa: T201
     yield
-    if "shared" in request.fixturenames:
-        left = await request.getfixturevalue("shared").left()
+    ended = await revive(stash.get(TRITONS, None))
+    assert not ended, f"shared Tritons ended in this test, and were started again: {ended}"
+    for name in {"shared", "bare"} & set(request.fixturenames):
+        left = await request.getfixturevalue(name).left()
         assert not left, left
 
 

@@ -1,4 +1,4 @@
-"""Forks our services from a process that has imported them: ``prefork.py PARENT_PID SOCKET_FD``.
+"""Forks our services from a process that has imported them: ``prefork.py PARENT_PID LISTENER_FD``.
 
 The imports of a control server take 2 seconds of a processor, those of a picker 1, and the tests
 start hundreds. A fork runs the same ``__main__`` module with the same arguments, environment,
@@ -7,8 +7,9 @@ Envoy's messages, which takes 0.3 seconds.
 
 Rules:
 
-1. One message on the socket asks for one child: JSON of ``module``, ``arguments``, ``env``,
-   ``cwd`` and ``group``, with two descriptors, its log and a pipe.
+1. Each process that runs tests has a connection. One message on it asks for one child: JSON of
+   ``module``, ``arguments``, ``env``, ``cwd`` and ``group``, with two descriptors, its log and a
+   pipe. What a connection asked for ends with it.
 2. The pipe gets two lines: the child's process id, and its exit code once it has ended (negative:
    the signal).
 3. Nothing here starts threads or touches gRPC beyond its import, as neither survives a fork.
@@ -20,6 +21,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import gc
 import json
@@ -53,41 +55,62 @@ LARGEST = 1 << 20
 """Bytes of one message, at most."""
 
 
-def serve(requests: socket.socket) -> dict:
-    """Fork children until the socket ends; return in each child, with what it is to run."""
+def serve(listener: socket.socket) -> dict:
+    """Fork children until this process ends; return in each child, with what it is to run."""
     waker, wakened = os.pipe()
     os.set_blocking(wakened, False)
     os.set_blocking(waker, False)
     signal.set_wakeup_fd(wakened)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    pipes: dict[int, int] = {}
+    children: dict[int, tuple[int, socket.socket]] = {}
+    connections: list[socket.socket] = []
     parent = os.getpid()
     while True:
-        ready, _, _ = select.select([requests, waker], [], [])
+        ready, _, _ = select.select([waker, listener, *connections], [], [])
         if waker in ready:
             os.read(waker, 4096)
-            _report_ended(pipes)
-        if requests not in ready:
-            continue
-        message, (log, pipe), _, _ = socket.recv_fds(requests, LARGEST, 2)
-        wanted = json.loads(message)
-        pid = os.fork()
-        if pid == 0:
-            _become(wanted, parent, log)
-            return wanted
-        pipes[pid] = pipe
-        os.close(log)
-        os.write(pipe, f"{pid}\n".encode())
+            _report_ended(children)
+        if listener in ready:
+            connections.append(listener.accept()[0])
+        for connection in ready:
+            if connection not in connections:
+                continue
+            message, descriptors, _, _ = socket.recv_fds(connection, LARGEST, 2)
+            if not message:
+                connections.remove(connection)
+                _end_of(connection, children)
+                continue
+            log, pipe = descriptors
+            wanted = json.loads(message)
+            pid = os.fork()
+            if pid == 0:
+                _become(wanted, parent, log)
+                return wanted
+            children[pid] = pipe, connection
+            os.close(log)
+            _tell(pipe, pid)
 
 
-def _report_ended(pipes: dict[int, int]) -> None:
-    while pipes:
+def _report_ended(children: dict[int, tuple[int, socket.socket]]) -> None:
+    while children:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
-        pipe = pipes.pop(pid)
-        os.write(pipe, f"{os.waitstatus_to_exitcode(status)}\n".encode())
+        pipe, _ = children.pop(pid)
+        _tell(pipe, os.waitstatus_to_exitcode(status))
         os.close(pipe)
+
+
+def _tell(pipe: int, number: int) -> None:
+    with contextlib.suppress(BrokenPipeError):  # who asked has ended
+        os.write(pipe, f"{number}\n".encode())
+
+
+def _end_of(connection: socket.socket, children: dict[int, tuple[int, socket.socket]]) -> None:
+    connection.close()
+    for pid, (_, asked_by) in children.items():
+        if asked_by is connection:
+            os.kill(pid, signal.SIGKILL)  # it is not reaped yet
 
 
 def _become(wanted: dict, parent: int, log: int) -> None:

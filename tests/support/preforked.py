@@ -14,10 +14,12 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Self
 
 from support.prefork import SERVICES
+from support.started import started
 from tidegate.stack.processes import spawning
 from tidegate.stack.processes.environment import service_environment
 from tidegate_common.children import module_command
@@ -31,22 +33,42 @@ _LOADED = ("PYTHON", "GRPC_", "LD_", "LC_", "LANG", "OPENSSL_", "SSL_", "TIDEGAT
 
 
 class Prefork:
-    """The process that forks services. Use as a context manager."""
-
-    def __init__(self) -> None:
-        self._env = service_environment()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = (sys.executable, "-P", str(_PREFORK), str(os.getpid()), str(theirs.fileno()))
-        self._socket = ours
-        with theirs:
-            self._process = subprocess.Popen(command, env=self._env, pass_fds=(theirs.fileno(),))
+    """The process that forks services for all test workers of a run. Use as a context manager."""
 
     def __enter__(self) -> Self:
+        self._folder = tempfile.TemporaryDirectory(prefix="tidegate-prefork-")
+        self.path = f"{self._folder.name}/socket"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(self.path)
+            listener.listen()
+            descriptor = listener.fileno()
+            command = (sys.executable, "-P", str(_PREFORK), str(os.getpid()), str(descriptor))
+            env = service_environment()
+            self._process = subprocess.Popen(command, env=env, pass_fds=(descriptor,))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait()
+        self._folder.cleanup()
+
+
+class Forks:
+    """A connection to that process. Use as a context manager; what it forked ends with it.
+
+    Args:
+        path: Path of the process's socket.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._env = service_environment()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.connect(path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._socket.close()
 
     def takes(self, program: spawning.Program) -> bool:
@@ -58,6 +80,7 @@ class Prefork:
     async def spawn(self, program: spawning.Program, log: IO[bytes]) -> Forked:
         """Fork a service."""
         *_, module = program.argv[:4]
+        started(program.argv)
         wanted = {
             "module": module,
             "arguments": program.argv[4:],
@@ -102,17 +125,27 @@ class Forked:
         return self.returncode
 
 
+def forking() -> bool:
+    """Return whether services are forked at all."""
+    return os.environ.get("TIDEGATE_PREFORK") != "0"
+
+
 @contextlib.contextmanager
-def preforked() -> Iterator[None]:
-    """Let supervisors fork services meanwhile."""
-    if os.environ.get("TIDEGATE_PREFORK") == "0":
+def preforked(path: str | None = None) -> Iterator[None]:
+    """Let supervisors fork services meanwhile.
+
+    Args:
+        path: Socket of a `Prefork` that runs already; ``None`` = start one.
+    """
+    if not forking():
         yield
         return
     before = spawning.spawn
-    with Prefork() as prefork:
+    with contextlib.ExitStack() as exit_:
+        forks = exit_.enter_context(Forks(path or exit_.enter_context(Prefork()).path))
 
         async def spawn(program: spawning.Program, log: IO[bytes]) -> spawning.Process:
-            taken = prefork if prefork.takes(program) else None
+            taken = forks if forks.takes(program) else None
             return await (taken.spawn(program, log) if taken else before(program, log))
 
         spawning.spawn = spawn

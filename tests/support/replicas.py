@@ -15,7 +15,7 @@ from tidegate_api.names import LOAD_HEADER
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
 
 _NOWHERE = "127.0.0.1:1"
@@ -153,6 +153,28 @@ class Replica:
         await stream.write_eof(b"last")
 
 
+def over(
+    *replicas: Replica, more: dict[str, Any] | None = None, patience: str = PATIENT
+) -> Callable[[dict[str, Any]], None]:
+    """Return the change by which a fleet's only pool is one of these replicas.
+
+    Args:
+        replicas: The replicas, which serve.
+        more: Further fields of the pool.
+        patience: Envoy's timeout for the picker.
+    """
+
+    def change(fleet: dict[str, Any]) -> None:
+        (pool,) = fleet["pools"]
+        pool["endpoints"] = [replica.endpoint() for replica in replicas]
+        pool["slow_start"] = {"window": 0}
+        pool["health"] = {"interval": "300ms", "timeout": PATIENT, "unhealthy_after": 1}
+        pool.update(more or {})
+        fleet["pickers"]["timeout"] = patience
+
+    return change
+
+
 @asynccontextmanager
 async def stack_over(
     *replicas: Replica,
@@ -177,14 +199,6 @@ async def stack_over(
             if not replica.address:
                 await exit_.enter_async_context(replica.serve())
 
-        def over(fleet: dict[str, Any]) -> None:
-            (pool,) = fleet["pools"]
-            pool["endpoints"] = [replica.endpoint() for replica in replicas]
-            pool["slow_start"] = {"window": 0}
-            pool["health"] = {"interval": "300ms", "timeout": PATIENT, "unhealthy_after": 1}
-            pool.update(more or {})
-            fleet["pickers"]["timeout"] = patience
-
         known = [
             TritonReplica(
                 name=one.name,
@@ -197,5 +211,10 @@ async def stack_over(
             for one in replicas
         ]
         yield await exit_.enter_async_context(
-            kind(replicas=known, models=("toy-llm",), fleet=over, **options)
+            kind(
+                replicas=known,
+                models=("toy-llm",),
+                fleet=over(*replicas, more=more, patience=patience),
+                **options,
+            )
         )

@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 import orjson
 
+from support.replicas import PATIENT, over
 from support.traffic import eventually
-from tidegate.stack.fleet import apply_change
+from tidegate.stack.fleet import apply_change, build_fleet
+from tidegate.stack.local import LocalStack
+from tidegate.stack.tritons.replica import MODELS
 from tidegate_api.admin.v1 import admin_pb2, admin_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     import aiohttp
 
+    from support.replicas import Replica
     from tidegate.stack.fleet import FleetChange
-    from tidegate.stack.local import LocalStack
 
+PUT_BACK_S = 10.0
+"""Time within which a test's last edit of the fleet file must have come into force, seconds."""
 OPTIONS = admin_pb2.ChangeOptions(author="lab", wait=True, timeout_seconds=60, force=True)
+
+
+def patient(fleet: dict[str, Any], change: FleetChange | None) -> dict[str, Any]:
+    """Return a fleet with generous timeouts for a busy machine, and a test's changes."""
+    fleet["pickers"]["timeout"] = PATIENT
+    for pool in fleet["pools"]:
+        pool["health"]["timeout"] = PATIENT
+    return apply_change(fleet, change)
 
 
 class SharedStack:
@@ -30,6 +44,41 @@ class SharedStack:
         stack: The stack.
         http: HTTP client.
     """
+
+    @classmethod
+    @asynccontextmanager
+    async def without_replicas(cls, http: aiohttp.ClientSession) -> AsyncIterator[Self]:
+        """Start one whose own pool is empty, for the pools of replicas in the test's process."""
+
+        def idle(fleet: dict[str, Any]) -> None:
+            (pool,) = fleet["pools"]
+            pool |= {"name": "idle", "match": {"models": ["idle"]}}
+
+        async with LocalStack(
+            replicas=(), models=("toy-llm",), fleet=idle, transport="nghttp2"
+        ) as stack:
+            made = cls(stack, http)
+            await made.remember()
+            yield made
+
+    @asynccontextmanager
+    async def over(
+        self, *replicas: Replica, more: dict[str, Any] | None = None
+    ) -> AsyncIterator[LocalStack]:
+        """Put a fleet of one pool in force, ``llm``, over replicas, as ``stack_over`` does.
+
+        Args:
+            replicas: The replicas; those that are not started serve for as long.
+            more: Further fields of the pool.
+        """
+        async with AsyncExitStack() as exit_:
+            for replica in replicas:
+                if not replica.address:
+                    await exit_.enter_async_context(replica.serve())
+            change = over(*replicas, more=more)
+            yield await exit_.enter_async_context(
+                self.having(change, models=("toy-llm",), gateway=False)
+            )
 
     def __init__(self, stack: LocalStack, http: aiohttp.ClientSession) -> None:
         self.stack = stack
@@ -43,15 +92,39 @@ class SharedStack:
         self._models = await self._models_ready()
 
     @asynccontextmanager
-    async def having(self, change: FleetChange) -> AsyncIterator[LocalStack]:
-        """Change the fleet by the admin API, such as by pools of one's own, for a while."""
-        before = await self._fleet_in_force()
-        await self._apply(apply_change(self.stack.read_fleet(), change))
+    async def having(
+        self,
+        fleet: FleetChange | None = None,
+        *,
+        models: Sequence[str] = MODELS,
+        body: str = "peek",
+        gateway: bool = True,
+    ) -> AsyncIterator[LocalStack]:
+        """Put another fleet in force for a while, of pools of one's own or of changed ones.
+
+        Args:
+            fleet: Change of the fleet.
+            models: Models that have a pool.
+            body: Body mode of the pools.
+            gateway: Whether Envoy asks the gateway.
+        """
+        stack, before = self.stack, self.stack.read_fleet()
+        addresses = stack.addresses
+        made = build_fleet(
+            stack.replicas,
+            listener=addresses.listener,
+            pickers=addresses.pickers,
+            models=models,
+            body=body,
+            gateway=addresses.gateway if gateway else None,
+            change=partial(patient, change=fleet),
+        )
+        await self._put(made)
         await self.usable()
         try:
-            yield self.stack
+            yield stack
         finally:
-            await self._apply(before)
+            await self._put(before)
             await self.remember()
 
     async def usable(self) -> None:
@@ -68,7 +141,11 @@ class SharedStack:
     async def left(self) -> list[str]:
         """Return what a test has left behind, one sentence each; a changed fleet is put back."""
         wrong = []
-        if await self._fleet_in_force() != self._fleet:
+
+        async def as_before() -> bool:
+            return await self._fleet_in_force() == self._fleet
+
+        if not await eventually(as_before, PUT_BACK_S):  # an edit of the file is read a bit later
             wrong.append("another fleet is in force")
             await self._apply(self._fleet)
 
@@ -95,6 +172,11 @@ class SharedStack:
             request = admin_pb2.ApplyRequest(fleet=orjson.dumps(fleet).decode(), options=OPTIONS)
             result = await admin_pb2_grpc.AdminStub(channel).Apply(request)
         assert not result.problems, result.problems
+
+    async def _put(self, fleet: Any) -> None:
+        """Put a fleet in force, and into the file that tests read and edit."""
+        self.stack.write_fleet(fleet)
+        await self._apply(fleet)
 
     async def _models_ready(self) -> dict[str, list[str]]:
         found = {}

@@ -39,7 +39,7 @@ ATTACKS, INNOCENTS = 12, 36
 @pytest.fixture(scope="module")
 async def attacked(lend):
     """Run a stack whose Envoy waits half a second for a picker."""
-    return await lend({"pickers": {"timeout": "500ms"}})
+    return await lend(fleet={"pickers": {"timeout": "500ms"}})
 
 
 async def loaded(http, stack):

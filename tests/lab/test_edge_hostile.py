@@ -222,7 +222,7 @@ async def test_garbage_in_place_of_the_proxy_header(edge):
         async def closed() -> bool:
             return all(raw.reader.at_eof() or raw.reader.exception() for raw in silent)
 
-        assert await eventually(closed, 30)
+        assert await eventually(closed)
         assert await told()
         for raw in silent:
             raw.writer.close()

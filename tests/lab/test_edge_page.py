@@ -118,7 +118,7 @@ class DocumentedStack(InProcessStack):
             found.append(await self._printed(command, defined))
             return found[-1] == expected
 
-        assert await eventually(as_said, 15), f"{command}: {found[-1]!r}, not {expected!r}"
+        assert await eventually(as_said), f"{command}: {found[-1]!r}, not {expected!r}"
 
     async def _printed(self, command, defined):
         """Run a command, with the page's hosts led to the ports of this machine."""

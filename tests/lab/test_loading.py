@@ -32,7 +32,7 @@ SLOW = "slow-copy"
 """A copy of a Python model, which takes about a second to load."""
 SLOWER = ('"batch_ms" value { string_value: "2" }', '"batch_ms" value { string_value: "300" }')
 """What is changed in it: a request takes as many milliseconds."""
-PAUSE_S = 0.02
+PAUSE_S = 0.1
 """Between the requests of one client: they must not take the time of the processes under test."""
 WAIT = api.ChangeOptions(author="test", wait=True, timeout_seconds=60)
 FORCE = api.ChangeOptions(wait=True, timeout_seconds=60, force=True)

@@ -180,7 +180,7 @@ class Flow:
     """
 
     address: str
-    rate: float = 400.0
+    rate: float = 100.0
     connections: int = 4
     answered: int = 0
     wrong: Counter = field(default_factory=Counter)

@@ -101,6 +101,8 @@ async def metric(http: aiohttp.ClientSession, address: str, name: str, **labels:
     )
 
 
+SLOWEST_LOOK_S = 0.1
+"""Pause between two looks of a long wait, seconds: a page takes milliseconds of two processes."""
 PATIENCE_S = 60.0
 """Time limit of a wait, seconds; generous, because only a failing test uses all of it."""
 
@@ -110,11 +112,12 @@ async def eventually(look: Callable[[], Awaitable[bool]], within_s: float = PATI
 
     Give ``within_s`` only if a later success would be wrong.
     """
-    deadline = asyncio.get_running_loop().time() + within_s
+    deadline, pause_s = asyncio.get_running_loop().time() + within_s, 0.01
     while not await look():
         if asyncio.get_running_loop().time() > deadline:
             return False
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, SLOWEST_LOOK_S)
     return True
 
 
@@ -130,7 +133,9 @@ class Traffic:
     url: str
     body: Callable[[], dict[str, Any]]
     workers: int = 8
-    pause_s: float = 0.0
+    pause_s: float = 0.02
+    """Time between an answer and the next request of a worker, seconds: clients that never wait
+    take the time of what they test."""
     dies: str = ""
     """Address of a replica that is killed meanwhile."""
     cut: int = 0

@@ -54,19 +54,6 @@ async def test_an_unknown_grpc_model_is_not_found(stack):
     assert "missing" in (caught.value.details() or "")
 
 
-async def test_a_body_above_the_bound_is_413(http, lend_once):
-    """In full mode, Envoy enforces the route's limit of the body size."""
-    stack = await lend_once(
-        body="full", fleet={"pools": {"llm": {"routing": {"max_body": 100_000}}}}
-    )
-    small = {"text_input": fresh_prompt(50_000), "max_tokens": 1}
-    async with http.post(stack.http_url + GENERATE, json=small) as answer:
-        assert answer.status == 200
-    large = {"text_input": fresh_prompt(200_000), "max_tokens": 1}
-    async with http.post(stack.http_url + GENERATE, json=large) as answer:
-        assert answer.status == 413
-
-
 async def test_peek_lets_large_bodies_through(http, stack):
     """A body larger than the picker's limit is served; the picker reads only its first part."""
     body = {"text_input": fresh_prompt(8), "max_tokens": 1, "padding": "x" * 3_000_000}

@@ -219,32 +219,6 @@ async def test_a_broken_file_changes_nothing(http, stack):
         assert await eventually(healed)
 
 
-async def test_a_breaker_change_is_active_at_once(http, lend_once):
-    """Limits are runtime keys: no cluster warms, and no request waits."""
-    stack = await lend_once()
-    fleet = stack.read_fleet()
-    for pool in fleet["pools"]:
-        pool["circuit_breaker"] = {"max_requests": 777}
-    async with (
-        admin(stack) as operator,
-        Traffic(http, stack.http_url + GENERATE, generate_body) as traffic,
-    ):
-        result = await operator.Apply(
-            admin_pb2.ApplyRequest(fleet=yaml.safe_dump(fleet), source="test", options=OPTIONS)
-        )
-        assert result.acked == result.clients
-        assert set(result.channels) == {"RTDS"}
-        await traffic.more(50)
-    assert not traffic.failures
-    url = f"http://{stack.envoy_admin}/clusters?format=json"
-    async with http.get(url) as answer:
-        clusters = {
-            c["name"]: c for c in (await answer.json(content_type=None))["cluster_statuses"]
-        }
-    limits = clusters["llm/stable/http"]["circuit_breakers"]["thresholds"][0]
-    assert limits["max_requests"] == 777
-
-
 async def test_bad_operator_input_is_one_clear_error(stack):
     """A rejected call names the invalid field and creates no revision."""
     async with admin(stack) as operator:

@@ -18,6 +18,7 @@ import orjson
 from prometheus_client import CollectorRegistry
 
 from support.replicas import PATIENT
+from support.traffic import eventually
 from tidegate.stack.envoy import envoy_binary, envoy_command, envoy_environment, render_bootstrap
 from tidegate.stack.probes import picker_healthy
 from tidegate.stack.processes.environment import service_environment
@@ -200,6 +201,14 @@ class Flow:
     def per_second(self) -> float:
         """Mean rate of answered requests per second."""
         return self.answered / (time.monotonic() - self.began)
+
+    async def reaches(self, answers: int) -> None:
+        """Wait until so many requests are answered."""
+
+        async def there() -> bool:
+            return self.answered >= answers
+
+        assert await eventually(there), f"{self.answered} answers, {self.wrong}"
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Open a connection."""

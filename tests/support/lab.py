@@ -38,6 +38,7 @@ PREFORK = pytest.StashKey[Prefork]()
 def pytest_configure(config: pytest.Config) -> None:
     """Count what is started, where that is wanted."""
     if os.environ.get("TIDEGATE_STARTED") == "1":
+        started.count()
         config.pluginmanager.register(started, "started")
 
 

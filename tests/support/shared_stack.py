@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from support.replicas import Replica
     from tidegate.stack.fleet import FleetChange
 
-PUT_BACK_S = 10.0
-"""Time within which a test's last edit of the fleet file must have come into force, seconds."""
 OPTIONS = admin_pb2.ChangeOptions(author="lab", wait=True, timeout_seconds=60, force=True)
 
 
@@ -145,7 +143,7 @@ class SharedStack:
         async def as_before() -> bool:
             return await self._fleet_in_force() == self._fleet
 
-        if not await eventually(as_before, PUT_BACK_S):  # an edit of the file is read a bit later
+        if not await eventually(as_before):  # an edit of the file is read a bit later
             wrong.append("another fleet is in force")
             await self._apply(self._fleet)
 

@@ -35,6 +35,11 @@ def started(argv: Sequence[object]) -> None:
             _counts.setdefault(_file, Counter())[kind] += 1
 
 
+def count() -> None:
+    """Begin to count the programs that this process starts; those it has forked are told."""
+    sys.addaudithook(_heard)
+
+
 def _heard(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "subprocess.Popen" and not isinstance(arguments[1], str):
         started(arguments[1])
@@ -101,6 +106,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         times = f"{counts['tests']:>6}{counts['ms'] / 1e3:>8.1f}{counts['cpu ms'] / 1e3:>8.1f}"
         kinds = "".join(f"{counts[kind] or '':>9}" for kind in KINDS)
         terminalreporter.write_line(f"{times}{kinds}  {file}")
-
-
-sys.addaudithook(_heard)

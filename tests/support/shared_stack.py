@@ -83,6 +83,7 @@ class SharedStack:
         self._http = http
         self._fleet: Any = None
         self._models: Any = None
+        self._lent = 0
 
     async def remember(self) -> None:
         """Take the present fleet and models for what each test is to leave."""
@@ -106,7 +107,7 @@ class SharedStack:
             body: Body mode of the pools.
             gateway: Whether Envoy asks the gateway.
         """
-        stack, before = self.stack, self.stack.read_fleet()
+        stack, file, before = self.stack, self.stack.read_fleet(), await self._fleet_in_force()
         addresses = stack.addresses
         made = build_fleet(
             stack.replicas,
@@ -117,12 +118,21 @@ class SharedStack:
             gateway=addresses.gateway if gateway else None,
             change=partial(patient, change=fleet),
         )
-        await self._put(made)
+        stack.write_fleet(made)
+        await self._apply(made)
         await self.usable()
+        self._lent += 1
         try:
             yield stack
         finally:
-            await self._put(before)
+            self._lent -= 1
+            stack.write_fleet(file)
+            await self._apply(before)
+
+            async def back() -> bool:  # what a test wrote last may be applied after this
+                return await self._fleet_in_force() == before
+
+            assert await eventually(back), "the fleet of before is not in force again"
             await self.remember()
 
     async def usable(self) -> None:
@@ -137,13 +147,17 @@ class SharedStack:
         await self.remember()
 
     async def left(self) -> list[str]:
-        """Return what a test has left behind, one sentence each; a changed fleet is put back."""
+        """Return what a test has left behind, one sentence each; a changed fleet is put back.
+
+        A fleet that was lent to a file is the file's to change; it is taken back with the loan.
+        """
         wrong = []
 
         async def as_before() -> bool:
             return await self._fleet_in_force() == self._fleet
 
-        if not await eventually(as_before):  # an edit of the file is read a bit later
+        # An edit of the file is read a bit later.
+        if not self._lent and not await eventually(as_before):
             wrong.append("another fleet is in force")
             await self._apply(self._fleet)
 
@@ -170,11 +184,6 @@ class SharedStack:
             request = admin_pb2.ApplyRequest(fleet=orjson.dumps(fleet).decode(), options=OPTIONS)
             result = await admin_pb2_grpc.AdminStub(channel).Apply(request)
         assert not result.problems, result.problems
-
-    async def _put(self, fleet: Any) -> None:
-        """Put a fleet in force, and into the file that tests read and edit."""
-        self.stack.write_fleet(fleet)
-        await self._apply(fleet)
 
     async def _models_ready(self) -> dict[str, list[str]]:
         found = {}

@@ -76,9 +76,9 @@ class Judge:
         return (await self._now())["ejections"] - self._before["ejections"]
 
 
-async def test_callers_eject_no_replica(http, bare):
+async def test_callers_eject_no_replica(http, empty_stack):
     """Mistakes that the picker cannot see and requests that break connections, by one and many."""
-    async with bare.over(*replicas(), more=MORE) as stack, Judge(http, stack) as judge:
+    async with empty_stack.over(*replicas(), more=MORE) as stack, Judge(http, stack) as judge:
         for text in (MISTAKE, DEADLY):
             for name in ("one", "many-{}"):
                 await beside_others(http, stack, name, text)
@@ -87,11 +87,11 @@ async def test_callers_eject_no_replica(http, bare):
         assert ejections == 0
 
 
-async def test_our_own_timeouts_eject_no_replica(http, bare):
+async def test_our_own_timeouts_eject_no_replica(http, empty_stack):
     """Honest long requests under a short timeout of the route."""
     made = replicas()
     more = {"health": SLOW_CHECKS, "timeouts": {"request": "0.3s"}}
-    async with bare.over(*made, more=more) as stack, Judge(http, stack) as judge:
+    async with empty_stack.over(*made, more=more) as stack, Judge(http, stack) as judge:
         for replica in made:
             replica.hold_s = 0.6
         for turn in range(6):
@@ -100,10 +100,10 @@ async def test_our_own_timeouts_eject_no_replica(http, bare):
         assert await judge.read(us=24) == 0
 
 
-async def test_a_replica_that_fails_everybody_is_ejected(http, bare):
+async def test_a_replica_that_fails_everybody_is_ejected(http, empty_stack):
     """After about as many failures as there must be in a row; the picker hears of each at once."""
     made = replicas()
-    async with bare.over(*made, more=MORE) as stack, Judge(http, stack) as judge:
+    async with empty_stack.over(*made, more=MORE) as stack, Judge(http, stack) as judge:
         for turn in range(30):
             assert await ask(http, stack, f"before-{turn}") == 200
         made[0].status = 500

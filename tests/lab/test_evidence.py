@@ -213,12 +213,12 @@ async def test_400s_eject_no_triton(http, stack, record_property):
 
 @pytest.mark.parametrize("attack", [False, True], ids=["alone", "beside-400s"])
 async def test_a_replica_that_fails_each_valid_request_is_ejected(
-    http, bare, record_property, attack
+    http, empty_stack, record_property, attack
 ):
     """It answers the attacker's 400s at once, as Triton's front does, and everybody else 500."""
     replicas = [Replica(f"r{number}", refuses=b"unknown") for number in (1, 2, 3)]
     failed = []
-    async with bare.over(*replicas, more={"outlier": {"base_ejection": "1s"}}) as running:
+    async with empty_stack.over(*replicas, more={"outlier": {"base_ejection": "1s"}}) as running:
         url = running.http_url + GENERATE
         for turn, sick in enumerate(replicas):
 

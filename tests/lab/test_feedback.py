@@ -47,10 +47,10 @@ async def replicas():
 
 
 @pytest.fixture(scope="module")
-async def stack(bare, replicas):
-    """Lend the bare stack over the replicas."""
+async def stack(empty_stack, replicas):
+    """Lend the empty stack over the replicas."""
     more = {"outlier": OUTLIER, "circuit_breaker": {"min_retries": 100}}
-    async with bare.over(*replicas, more=more) as running:
+    async with empty_stack.over(*replicas, more=more) as running:
         yield running
 
 

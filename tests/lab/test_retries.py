@@ -1,6 +1,6 @@
 """Envoy's retries: refused connections walk the list, reads are bounded, frozen replicas are left.
 
-Each test has a pool of its own on the bare stack. The active checks pass at the start and are then
+Each test has a pool of its own on the empty stack. The active checks pass at the start and are then
 slow, so that neither Envoy nor picker learns of a change before the request.
 """
 
@@ -32,13 +32,13 @@ def part_of_sequence(number, *, start=False):
 
 
 @pytest.fixture
-def running(bare):
-    """Return what takes the bare stack over replicas."""
-    return partial(running_over, bare)
+def running(empty_stack):
+    """Return what takes the empty stack over replicas."""
+    return partial(running_over, empty_stack)
 
 
 @asynccontextmanager
-async def running_over(bare, count, *, picker=True, refused=0, **more):
+async def running_over(empty_stack, count, *, picker=True, refused=0, **more):
     """Take the stack over replicas, then take away the picker, or the ports of the first ones.
 
     Yields the stack and the replicas.
@@ -52,7 +52,7 @@ async def running_over(bare, count, *, picker=True, refused=0, **more):
             exit_.push_async_callback(end.aclose)
             ends.append(end)
         more = {"health": SLOW_CHECKS, **more}
-        stack = await exit_.enter_async_context(bare.over(*replicas, more=more))
+        stack = await exit_.enter_async_context(empty_stack.over(*replicas, more=more))
         if not picker:
             exit_.push_async_callback(stack.start_picker)
             await stack.kill_picker()

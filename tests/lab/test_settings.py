@@ -33,9 +33,9 @@ def replicas():
 
 
 @pytest.fixture(scope="module")
-async def stack(bare, replicas):
-    """Lend the bare stack over the replicas; each test applies its fleet."""
-    async with bare.over(*replicas) as running:
+async def stack(empty_stack, replicas):
+    """Lend the empty stack over the replicas; each test applies its fleet."""
+    async with empty_stack.over(*replicas) as running:
         yield running
 
 

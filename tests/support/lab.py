@@ -16,7 +16,7 @@ import pytest
 
 from support import started
 from support.preforked import Prefork, forking, preforked
-from support.shared_stack import SharedStack, patient
+from support.shared_stack import LentStack, SharedStack, patient
 from support.traffic import STREAM_TOKENS
 from tidegate.stack.assets import ExtraMissingError
 from tidegate.stack.envoy import envoy_binary
@@ -143,13 +143,13 @@ async def new_module_stack(tritons: Tritons) -> AsyncIterator[StackFactory]:
 async def shared(tritons: Tritons, http: aiohttp.ClientSession) -> AsyncIterator[SharedStack]:
     """Run one stack with a gateway for all tests of a worker that leave it as they find it."""
     async with _factory(tritons) as start:
-        made = SharedStack(await start(gateway=True), http)
+        made = SharedStack(await start(gateway=True, kind=LentStack), http)
         await made.remember()
         yield made
 
 
 @pytest.fixture(scope="session")
-async def bare(demo_extra: None, http: aiohttp.ClientSession) -> AsyncIterator[SharedStack]:  # noqa: ARG001 - skips first
+async def empty_stack(demo_extra: None, http: aiohttp.ClientSession) -> AsyncIterator[SharedStack]:  # noqa: ARG001 - skips first
     """Run one stack without replicas, for pools of replicas in the test's process."""
     async with SharedStack.without_replicas(http) as made:
         yield made
@@ -216,7 +216,7 @@ async def _left_as_found(request: pytest.FixtureRequest) -> AsyncIterator[None]:
     yield
     ended = await revive(stash.get(TRITONS, None))
     assert not ended, f"shared Tritons ended in this test, and were started again: {ended}"
-    for name in {"shared", "bare"} & set(request.fixturenames):
+    for name in {"shared", "empty_stack"} & set(request.fixturenames):
         left = await request.getfixturevalue(name).left()
         assert not left, left
 
@@ -238,4 +238,5 @@ class _factory:  # noqa: N801 - used as a function
         # Tests of the other transport set it in their module.
         options.setdefault("transport", "grpc")
         options["fleet"] = partial(patient, change=options.get("fleet"))
-        return await self._exit.enter_async_context(LocalStack(**options))
+        kind = options.pop("kind", LocalStack)
+        return await self._exit.enter_async_context(kind(**options))

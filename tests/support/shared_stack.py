@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -17,13 +18,16 @@ from tidegate.stack.tritons.replica import MODELS
 from tidegate_api.admin.v1 import admin_pb2, admin_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
+    from pathlib import Path
 
     import aiohttp
 
     from support.replicas import Replica
     from tidegate.stack.fleet import FleetChange
 
+READ_S = 5.0
+"""Time after which an edit of the fleet file is read for sure, seconds: it is polled."""
 OPTIONS = admin_pb2.ChangeOptions(author="lab", wait=True, timeout_seconds=60, force=True)
 
 
@@ -33,6 +37,27 @@ def patient(fleet: dict[str, Any], change: FleetChange | None) -> dict[str, Any]
     for pool in fleet["pools"]:
         pool["health"]["timeout"] = PATIENT
     return apply_change(fleet, change)
+
+
+class LentStack(LocalStack):
+    """A stack whose fleet is another one while it is lent.
+
+    The file that its control server watches is left alone: it would be read some time after the
+    loan began, and undo what a test had changed by then. A test may edit it.
+    """
+
+    lent: dict[str, Any] | None = None
+    """The fleet of the loan, with what a test wrote; ``None`` = that of the file."""
+
+    def read_fleet(self) -> dict[str, Any]:
+        """Return the fleet that the holder of the stack may change."""
+        return super().read_fleet() if self.lent is None else copy.deepcopy(self.lent)
+
+    def write_fleet(self, fleet: Mapping[str, Any]) -> Path:
+        """Write the file that the control server watches."""
+        if self.lent is not None:
+            self.lent = copy.deepcopy(dict(fleet))
+        return super().write_fleet(fleet)
 
 
 class SharedStack:
@@ -52,7 +77,7 @@ class SharedStack:
             (pool,) = fleet["pools"]
             pool |= {"name": "idle", "match": {"models": ["idle"]}}
 
-        async with LocalStack(
+        async with LentStack(
             replicas=(), models=("toy-llm",), fleet=idle, transport="nghttp2"
         ) as stack:
             made = cls(stack, http)
@@ -78,7 +103,7 @@ class SharedStack:
                 self.having(change, models=("toy-llm",), gateway=False)
             )
 
-    def __init__(self, stack: LocalStack, http: aiohttp.ClientSession) -> None:
+    def __init__(self, stack: LentStack, http: aiohttp.ClientSession) -> None:
         self.stack = stack
         self._http = http
         self._fleet: Any = None
@@ -107,7 +132,8 @@ class SharedStack:
             body: Body mode of the pools.
             gateway: Whether Envoy asks the gateway.
         """
-        stack, file, before = self.stack, self.stack.read_fleet(), await self._fleet_in_force()
+        stack, before = self.stack, await self._fleet_in_force()
+        outer, file = stack.lent, stack.fleet_file.read_text("utf-8")
         addresses = stack.addresses
         made = build_fleet(
             stack.replicas,
@@ -118,15 +144,17 @@ class SharedStack:
             gateway=addresses.gateway if gateway else None,
             change=partial(patient, change=fleet),
         )
-        stack.write_fleet(made)
         await self._apply(made)
+        stack.lent = made
         await self.usable()
         self._lent += 1
         try:
             yield stack
         finally:
             self._lent -= 1
-            stack.write_fleet(file)
+            stack.lent = outer
+            if stack.fleet_file.read_text("utf-8") != file:
+                await self._write_back(file)
             await self._apply(before)
 
             async def back() -> bool:  # what a test wrote last may be applied after this
@@ -134,6 +162,16 @@ class SharedStack:
 
             assert await eventually(back), "the fleet of before is not in force again"
             await self.remember()
+
+    async def _write_back(self, file: str) -> None:
+        """Write the fleet file as it was, and wait until the control server has read it."""
+        edited = await self._fleet_in_force()
+        self.stack.run.write(self.stack.fleet_file.name, file)
+
+        async def read() -> bool:
+            return await self._fleet_in_force() != edited
+
+        await eventually(read, READ_S)  # nothing changes if what a test wrote last was not read
 
     async def usable(self) -> None:
         """Wait until no replica is held unfit for what happened to it before; remember the rest."""

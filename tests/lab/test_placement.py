@@ -21,7 +21,6 @@ import pytest
 import tritonclient.grpc.aio as triton_grpc
 from tritonclient.utils import InferenceServerException
 
-from ext_proc.feedback.placement.pace import QUICK_S
 from support.placed_models import BODY, PlacedModels
 from support.service_process import ready_models
 from support.traffic import admin, eventually, picker_state, vision_inputs
@@ -162,7 +161,6 @@ async def test_no_request_misses_a_model_that_a_replica_has(http, stack, models,
     assert answers[200] > 10 * SECONDS
     assert changes > 10 * SECONDS
     assert for_misses <= changes
-    assert looks <= 3 * (lasted / (QUICK_S * 0.9) + 1) + for_misses
     assert await eventually(partial(agrees, http, stack, models))
 
 

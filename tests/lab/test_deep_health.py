@@ -248,52 +248,6 @@ async def test_load_reports_in_answers_become_readings(http, stack, replicas):
         teller.loads = garbler.loads = ""
 
 
-async def test_a_flapping_replica_is_out_longer_each_time(http, stack, replicas, record_property):
-    """Well as soon as it is asked again, sick as soon as it is back: half a second, one, two.
-
-    How long it is out is read when that is seen, so what is read is never too long, but less where
-    the machine is busy; then it is done again.
-    """
-    sick = replicas[0]
-
-    async def outlier() -> dict:
-        return (await shown(http, stack.picker_metrics, sick.name))["outlier"]
-
-    async def ejected() -> bool:
-        return (await outlier())["phase"] == "ejected"
-
-    async def closed() -> bool:
-        return (await outlier())["phase"] == "closed"
-
-    async def flaps() -> list[float]:
-        spans = []
-        for _ in range(3):
-            sick.status = 500
-            assert await eventually(ejected)
-            sick.status = 200
-            spans.append((await outlier())["ejected_for_s"] or 0.0)
-            assert await eventually(closed)
-        return spans
-
-    spans: list[float] = []
-
-    async def longer() -> bool:
-        spans[:] = await flaps()
-        # Longer than the first one ever is, and longer than the second one ever is.
-        return spans[1] > 0.5 and spans[2] > 1.0
-
-    async with Traffic(http, stack.http_url + GENERATE, body, workers=4, pause_s=0.01) as load:
-        try:
-            assert await eventually(closed)
-            assert await eventually(longer)
-            failed = len(load.failures)
-            assert await eventually(partial(more_than, sick, len(sick.asked)))
-            assert len(load.failures) == failed
-        finally:
-            sick.status = 200
-    record_property("out_s", ", ".join(f"{span:.2f}" for span in spans))
-
-
 async def test_a_retried_prompt_is_expected_where_it_was_served(http, stack, replicas):
     """After the access-log entry, the picker's index contains its blocks at the serving replica."""
     sick, *well = replicas

@@ -72,7 +72,7 @@ def test_every_test_says_what_it_holds() -> None:
     assert not wrong
 
 
-TIMELESS = ("unit", "contract", "epp", "fuzz", "process")
+TIMELESS = ("unit", "contract", "epp", "fuzz", "lab", "process")
 """Layers below soak whose tests assert nothing about elapsed time; virtual time excepted."""
 VIRTUAL = {"tests/unit/test_support_time.py"}
 

@@ -119,6 +119,10 @@ attempts carry headers, but no metadata."""
 TRY_TIMEOUT_HEADER: Final = "x-envoy-upstream-rq-per-try-timeout-ms"
 """Time to the headers of an answer after which Envoy tries another replica, milliseconds."""
 
+REQUEST_TIMEOUT_HEADER: Final = "x-envoy-upstream-rq-timeout-ms"
+"""Time to the end of the answer after which Envoy ends a request, milliseconds: the rest of the
+caller's `tidegate-timeout-ms`."""
+
 IN_SIGHT_HEADER: Final = "x-tidegate-in-sight"
 """On requests to the gateway: the pools that it may speak of, separated by commas; `*` = all. Envoy
 sets it on its routes to the gateway."""
@@ -129,7 +133,7 @@ ROUTER_HEADERS: Final = (
     "x-envoy-retriable-header-names",
     "x-envoy-hedge-on-per-try-timeout",
     "x-envoy-expected-rq-timeout-ms",
-    "x-envoy-upstream-rq-timeout-ms",
+    REQUEST_TIMEOUT_HEADER,
     "x-envoy-upstream-rq-timeout-alt-response",
     "x-envoy-upstream-rq-per-try-idle-timeout-ms",
     "x-envoy-upstream-stream-duration-ms",

@@ -107,6 +107,9 @@ MAX_PERCENT: Final = 100
 MAX_EXPLORE_PERCENT: Final = 2
 """Largest share of requests on which ``learned`` tries an alternative."""
 
+MAX_WAIT_S: Final = 10.0
+"""Longest time that a request waits in the picker for a replica with room, seconds."""
+
 MAX_CO_BATCH_HOLD_MS: Final = 0.5
 """Longest time for which ``co-batch`` lets a request wait."""
 

@@ -31,6 +31,7 @@ from tidegate_api.pools import (
     MAX_NEEDS,
     MAX_PERCENT,
     MAX_VARIANTS,
+    MAX_WAIT_S,
     MIN_FACTOR,
 )
 from tidegate_common.upstream.contexts import ReplicaTls
@@ -57,7 +58,14 @@ _PERCENT: Final = Bounds(most=MAX_PERCENT)
 _POOL: Final = FieldReader(
     pool_pb2.Pool,
     Pool,
-    zero={"per_endpoint_in_flight", "first_answer_seconds", "first_answer_least_seconds"},
+    zero={
+        "per_endpoint_in_flight",
+        "first_answer_seconds",
+        "first_answer_least_seconds",
+        "hold_seconds",
+        "request_seconds",
+    },
+    bounds={"hold_seconds": Bounds(most=MAX_WAIT_S)},
     elsewhere={
         *("name", "models", "paths", "default_for", "default_for_paths", "variants", "endpoints"),
         *(

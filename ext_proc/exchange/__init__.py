@@ -7,6 +7,7 @@
 from ext_proc.exchange.actions import (
     Action,
     BodyModeOverride,
+    KeepWaiting,
     PassThrough,
     Pick,
     Refuse,
@@ -42,6 +43,7 @@ __all__ = [
     "ExchangeState",
     "Head",
     "IllegalEventError",
+    "KeepWaiting",
     "Lost",
     "PassThrough",
     "Pick",

@@ -35,9 +35,11 @@ class Pick(Plain):
         generic: For a proxy that the control server did not configure: the reply also removes what
             clients may not set, and says the pool to access logs.
         described: The reply says to access logs what was decided, and why.
+        budget: Further headers to set, which tell the rest of the caller's time.
     """
 
     __slots__ = (
+        "budget",
         "clear_route_cache",
         "decision",
         "described",
@@ -64,6 +66,7 @@ class Pick(Plain):
         unreadable: bool = False,
         generic: bool = False,
         described: bool = False,
+        budget: tuple[tuple[str, str], ...] = (),
     ) -> None:
         self.destination = destination
         self.headers = headers
@@ -76,6 +79,7 @@ class Pick(Plain):
         self.unreadable = unreadable
         self.generic = generic
         self.described = described
+        self.budget = budget
 
     def only_first(self) -> None:
         """Keep the first address only, for a proxy that cannot read a list."""
@@ -185,4 +189,17 @@ class Refuse(Plain):
         self.headers = headers
 
 
-Action = ReplyHead | ReplyBody | ReplyTrailers | ReplyResponse | Refuse
+class KeepWaiting(Plain):
+    """Let the request wait: its reply comes later.
+
+    Args:
+        ask_s: Seconds that the proxy is asked to wait for the reply; ``None`` = it waits anyway.
+    """
+
+    __slots__ = ("ask_s",)
+
+    def __init__(self, ask_s: float | None) -> None:
+        self.ask_s = ask_s
+
+
+Action = ReplyHead | ReplyBody | ReplyTrailers | ReplyResponse | Refuse | KeepWaiting

@@ -58,6 +58,7 @@ class KnownRequest:
     __slots__ = (
         "asked",
         "body",
+        "deadline",
         "features",
         "generic",
         "guessed",
@@ -69,6 +70,7 @@ class KnownRequest:
         "ref",
         "repeatable",
         "trailed",
+        "waited",
     )
 
     def __init__(self, head: Head, ref: ClusterRef, features: Features, pool: Pool | None) -> None:
@@ -77,12 +79,16 @@ class KnownRequest:
         """The cluster of the route; of a generic proxy only its protocol counts."""
         self.features = features
         self.pool = pool
+        self.deadline: float | None = None
+        """When the caller will have left by its headers, monotonic seconds; ``None`` = unknown."""
         self.held: bytearray | None = None
         """Chunks that wait for the decision; ``None`` if the body is not sent in duplex."""
         self.body: bytes | None = None
         """The whole body; ``None`` = not read, or not to its end."""
         self.repeatable = not head.hides_end
         """The proxy can send the request again: its end is known, or the proxy waits for it."""
+        self.waited = False
+        """It has waited for a replica with room."""
         self.trailed = False
         """Trailers end the body; Envoy may send such a body twice where it repeats requests."""
         self.once = False

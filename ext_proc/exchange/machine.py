@@ -38,6 +38,12 @@ Rules:
     attributes in place of headers, that is decided on. If the stream ends after a pick on the
     headers and nothing more, the end of the request is unknown: the ticket settles as unseen.
 
+12. Where no replica has room, a request may wait (``hold_s`` of its pool; not behind a generic
+    proxy, whose patience is not known). Its reply is one `KeepWaiting` now, and later, once it is
+    decided (``when_released``), what ``released`` returns. Only its end may come meanwhile.
+13. The deadline of headers counts from their arrival, and that of a body from the decision, as a
+    replica's would. A request whose deadline has passed is refused.
+
 ======== ======================= ========================= ====================== ==============
 state    Head                    Body, Trailers            Response               Lost, Stopped
 ======== ======================= ========================= ====================== ==============
@@ -48,6 +54,7 @@ WAITING  illegal                 body: decide -> DECIDED   a pass -> DECIDED    
                                  (duplex: or hold it)
                                  trailers: a pass
                                  (duplex: decide)
+QUEUED   illegal                 illegal                   illegal                leave -> OVER
 DECIDED  illegal                 an empty reply (a         an empty reply (a      settle -> OVER
                                  pass-through in duplex)   pass-through in
                                                            duplex)
@@ -57,10 +64,11 @@ OVER     illegal                 illegal                   illegal              
 
 from __future__ import annotations
 
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from ext_proc.exchange.actions import Refuse, ReplyBody, ReplyHead
+from ext_proc.exchange.actions import KeepWaiting, Refuse, ReplyBody, ReplyHead
 from ext_proc.exchange.events import (
     BUFFERED,
     DUPLEX,
@@ -86,28 +94,45 @@ from ext_proc.exchange.replies import (
     reply_to_head,
     reply_without_decision,
     request_body,
+    rest_of_time,
     write_pick,
 )
 from ext_proc.exchange.soundness import judge, judge_headers
-from ext_proc.exchange.state import DECIDED, NEW, OVER, WAITING, illegal
+from ext_proc.exchange.state import DECIDED, NEW, OVER, QUEUED, WAITING, illegal
 from ext_proc.requests import BadRequest, read_body, read_head, served_by, split_adapter
-from ext_proc.routing.values.refusal import NO_PICK, TOO_MANY_UPLOADS, Refusal
+from ext_proc.requests.parsing.values import sooner
+from ext_proc.routing.queue.waiting import QueuedRequest
+from ext_proc.routing.values.refusal import (
+    DEADLINE_PASSED,
+    NO_PICK,
+    SATURATED,
+    TOO_MANY_UPLOADS,
+    Refusal,
+)
 from ext_proc.routing.values.request import GRPC_STREAM, OTHER
 from ext_proc.routing.values.ticket import ABORTED, DONE, SHUTDOWN, UNSEEN, Ticket
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ext_proc.exchange.actions import Action, Pick
     from ext_proc.exchange.events import Event
     from ext_proc.exchange.known import ExchangeOptions, KnownRequest
     from ext_proc.exchange.router import RequestRouter
-    from ext_proc.requests import Chats, Tokenizer
+    from ext_proc.requests import Blocks, Chats, Tokenizer
+    from ext_proc.routing.pipeline.decision import Decision
     from ext_proc.routing.values.pool import Pool
+    from ext_proc.routing.values.request import Request
 
 # Tuples: a union in `isinstance` would be built anew at each call.
 _ENDS: Final = (Lost, Stopped)
 _REQUEST_PARTS: Final = (Body, Trailers)
+
+ASKED_MORE_S: Final = 1.0
+"""Seconds beyond a request's longest wait that the proxy is asked for, so that the reply is in
+time."""
+WAITING_BYTES: Final = 8_192
+"""Bytes that a request that waits holds beside its body and prompt, about."""
 
 _NO_TOKENIZERS: Final[Mapping[str, Tokenizer]] = MappingProxyType({})
 _NO_CHATS: Final[Mapping[str, Chats]] = MappingProxyType({})
@@ -127,6 +152,7 @@ class Exchange:
         "_chats",
         "_duplex_request",
         "_duplex_response",
+        "_later",
         "_options",
         "_router",
         "_ticket",
@@ -159,6 +185,8 @@ class Exchange:
         """Set only in state WAITING."""
         self._uploading: str | None = None
         """The client whose upload counts as under way."""
+        self._later: _Later | None = None
+        """Set once the request has waited for a replica."""
         self._unseen = False
         """The end of the stream need not be that of the request (rule 10)."""
         self.state = NEW
@@ -192,9 +220,9 @@ class Exchange:
                 raise illegal(event, state)
             self._settle(event, now)
             return ()
-        if state is OVER or state is NEW:
+        if state is OVER or state is NEW or state is QUEUED:
             if state is NEW and isinstance(event, Body) and event.head is not None:
-                return (self._on_body_first(event.head, event, now, unix_now),)
+                return self._on_body_first(event.head, event, now, unix_now)
             raise illegal(event, state)
         self._unseen = False
         waiting, self._waiting = self._waiting, None
@@ -220,6 +248,8 @@ class Exchange:
             if waiting.asked and ended_by_trailers(event):
                 return (self._refuse(waiting, TRAILERS),)
             decided = self._on_body(waiting, event, now, unix_now)
+            if isinstance(decided, KeepWaiting):
+                return self._reply_later(decided, _reply_to_body)
             return (decided if isinstance(decided, Refuse) else ReplyBody(decided),)
         # No body message will come. A reply to trailers cannot carry a pick, and a response before
         # the decision is the proxy's own answer.
@@ -236,6 +266,8 @@ class Exchange:
         known = locate(head, self._router.pools)
         if isinstance(known, str):
             return (self._pass(known, head),)
+        if known.features.timeout_s is not None:
+            known.deadline = now + known.features.timeout_s
         # An Envoy that is not gated might send twice what it is asked for.
         asks = head.gated and not known.generic
         readable = needs_body(head, known.features.form, known.pool, asks=asks)
@@ -247,12 +279,25 @@ class Exchange:
         if readable:
             return self._ask(known)
         decided = self._decide(known, head.subset, now, unix_now)
+        if isinstance(decided, KeepWaiting):
+            return self._reply_later(decided, partial(self._reply_to_head, known))
+        return self._reply_to_head(known, decided)
+
+    def _reply_to_head(self, known: KnownRequest, decided: Pick | Refuse) -> tuple[Action, ...]:
         if isinstance(decided, Refuse):
             return (decided,)
         self._unseen = known.generic
         # An override would switch off what a generic proxy sends of responses.
         keep = known.generic and known.features.form is not GRPC_STREAM
-        return (reply_to_head(head, decided, loads=self._wants_loads(known), keep=keep),)
+        return (reply_to_head(known.head, decided, loads=self._wants_loads(known), keep=keep),)
+
+    def _reply_later(
+        self, wait: KeepWaiting, then: Callable[[Pick | Refuse], tuple[Action, ...]]
+    ) -> tuple[Action, ...]:
+        """Return the reply to what waits of a decision, and keep what makes the others."""
+        if self._later is not None:
+            self._later.then = then
+        return (wait,)
 
     def _ask(self, known: KnownRequest) -> tuple[Action, ...]:
         """Ask for the body, or wait for it where it comes by itself."""
@@ -305,14 +350,16 @@ class Exchange:
 
     def _on_body_first(
         self, head: Head, body: Body, now: float, unix_now: float
-    ) -> ReplyBody | Refuse:
+    ) -> tuple[Action, ...]:
         late = head.request_body is not BUFFERED  # a replica has been chosen
         known = "too-late" if late else locate(head, self._router.pools)
         if isinstance(known, str):
             passed = self._pass(known, head)
-            return passed if isinstance(passed, Refuse) else EMPTY_BODY
+            return (passed if isinstance(passed, Refuse) else EMPTY_BODY,)
         decided = self._on_body(known, body, now, unix_now)
-        return decided if isinstance(decided, Refuse) else ReplyBody(decided)
+        if isinstance(decided, KeepWaiting):
+            return self._reply_later(decided, _reply_to_body)
+        return _reply_to_body(decided)
 
     def _on_chunk(
         self,
@@ -337,18 +384,14 @@ class Exchange:
             decided = self._decide(known, known.head.subset, now, unix_now)
         else:
             decided = self._on_body(known, body, now, unix_now)
-        if isinstance(decided, Refuse):
-            return (decided,)
-        head = ReplyHead(decided)
-        if isinstance(event, Trailers):
-            # The trailers end the request, so no chunk ends it.
-            chunks = passed_through(body.changed(end_of_stream=False)) if held else []
-            return (head, *(ReplyBody(pass_through=part) for part in chunks), EMPTY_TRAILERS)
-        return (head, *(ReplyBody(pass_through=part) for part in passed_through(body)))
+        if isinstance(decided, KeepWaiting):
+            then = partial(_reply_to_chunks, body, trailed=known.trailed)
+            return self._reply_later(decided, then)
+        return _reply_to_chunks(body, decided, trailed=known.trailed)
 
     def _on_body(
         self, known: KnownRequest, body: Body, now: float, unix_now: float
-    ) -> Pick | Refuse:
+    ) -> Pick | Refuse | KeepWaiting:
         head = known.head
         if known.pool is not None and (refusal := too_large(body, known.pool)):
             return self._refuse(known, refusal)
@@ -403,25 +446,86 @@ class Exchange:
 
     def _decide(
         self, known: KnownRequest, subset: frozenset[str] | None, now: float, unix_now: float
-    ) -> Pick | Refuse:
+    ) -> Pick | Refuse | KeepWaiting:
         pool = known.pool or self._find_pool(known)
         if isinstance(pool, Refusal):
             return self._refuse(known, pool)
-        head, ref = known.head, known.ref
-        if head.header_bytes is not None and (refusal := judge_headers(head, pool)):
+        head = known.head
+        refusal = None if head.header_bytes is None else judge_headers(head, pool)
+        if known.deadline is not None and known.deadline <= now:
+            refusal = DEADLINE_PASSED
+        if refusal is not None:
             return self._refuse(known, refusal)
         scale = self._router.bytes_per_token
         request, blocks = request_of(known, pool, subset, self._tokenizers, self._chats, scale)
-        decision = self._router.decide(request, now, unix_now)
+        router = self._router
+        if pool.hold_s and router.queue.count and not known.generic:
+            return self._wait(known, pool, request, blocks, now, unix_now)
+        decision = router.decide(request, now, unix_now)
+        if isinstance(decision, Refusal):
+            if pool.hold_s and decision.kind is SATURATED and not known.generic:
+                return self._wait(known, pool, request, blocks, now, unix_now)
+            return self._refuse(known, decision)
+        return self._picked(known, pool, request, blocks, decision)
+
+    def _wait(
+        self,
+        known: KnownRequest,
+        pool: Pool,
+        request: Request,
+        blocks: Blocks,
+        now: float,
+        unix_now: float,
+    ) -> Pick | Refuse | KeepWaiting:
+        """Decide, or let the request wait for a replica with room."""
+
+        def told(decision: Decision | Refusal) -> None:
+            made: Pick | Refuse
+            if isinstance(decision, Refusal):
+                made = self._refuse(known, decision)
+            else:
+                made = self._picked(known, pool, request, blocks, decision)
+            if self._later is not None:
+                self._later.end(made)
+
+        features, deadline = request.features, known.deadline
+        if features.timeout_s is not None:
+            deadline = sooner(deadline, now + features.timeout_s)
+        size = (
+            len(known.body or features.prompt or b"") + len(features.prompt or b"") + WAITING_BYTES
+        )
+        waiting = QueuedRequest(request, size, now, deadline, pool.hold_s, told)
+        decision = self._router.wait(waiting, now, unix_now)
+        if decision is None:
+            self.state, self._later, known.waited = QUEUED, _Later(waiting), True
+            # Envoy sets no time for the replies of a duplex body.
+            return KeepWaiting(None if known.held is not None else waiting.due - now + ASKED_MORE_S)
         if isinstance(decision, Refusal):
             return self._refuse(known, decision)
+        return self._picked(known, pool, request, blocks, decision)
+
+    def when_released(self, call: Callable[[], None]) -> None:
+        """Have ``call`` called when the request that waits is decided; at once if it is."""
+        if self._later is not None and self.state is QUEUED:
+            self._later.call = call
+        else:
+            call()
+
+    def released(self) -> tuple[Action, ...]:
+        """Return the replies to a request that waited; empty before its decision."""
+        return () if self._later is None else self._later.replies
+
+    def _picked(
+        self, known: KnownRequest, pool: Pool, request: Request, blocks: Blocks, decision: Decision
+    ) -> Pick:
+        head = known.head
         self.state = DECIDED
         self._ticket = decision.ticket
         told = known.generic or known.asked or head.hides_end
         ended = known.repeatable if told else None
         pick = write_pick(
             decision,
-            ref,
+            known.ref,
             request.features,
             blocks,
             generic=known.generic,
@@ -432,6 +536,12 @@ class Exchange:
             pick.only_first()
         pick.unreadable = self.unreadable is not None
         pick.described = pool.describe_picks
+        deadline, ticket = known.deadline, decision.ticket
+        if deadline is None or ticket is None:
+            return pick
+        if not known.generic and known.features.form is not GRPC_STREAM:
+            rest_s, waited = deadline - ticket.at, known.waited
+            pick.budget = rest_of_time(head.headers, rest_s, pool.request_s, waited=waited)
         return pick
 
     def _refuse(self, known: KnownRequest, refusal: Refusal) -> Refuse:
@@ -461,6 +571,8 @@ class Exchange:
     def _settle(self, event: Lost | Stopped, now: float) -> None:
         self.state = OVER
         self._waiting = None
+        if self._later is not None:
+            self._router.queue.leave(self._later.waiting)
         self._uploaded()
         ticket, self._ticket = self._ticket, None
         if ticket is None:
@@ -471,3 +583,38 @@ class Exchange:
             self._router.settle(ticket, UNSEEN if self._unseen else DONE, now)
         else:
             self._router.settle(ticket, ABORTED, now)
+
+
+class _Later:
+    """What follows once a request that waits is decided."""
+
+    __slots__ = ("call", "replies", "then", "waiting")
+
+    def __init__(self, waiting: QueuedRequest) -> None:
+        self.waiting = waiting
+        self.then: Callable[[Pick | Refuse], tuple[Action, ...]] = _reply_to_body
+        """Makes the replies."""
+        self.call: Callable[[], None] | None = None
+        self.replies: tuple[Action, ...] = ()
+
+    def end(self, decided: Pick | Refuse) -> None:
+        """Make the replies, and say so."""
+        self.replies = self.then(decided)
+        if self.call is not None:
+            self.call()
+
+
+def _reply_to_body(decided: Pick | Refuse) -> tuple[Action, ...]:
+    return (decided if isinstance(decided, Refuse) else ReplyBody(decided),)
+
+
+def _reply_to_chunks(body: Body, decided: Pick | Refuse, *, trailed: bool) -> tuple[Action, ...]:
+    """Return the replies to the headers and to the chunks of a duplex body that waited."""
+    if isinstance(decided, Refuse):
+        return (decided,)
+    head = ReplyHead(decided)
+    if trailed:
+        # The trailers end the request, so no chunk ends it.
+        chunks = passed_through(body.changed(end_of_stream=False)) if body.chunk else []
+        return (head, *(ReplyBody(pass_through=part) for part in chunks), EMPTY_TRAILERS)
+    return (head, *(ReplyBody(pass_through=part) for part in passed_through(body)))

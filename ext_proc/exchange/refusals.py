@@ -1,16 +1,23 @@
 """Refusals in the caller's dialect: Triton's, OpenAI's or Anthropic's JSON, or a gRPC status.
 
 Sources: Triton's HTTP error shape (``{"error": "..."}``, KServe v2), OpenAI's error object, which
-SGLang writes for its own calls too, Anthropic's error object and its types by status, and the gRPC
-status codes (``grpc/grpc: doc/statuscodes.md``).
+SGLang writes for its own calls too, Anthropic's error object and its types by status, the gRPC
+status codes (``grpc/grpc: doc/statuscodes.md``) and details (``google/rpc/error_details.proto``),
+and the fields `RateLimit` and `RateLimit-Policy` (draft-ietf-httpapi-ratelimit-headers-10, where
+`qu` is the unit of the quota).
 """
 
 from __future__ import annotations
 
 import re
+from base64 import b64encode
+from math import ceil
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import orjson
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import status_pb2
+from google.rpc.error_details_pb2 import RetryInfo
 
 from ext_proc.exchange.actions import Refuse
 from ext_proc.routing.values.refusal import Refusal, RefusalKind
@@ -46,6 +53,9 @@ _STATUS: Final[Mapping[RefusalKind, _Status]] = {
     RefusalKind.HEADERS_TOO_LARGE: _Status(431, 8, "invalid_request_error"),
     RefusalKind.TOO_LARGE: _Status(413, 8, "invalid_request_error"),
     RefusalKind.SATURATED: _Status(429, 8, "rate_limit_error"),
+    RefusalKind.QUEUE_FULL: _Status(429, 8, "rate_limit_error"),
+    RefusalKind.DEADLINE_UNMET: _Status(429, 8, "rate_limit_error"),
+    RefusalKind.DEADLINE_PASSED: _Status(504, 4, "server_error"),
     RefusalKind.TOO_MANY_UPLOADS: _Status(429, 8, "rate_limit_error"),
     RefusalKind.NO_ENDPOINTS: _Status(503, 14, "server_error"),
     RefusalKind.WRONG_VERSION: _Status(503, 14, "server_error"),
@@ -61,6 +71,8 @@ TRAILERS: Final = Refusal(
 _RETRY_AFTER: Final = frozenset(
     {
         RefusalKind.SATURATED,
+        RefusalKind.QUEUE_FULL,
+        RefusalKind.DEADLINE_UNMET,
         RefusalKind.TOO_MANY_UPLOADS,
         RefusalKind.NO_ENDPOINTS,
         RefusalKind.WRONG_VERSION,
@@ -68,7 +80,10 @@ _RETRY_AFTER: Final = frozenset(
         RefusalKind.NO_PICK,
     }
 )
-_RETRY_AFTER_S: Final = "1"
+_RETRY_AFTER_S: Final = 1
+"""Seconds where no wait is predicted."""
+_DETAILS_HEADER: Final = "grpc-status-details-bin"
+_LIMIT_HEADER, _POLICY_HEADER = "ratelimit", "ratelimit-policy"
 _INTERNAL: Final = 13
 _OPENAI: Final = frozenset({Form.OPENAI, Form.RESPONSES, Form.SCORE, Form.SGLANG})
 _ANTHROPIC: Final = re.compile(ANTHROPIC_PATHS)
@@ -88,10 +103,17 @@ def refuse(refusal: Refusal, form: Form, headers: Mapping[str, str], path: str =
     status = _STATUS[refusal.kind]
     reason = refusal.kind.value
     extra = [(REASON_HEADER, reason)]
+    retry_s = None
     if refusal.kind in _RETRY_AFTER:
-        extra.append(("retry-after", _RETRY_AFTER_S))
+        retry_s = _RETRY_AFTER_S if refusal.wait_s is None else max(1, ceil(refusal.wait_s))
+        extra.append(("retry-after", str(retry_s)))
+        if refusal.limit is not None:
+            extra.append((_POLICY_HEADER, f'"replicas";q={refusal.limit};qu="concurrent-requests"'))
+            extra.append((_LIMIT_HEADER, f'"replicas";r=0;t={retry_s}'))
     if speaks_grpc(headers):
         code = _INTERNAL if refusal.malformed else status.grpc
+        if retry_s is not None:
+            extra.append((_DETAILS_HEADER, _retry_info(code, refusal.message, retry_s)))
         return Refuse(status.http, code, reason, refusal.message.encode(), tuple(extra))
     extra.append(("content-type", "application/json"))
     if form is Form.MESSAGES or (form is Form.OTHER and _ANTHROPIC.fullmatch(path)):
@@ -109,6 +131,13 @@ def refuse(refusal: Refusal, form: Form, headers: Mapping[str, str], path: str =
     else:
         document = {"error": refusal.message}
     return Refuse(status.http, None, reason, orjson.dumps(document), tuple(extra))
+
+
+def _retry_info(code: int, message: str, retry_s: int) -> str:
+    """Return the value of `grpc-status-details-bin` that says when to try again."""
+    status = status_pb2.Status(code=code, message=message)
+    status.details.add().Pack(RetryInfo(retry_delay=Duration(seconds=retry_s)))
+    return b64encode(status.SerializeToString()).rstrip(b"=").decode()
 
 
 def too_large(body: Body, pool: Pool) -> Refusal | None:

@@ -26,12 +26,16 @@ from tidegate_api.names import (
     REPEAT_MISSING,
     REPEATABLE,
     REPEATABLE_HEADER,
+    REQUEST_TIMEOUT_HEADER,
     RETRY_ON_HEADER,
+    TIMEOUT_HEADER,
     TRY_TIMEOUT_HEADER,
     ClusterRef,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ext_proc.exchange.actions import Action
     from ext_proc.exchange.events import Head, Response
     from ext_proc.requests import Blocks
@@ -40,6 +44,8 @@ if TYPE_CHECKING:
 
 MAX_PASS_THROUGH_BYTES: Final = 62_000
 """Maximum bytes of one passed-through chunk; Envoy advises to stay below 64 KiB."""
+
+_MOST_GRPC_TIMEOUT: Final = 99_999_999
 
 _NONE: Final = BodySending.NONE  # see `state`
 _BUFFERED: Final = BodySending.BUFFERED
@@ -112,6 +118,30 @@ def write_pick(
         matched_tokens=int(decision.matched_blocks * blocks.block_tokens),
         generic=generic,
     )
+
+
+def rest_of_time(
+    headers: Mapping[str, str], rest_s: float, request_s: float, *, waited: bool
+) -> tuple[tuple[str, str], ...]:
+    """Return the headers by which Envoy and the replica get the rest of a caller's time.
+
+    `grpc-timeout` goes on as it came unless the request has waited; Envoy and replicas keep it.
+
+    Args:
+        headers: The request's headers.
+        rest_s: Seconds until its deadline.
+        request_s: Bound of Envoy's route on a whole request; 0 = none.
+        waited: The request has waited for a replica.
+    """
+    rest_ms = max(1, int(rest_s * 1000))
+    found = []
+    if TIMEOUT_HEADER in headers:
+        bound_ms = min(rest_ms, int(request_s * 1000)) if request_s else rest_ms
+        found.append((TIMEOUT_HEADER, str(rest_ms)))
+        found.append((REQUEST_TIMEOUT_HEADER, str(max(1, bound_ms))))
+    if waited and "grpc-timeout" in headers:
+        found.append(("grpc-timeout", f"{min(rest_ms, _MOST_GRPC_TIMEOUT)}m"))
+    return tuple(found)
 
 
 def passed_through(event: Body | Response) -> list[PassThrough]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ext_proc.routing.pipeline.decision import Decision
+    from ext_proc.routing.queue.queue import Queue
+    from ext_proc.routing.queue.waiting import QueuedRequest
     from ext_proc.routing.uploads import Uploads
     from ext_proc.routing.values.pool import Pool
     from ext_proc.routing.values.pool import Protocol as Spoken
@@ -17,7 +19,10 @@ if TYPE_CHECKING:
 
 
 class RequestRouter(Protocol):
-    """The part of the request router that an exchange uses."""
+    """The part of the request router that exchanges and their streams use."""
+
+    on_room: Callable[[], None]
+    """Called when a request has ended while others wait."""
 
     @property
     def pools(self) -> Mapping[str, Pool]:
@@ -27,6 +32,10 @@ class RequestRouter(Protocol):
     def uploads(self) -> Uploads:
         """The uploads under way."""
 
+    @property
+    def queue(self) -> Queue:
+        """The requests that wait for a replica with room."""
+
     def bytes_per_token(self, pool: str, model: str | None = None) -> float:
         """Return the scale of a pool's text (``routing.scales``)."""
 
@@ -35,6 +44,14 @@ class RequestRouter(Protocol):
 
     def decide(self, request: Request, now: float, unix_now: float) -> Decision | Refusal:
         """Choose a replica and charge the request to it."""
+
+    def wait(
+        self, waiting: QueuedRequest, now: float, unix_now: float
+    ) -> Decision | Refusal | None:
+        """Decide a request, or let it wait for a replica with room (``None``)."""
+
+    def pump(self, now: float, unix_now: float) -> int:
+        """Let go what can go of the requests that wait; return how many were told."""
 
     def served(self, ticket: Ticket, address: str, now: float) -> Ticket:
         """Move the charge to the replica at ``address``; return the ticket that is open now."""

@@ -17,6 +17,8 @@ class ExchangeState(Enum):
     NEW = "new"
     WAITING = "waiting"
     """Waiting for the body, to decide on it."""
+    QUEUED = "queued"
+    """Waiting for a replica with room."""
     DECIDED = "decided"
     """Picked, refused or passed."""
     OVER = "over"
@@ -24,6 +26,7 @@ class ExchangeState(Enum):
 
 NEW: Final = ExchangeState.NEW
 WAITING: Final = ExchangeState.WAITING
+QUEUED: Final = ExchangeState.QUEUED
 DECIDED: Final = ExchangeState.DECIDED
 OVER: Final = ExchangeState.OVER
 

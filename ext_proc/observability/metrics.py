@@ -35,6 +35,9 @@ _SECONDS: Final = (
 )  # fmt: skip
 
 
+_QUEUE_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
 class _InFlight(Collector):
     """Reads the ledger at a scrape, so that the hot path pays nothing."""
 
@@ -83,6 +86,7 @@ class Metrics:
         index_blocks: Returns the number of blocks in the prefix index.
         reused: Returns the tokens that endpoints report as served from their caches.
         abandoned: Returns the number of open charges for abandoned work.
+        waiting: Returns the number of requests that wait for a replica with room.
         require_pick: Requests without a pick are refused.
         traffic: Counts prompts and refusals for the control server; by default one of its own.
     """
@@ -96,6 +100,7 @@ class Metrics:
         index_blocks: Callable[[], int] = int,
         reused: Callable[[], Mapping[str, float]] = dict,
         abandoned: Callable[[], int] = int,
+        waiting: Callable[[], int] = int,
         require_pick: bool = False,
         traffic: TrafficCounts | None = None,
     ) -> None:
@@ -140,6 +145,15 @@ class Metrics:
             "part",
             ["thinking", "waiting"],
             _SECONDS,
+            registry,
+        ).spread
+        self._queued = Timings(
+            "tidegate_picker_queue_seconds",
+            "Time that requests waited for a replica with room, by how it ended: picked, refused,"
+            " or left by the caller.",
+            "end",
+            ["picked", "refused", "left"],
+            _QUEUE_SECONDS,
             registry,
         ).spread
         blocks = Counts(
@@ -195,6 +209,11 @@ class Metrics:
             registry=registry,
         ).set_function(abandoned)
         Gauge(
+            "tidegate_picker_waiting",
+            "Requests that wait in the picker for a replica with room.",
+            registry=registry,
+        ).set_function(waiting)
+        Gauge(
             "tidegate_picker_index_blocks", "Blocks in the prefix index.", registry=registry
         ).set_function(index_blocks)
 
@@ -222,6 +241,10 @@ class Metrics:
     def failed(self, kind: str) -> None:
         """Count a stream that failed."""
         self._errors.add((kind,))
+
+    def queued(self, end: str, waited_s: float) -> None:
+        """Observe the end of a wait for a replica: ``picked``, ``refused`` or ``left``."""
+        self._queued.observe(end, waited_s)
 
     def took(self, thinking_s: float, waiting_s: float | None) -> None:
         """Observe one decision; ``None`` = it did not wait for a body."""

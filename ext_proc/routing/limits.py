@@ -79,8 +79,7 @@ class Limits:
         self._slots: dict[EndpointKey, dict[str, Slots]] = {}
         self._listed: dict[EndpointKey, frozenset[str]] = {}
         """Models that the pools of a replica list."""
-        self.learns: set[EndpointKey] = set()
-        """Replicas whose answers ``answered`` must be told of."""
+        self._learns: set[EndpointKey] = set()
         self._engines: set[EndpointKey] = set()
         """Replicas that are one engine."""
         self.names: set[str] = set()
@@ -98,7 +97,7 @@ class Limits:
         listed: dict[EndpointKey, frozenset[str]] = {}
         learns: set[EndpointKey] = set()
         fixed: set[EndpointKey] = set()
-        self.names.clear()
+        self.names = set()
         for pool in pools.values():
             self.names.update(pool.models)
             for endpoint in pool.endpoints:
@@ -107,8 +106,7 @@ class Limits:
                     fixed.add(endpoint.key)
                 elif pool.limit != "none":
                     learns.add(endpoint.key)
-        self.learns.clear()
-        self.learns.update(learns - fixed)
+        self._learns = learns - fixed
         before, self._listed = self._listed, listed
         for key in [each for each in self._slots if before.get(each) != listed.get(each)]:
             self.removed(key)
@@ -155,7 +153,7 @@ class Limits:
             now: Monotonic seconds.
         """
         replica = self._members.get(key)
-        if key not in self.learns or replica is None:
+        if key not in self._learns or replica is None:
             return
         slots, load = self._slots.setdefault(key, {}), replica.load
         one = key in self._engines or len(self._listed[key]) == 1

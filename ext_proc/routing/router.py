@@ -11,6 +11,10 @@ Rules:
 3. Each change of ledger, index or leases by a request is an event; ``on_event`` is called with
    all of them, in order. Changes made by peer workers raise no events here.
 4. Not thread-safe: one event loop owns a router.
+5. A request that may wait joins the queue if no replica has room, or if others of its pool and
+   model wait. ``on_room`` is called when a request has ended while others wait; ``pump`` lets them
+   go. What else makes room (a limit, a replica, the end of abandoned work) is found by calling
+   ``pump`` now and then.
 """
 
 from __future__ import annotations
@@ -34,6 +38,8 @@ from ext_proc.routing.pipeline.experiments import assigned
 from ext_proc.routing.pipeline.first_answer import first_answer_s
 from ext_proc.routing.pipeline.sampling import SMALL, worth_remembering
 from ext_proc.routing.pipeline.scheduler import Scheduler
+from ext_proc.routing.queue.lanes import lane_of
+from ext_proc.routing.queue.queue import Queue
 from ext_proc.routing.recent import Recent
 from ext_proc.routing.registry import EndpointRegistry
 from ext_proc.routing.scales import Scales, prompt_bytes
@@ -54,6 +60,7 @@ if TYPE_CHECKING:
     from ext_proc.routing.cache.exact_index import IndexEvent
     from ext_proc.routing.cache.trials import Verdict
     from ext_proc.routing.pipeline.scheduler import Choice
+    from ext_proc.routing.queue.waiting import QueuedRequest
     from ext_proc.routing.state.leases import LeaseKey
     from ext_proc.routing.state.pool_state import PoolState
     from ext_proc.routing.suspicion import SuspicionEvent
@@ -62,6 +69,8 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.rng import Rng
 
 MAX_CHATS: Final = 4096
+WAITS_FOR: Final = frozenset({RefusalKind.SATURATED, RefusalKind.NO_ENDPOINTS})
+"""What may pass while a request waits. Without a replica at all it does not begin to wait."""
 __all__ = ["Router"]
 
 
@@ -113,7 +122,6 @@ class Router:
         )
         self.placement = self.registry.placement
         self.limits = self.registry.limits
-        self._learns, self._names = self.limits.learns, self.limits.names
         self.learner = Learner(self.registry.members)
         self.slowness = Slowness()
         """Which replicas take much longer than their peers."""
@@ -121,6 +129,9 @@ class Router:
         """A sample of the latest decisions."""
         self.suspicion = Suspicion(self.ledger.ticket, on_event, on_sequence, self.recent)
         """Bodies of requests without a verdict, and what is held against them."""
+        self.queue = Queue(rng)
+        """Requests that wait for a replica with room."""
+        self.on_room: Callable[[], None] = lambda: None
         self.trials = Trials(self.index, self.registry.members, on_event)
         """Prompts in the index whose answers have not begun."""
         # Read with each request.
@@ -281,7 +292,7 @@ class Router:
             coming = self.index.coming(key, request.blocks, matched) * context.block_tokens
         kind = None if features.form is GRPC_STREAM else features.model or ""
         most = features.max_tokens or 0
-        counts = kind if kind is None or kind in self._names else ""
+        counts = kind if kind is None or kind in self.limits.names else ""
         ticket = Ticket(
             number, key, pool.name, work, now, prompted, drain, ahead, coming, kind, most, counts
         )
@@ -325,6 +336,41 @@ class Router:
         if pool_state is None:
             return {"refused": "unknown-pool", "why": f"no pool is named {request.pool!r}"}
         return self._explainer.would(pool_state, request, now, unix_now)
+
+    # --- Waiting for a replica with room --------------------------------------------------------
+
+    def wait(
+        self, waiting: QueuedRequest, now: float, unix_now: float
+    ) -> Decision | Refusal | None:
+        """Let a request wait for a replica with room; ``None`` = it waits, and will be told.
+
+        Args:
+            waiting: The request; its lane is set here.
+            now: Monotonic seconds.
+            unix_now: Wall-clock seconds, for ramps.
+        """
+        request, pool_state = waiting.request, self._pool_states.get(waiting.pool)
+        if pool_state is None:
+            return Refusal(RefusalKind.UNKNOWN_POOL, f"no pool is named {request.pool!r}")
+        waiting.lane = lane_of(request, pool_state.pool, self.leases, now)
+        if not self.queue.blocks(waiting):
+            decision = self.decide(request, now, unix_now)
+            if not isinstance(decision, Refusal) or decision.kind is not RefusalKind.SATURATED:
+                return decision
+            waiting.refusal = decision
+        return self.queue.join(waiting, now)
+
+    def pump(self, now: float, unix_now: float) -> int:
+        """Let go what can go of the requests that wait; return how many were told."""
+
+        def attempt(waiting: QueuedRequest) -> Decision | Refusal | None:
+            decision = self.decide(waiting.request, now, unix_now)
+            if isinstance(decision, Refusal) and decision.kind in WAITS_FOR:
+                waiting.refusal = decision
+                return None
+            return decision
+
+        return sum(self.queue.pump(pool, attempt, now) for pool in self.queue.pools())
 
     # --- After the decision ---------------------------------------------------------------------
 
@@ -393,12 +439,14 @@ class Router:
             ticket = self._moved.pop(ticket.id, ticket)
         if not self._settled(ticket.id, outcome):
             return False
+        if self.queue.count:
+            self.on_room()
         if ticket.prompted:
             if outcome is DONE:
                 self.scales.began(ticket.id, ticket.endpoint.id)
             else:
                 self.scales.failed(ticket.id)
-        if self._learns and outcome is DONE and ticket.model is not None:
+        if outcome is DONE and ticket.model is not None:
             self.limits.answered(ticket.endpoint, ticket.model, 1, now)
         self.learner.settled(ticket, outcome, now)
         if outcome is DONE and now >= self.slowness.due:

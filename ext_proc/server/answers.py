@@ -5,6 +5,7 @@ It does the work of ``PickerServer.process``, which reads from a stream, and fol
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import structlog
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from ext_proc.observability.metrics import Metrics
     from ext_proc.server.holds import Holds
+    from ext_proc.server.pumping import Pumping
     from ext_proc.server.stream import Tools
 
 _log = structlog.stdlib.get_logger("ext_proc.server.service")
@@ -43,12 +45,16 @@ class ExchangeHandler:
         tools: Dependencies that all streams share.
         cut: Whether the picker is ending its streams.
         holds: Groups of requests held back to arrive together.
+        pumping: Lets requests go that wait for a replica.
         trace: ``traceparent`` of the call; empty = none.
     """
 
-    __slots__ = ("_cut", "_holds", "_metrics", "_stream")
+    __slots__ = ("_cut", "_holds", "_metrics", "_pumping", "_stream")
 
-    def __init__(self, tools: Tools, cut: Cut, holds: Holds, trace: str = "") -> None:
+    def __init__(
+        self, tools: Tools, cut: Cut, holds: Holds, pumping: Pumping, trace: str = ""
+    ) -> None:
+        self._pumping = pumping
         self._stream = ExchangeStream(tools, trace)
         self._metrics = tools.metrics
         self._cut = cut
@@ -72,8 +78,16 @@ class ExchangeHandler:
             return self._stream.failed()
 
     def pauses(self) -> bool:
-        """Return whether the replies are held for companions."""
-        return self._stream.hold is not None
+        """Return whether the replies are held for companions, or the request waits."""
+        return self._stream.hold is not None or self._stream.queued
+
+    def waits(self) -> bool:
+        """Return whether the request waits for a replica."""
+        return self._stream.queued
+
+    async def wait(self) -> Sequence[bytes]:
+        """Wait until the request is decided, and return the replies."""
+        return await released(self._stream, self._pumping)
 
     async def pause(self) -> None:
         """Wait until the replies are released."""
@@ -92,6 +106,15 @@ class ExchangeHandler:
         """Settle the exchange."""
         self._metrics.streams -= 1
         self._stream.end(stopped=self._cut.begun)
+
+
+async def released(stream: ExchangeStream, pumping: Pumping) -> Sequence[bytes]:
+    """Wait until the request of a stream is decided, and return the replies."""
+    decided = asyncio.Event()
+    stream.when_released(decided.set)
+    pumping.begin()
+    await decided.wait()
+    return stream.released()
 
 
 def failed(metrics: Metrics, error: Exception) -> None:

@@ -23,8 +23,10 @@ from grpc_health.v1 import health_pb2_grpc
 
 from ext_proc.exchange.known import USUAL
 from ext_proc.observability.requests.records import TRACEPARENT
-from ext_proc.server.answers import Cut, ExchangeHandler, failed
+from ext_proc.routing.values.refusal import NO_PICK
+from ext_proc.server.answers import Cut, ExchangeHandler, failed, released
 from ext_proc.server.holds import Holds
+from ext_proc.server.pumping import Pumping
 from ext_proc.server.stream import NO_CHATS, NO_TOKENIZERS, ExchangeStream, Tools
 from ext_proc.server.transport import server as server_over
 from ext_proc.server.wire import METHOD, SERVICE, Writer
@@ -124,6 +126,7 @@ class PickerServer:
             records,
         )
         self._holds = Holds()
+        self._pumping = Pumping(router, clock, wall_clock)
         self._handlers = tuple(handlers)
         self._transport = transport
         self._security = security
@@ -203,6 +206,9 @@ class PickerServer:
             if not self._tools.metrics.streams:
                 break
         if not stopped.done():
+            # Told now, those that wait do not go on to the replicas together.
+            self._tools.router.queue.end(NO_PICK)
+            await asyncio.sleep(0)
             self._cut.begun = True
             await self._server.stop(None)
         await stopped
@@ -224,6 +230,9 @@ class PickerServer:
                     failed(metrics, error)
                     replies = last
                 data = b""  # rule 4
+                if stream.queued:
+                    await _write(context, replies)
+                    replies = await released(stream, self._pumping)
                 if stream.hold is not None:
                     await self._holds.wait(*stream.hold)
                 await _hand_over(context, stream, replies)
@@ -238,7 +247,7 @@ class PickerServer:
 
     def _answers(self, trace: str) -> ExchangeHandler:
         """Handle one stream of Envoy, message by message."""
-        return ExchangeHandler(self._tools, self._cut, self._holds, trace)
+        return ExchangeHandler(self._tools, self._cut, self._holds, self._pumping, trace)
 
 
 class _PeerGoneError(Exception):
@@ -297,3 +306,16 @@ class _Write:
             and not operation.cancelled()
             and operation.exception() is None
         )
+
+
+async def _write(context: Any, replies: Sequence[bytes]) -> None:
+    """Write replies.
+
+    Raises:
+        _PeerGoneError: A reply could not be handed to the transport.
+    """
+    try:
+        for reply in replies:
+            await context.write(reply)
+    except Exception as error:
+        raise _PeerGoneError from error

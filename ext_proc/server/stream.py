@@ -5,7 +5,10 @@ Rules:
 1. ``answer`` takes the messages in order; ``end`` is called last and once.
 2. Between ``answer`` and the caller's ``handed_over`` the reply of a decision may still be lost: a
    request that ends in this interval was not served.
-3. No message is kept: a long-lived stream would otherwise hold its body throughout.
+3. Of a request that waits for a replica ``answer`` returns what asks the proxy to wait, and
+   ``queued`` is true. ``when_released`` tells when it is decided; then ``released`` returns the
+   replies. The next message is given to ``answer`` after that.
+4. No message is kept: a long-lived stream would otherwise hold its body throughout.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 from ext_proc.exchange import (
     Exchange,
     Head,
+    KeepWaiting,
     Lost,
     Refuse,
     ReplyBody,
@@ -24,7 +28,7 @@ from ext_proc.exchange import (
     Stopped,
 )
 from ext_proc.exchange.known import USUAL
-from ext_proc.exchange.state import DECIDED, WAITING
+from ext_proc.exchange.state import DECIDED, QUEUED, WAITING
 from ext_proc.observability.requests.records import TRACEPARENT, RequestRecords
 from ext_proc.requests.parsing.budget import FREE_BYTES
 from ext_proc.routing.policies.base import HELD
@@ -111,6 +115,7 @@ class ExchangeStream:
         "_exchange",
         "_handing_over",
         "_headers",
+        "_queued_at",
         "_span",
         "_tools",
         "_trace_context",
@@ -129,6 +134,8 @@ class ExchangeStream:
         self._decision_s = 0.0
         self._headers = _NO_HEADERS
         """The request's headers, until the decision is made."""
+        self._queued_at: float | None = None
+        """When the request began to wait for a replica; ``None`` = it does not wait."""
         self._span: Span | None = None
         """Span of the decision, until the decision is made."""
         self._compressed = False
@@ -168,11 +175,35 @@ class ExchangeStream:
                 self._span = tools.tracing.begin(headers)
         actions = exchange.on(event, begin, tools.wall_clock())
         if undecided:
+            if exchange.state is QUEUED:
+                self._queued_at = begin
+                return [tools.writer.write(each) for each in actions if _asks(each)]
             self._count(actions, begin)
         elif isinstance(event, Response) and event.loads and exchange.endpoint is not None:
             tools.on_loads(exchange.endpoint, event.loads)
         if len(actions) == 1:
             return (tools.writer.write(actions[0]),)
+        return [tools.writer.write(action) for action in actions]
+
+    @property
+    def queued(self) -> bool:
+        """Whether the request waits for a replica, or its replies were not taken yet."""
+        return self._queued_at is not None
+
+    def when_released(self, call: Callable[[], None]) -> None:
+        """Have ``call`` called when the request that waits is decided; at once if it is."""
+        self._exchange.when_released(call)
+
+    def released(self) -> Sequence[bytes]:
+        """Return the replies to a request that waited."""
+        tools = self._tools
+        begin = tools.clock()
+        waited_s = begin - (self._queued_at or begin)
+        self._queued_at = None
+        actions = self._exchange.released()
+        refused = isinstance(actions[0], Refuse)
+        tools.metrics.queued("refused" if refused else "picked", waited_s)
+        self._count(actions, begin)
         return [tools.writer.write(action) for action in actions]
 
     def failed(self) -> Sequence[bytes] | None:
@@ -192,8 +223,12 @@ class ExchangeStream:
     def end(self, *, stopped: bool) -> None:
         """Settle the exchange; ``stopped`` = the picker ended the stream."""
         tools = self._tools
-        event = Stopped() if stopped else Lost(not self._handing_over)
+        # A decision whose replies were not taken was not handed over.
+        clean = not self._handing_over and self._queued_at is None
+        event = Stopped() if stopped else Lost(clean)
         self._exchange.on(event, tools.clock(), tools.wall_clock())
+        if self._queued_at is not None:
+            tools.metrics.queued("left", tools.clock() - self._queued_at)
         if self._exchange.moved:
             tools.metrics.moved()
         if self._span is not None:
@@ -247,3 +282,8 @@ def _pick_of(action: Action) -> Pick | None:
     if isinstance(action, ReplyHead):
         return action.pick
     return action.pick if isinstance(action, ReplyBody) else None
+
+
+def _asks(action: Action) -> bool:
+    """Return whether the proxy is told anything now."""
+    return not isinstance(action, KeepWaiting) or action.ask_s is not None

@@ -19,6 +19,7 @@ from ext_proc.exchange import (
     Body,
     BodyModeOverride,
     Head,
+    KeepWaiting,
     PassThrough,
     Pick,
     Refuse,
@@ -229,6 +230,8 @@ class Writer:
         Source: the protobuf encoding guide, "last one wins" (embedded messages are merged, maps
         too, and repeated fields are joined).
         """
+        if pick.budget:
+            return self._budgeted(pick, part, override)
         generic = pick.generic
         clear, pool = pick.clear_route_cache, pick.decision.pool if generic else ""
         where = _where(part, pick.destination, pick.headers, clear, override, generic)
@@ -242,6 +245,13 @@ class Writer:
             frame = self._frame(part, len(ticket), pick.unreadable, pool)
         before, between, after = frame
         return b"".join((where, before, ticket, between, ticket, after))
+
+    def _budgeted(self, pick: Pick, part: str, override: BodyModeOverride | None) -> bytes:
+        """Assemble a pick with headers that differ from request to request: none is cached."""
+        message = pb.ProcessingResponse()
+        _set_headers(getattr(message, part).response.header_mutation, pick.budget)
+        rest: bytes = message.SerializeToString()
+        return self._picked(pick.changed(budget=()), part, override) + rest
 
     def _frame(
         self, part: str, length: int, unreadable: bool, pool: str
@@ -291,7 +301,11 @@ class Writer:
         return message.SerializeToString(deterministic=True)  # type: ignore[no-any-return]  # untyped library
 
 
-def _unpicked(action: ReplyTrailers | ReplyResponse | Refuse) -> bytes:
+def _unpicked(action: ReplyTrailers | ReplyResponse | Refuse | KeepWaiting) -> bytes:
+    if isinstance(action, KeepWaiting):
+        message = pb.ProcessingResponse()
+        message.override_message_timeout.FromMilliseconds(int((action.ask_s or 0.0) * 1000))
+        return message.SerializeToString()  # type: ignore[no-any-return]  # untyped library
     if isinstance(action, ReplyTrailers):
         return _TRAILERS_PLAIN
     if isinstance(action, Refuse):

@@ -164,6 +164,14 @@ class Direct:
         """Return whether replies must wait."""
         return self.method == "paused"
 
+    def waits(self) -> bool:
+        """Return whether further replies follow."""
+        return False
+
+    async def wait(self) -> list[bytes]:
+        """Return no further replies."""
+        return []
+
     async def pause(self) -> None:
         """Wait until the test releases the call."""
         await self.calls.go.wait()

@@ -47,7 +47,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("cache", "health", "learning", "limits", "scales", "suspicion", "uploads"),
         ("policies",),
         ("pipeline",),
-        ("registry", "learner", "peers", "recent"),
+        ("registry", "learner", "peers", "recent", "queue"),
         ("explain",),
         ("router",),
     ),

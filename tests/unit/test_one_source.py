@@ -69,6 +69,7 @@ ENVOY_ALONE = {
     "routing.first_message",
     "routing.peek_bytes",
     "routing.retry_read",
+    "routing.without_picker",
     "shadow.percent",
     "shadow.pool",
     "shadow.variant",
@@ -76,7 +77,6 @@ ENVOY_ALONE = {
     "standby.hold",
     "standby.until",
     "timeouts.idle",
-    "timeouts.request",
     "variants.match.cookies",  # pickers see none
     "zones",
 }
@@ -144,6 +144,7 @@ FULL = pool(
     default=True,
     model_needs=[{"model": "llm-model", "memory_mib": 10, "device": "a100"}],
     outlier={"latency_factor": 3},
+    timeouts={"request": 60},
     telemetry={"custom": [{"reading": "queued", "metric": "q", "labels": {"a": "b"}}]},
     upstream_tls={"ca": "/ca.crt", "certificate": "/tls.crt", "key": "/tls.key"},
     endpoints=[

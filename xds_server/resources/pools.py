@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Final
 
 from tidegate_api.fleet.v1 import pool_pb2
 from xds_server.fleet.mapping import MessageCopier
-from xds_server.fleet.memo import ByIdentity
-from xds_server.fleet.model.fields import UpstreamTls
 from xds_server.fleet.model.fleet import EndpointSpec, Fleet, PoolSpec, VariantSpec
 from xds_server.fleet.model.resilience import HealthSpec, OutlierSpec, SlowStartSpec
 from xds_server.fleet.model.routing import ModelNeedsSpec, Routing
 from xds_server.fleet.model.telemetry import CustomMetricSpec, KvEventsSpec
+from xds_server.fleet.model.tls import UpstreamTls
+from xds_server.fleet.parts.defaults import default_for_grpc, default_for_http, default_for_path
+from xds_server.fleet.parts.identity import ByIdentity
 from xds_server.fleet.rules.kv_events import model_of
-from xds_server.fleet.view import defaults_of, log_slots
+from xds_server.fleet.view import log_slots
 from xds_server.protocol.wire import delimited
 from xds_server.resources.clusters import probe_path
 
@@ -45,15 +46,15 @@ _KV_EVENTS: Final = MessageCopier(pool_pb2.KvEvents, KvEventsSpec, computed={"mo
 
 def pool_resource(view: View, pool: PoolSpec) -> bytes:
     """Return the serialized ``Pool``."""
-    fleet, default = view.fleet, defaults_of(view.fleet)
+    fleet = view.fleet
     message = pool_pb2.Pool(
         name=pool.name,
         models=pool.match.models,
         paths=pool.match.paths,
-        default_for=[pool_pb2.FORM_GRPC] if default.grpc == pool.name else [],
-        default_for_http=default.http == pool.name,
+        default_for=[pool_pb2.FORM_GRPC] if default_for_grpc(fleet) == pool.name else [],
+        default_for_http=default_for_http(fleet) == pool.name,
         default_for_paths=[
-            path for path in pool.match.paths if default.paths.get(path) == pool.name
+            path for path in pool.match.paths if default_for_path(fleet, path) == pool.name
         ],
         variants=[
             _VARIANT(
@@ -75,6 +76,8 @@ def pool_resource(view: View, pool: PoolSpec) -> bytes:
         probe_interval_seconds=pool.health.interval,
         first_answer_seconds=pool.timeouts.first_answer,
         first_answer_least_seconds=pool.timeouts.first_answer_least,
+        hold_seconds=_hold_s(fleet, pool),
+        request_seconds=pool.timeouts.request,
         custom_metrics=[_CUSTOM_METRIC(custom) for custom in pool.telemetry.custom],
         deep_health=_DEEP_HEALTH(pool.health),
         upstream_tls=None if pool.upstream_tls is None else _UPSTREAM_TLS(pool.upstream_tls),
@@ -134,6 +137,15 @@ def _endpoint(
         told=told,
         leaving=endpoint.leaving,
     ).SerializeToString(deterministic=True)
+
+
+def _hold_s(fleet: Fleet, pool: PoolSpec) -> float:
+    """Return how long a request may wait in the picker: it must end before Envoy ends the stream.
+
+    A request may come by the route of any pool.
+    """
+    idle = [each.timeouts.idle for each in fleet.pools if each.timeouts.idle]
+    return max(0.0, min([pool.routing.max_wait, *(each - 1.0 for each in idle)]))
 
 
 def _largest_body(fleet: Fleet, routing: Routing) -> int:

@@ -73,6 +73,24 @@ def below_limit(candidates: Sequence[Candidate], limit: int) -> Sequence[Candida
     return [candidate for candidate in candidates if candidate.load.in_flight < limit]
 
 
+def below_slots(candidates: Sequence[Candidate], model: str) -> Sequence[Candidate]:
+    """Keep candidates that take a further request for ``model`` by their own limits (``limits``).
+
+    It does what ``Limits.room`` does, without a call for each candidate.
+    """
+    kept = []
+    for candidate in candidates:
+        load, most = candidate.load, candidate.replica.most
+        if most is not None:
+            if load.limited < most:
+                kept.append(candidate)
+        elif (most := candidate.replica.most_of.get(model)) is None or (
+            load.by_model.get(model, 0) < most
+        ):
+            kept.append(candidate)
+    return kept
+
+
 def eligible(
     candidates: Sequence[Candidate],
     *,
@@ -80,6 +98,7 @@ def eligible(
     limit: int,
     where: str,
     care: Care | None = None,
+    model: str | None = None,
 ) -> Sequence[Candidate] | Refusal:
     """Apply all filters.
 
@@ -89,6 +108,7 @@ def eligible(
         limit: Maximum number of requests in flight on one replica; 0 = no limit.
         where: Pool and variant, for the message.
         care: What a suspect of replicas' deaths must avoid.
+        model: The model whose limits the replicas have by themselves; ``None`` = they have none.
 
     Returns:
         At least one candidate, or a refusal: ``SATURATED`` if only the in-flight limit removed the
@@ -112,6 +132,16 @@ def eligible(
     if not free:
         return Refusal(
             RefusalKind.SATURATED,
-            f"each endpoint of {where} has {limit} requests in flight, its limit",
+            f"each endpoint of {where} has {limit} requests in flight, its limit"
+            " (circuit_breaker.per_endpoint_in_flight)",
+            limit=limit * len(allowed),
         )
-    return free
+    if model is None or (fit := below_slots(free, model)):
+        return free if model is None else fit
+    most = [each.replica.most or each.replica.most_of.get(model, 0) for each in free]
+    return Refusal(
+        RefusalKind.SATURATED,
+        f"each endpoint of {where} has as many requests in flight as it runs at once, and a quarter"
+        f" more (routing.limit): {', '.join(map(str, most[:8]))}",
+        limit=sum(most),
+    )

@@ -17,6 +17,7 @@ from ext_proc.routing.pipeline.constraints import satisfying
 from ext_proc.routing.pipeline.context import make_context, silent_last
 from ext_proc.routing.pipeline.filters import (
     below_limit,
+    below_slots,
     eligible,
     having,
     in_subset,
@@ -30,6 +31,7 @@ from ext_proc.routing.policies import make_policy
 from ext_proc.routing.policies.least_in_flight import LeastInFlight
 from ext_proc.routing.state.leases import LeaseKey
 from ext_proc.routing.values.refusal import Refusal, RefusalKind
+from ext_proc.routing.values.request import GRPC_STREAM
 from tidegate_api.names import POLICY_HEADER
 
 if TYPE_CHECKING:
@@ -175,6 +177,10 @@ class Scheduler:
                 rest = self._conditions.elsewhere(pool.name, candidates, request, now)
                 constrained, candidates = constrained or rest is not candidates, rest
         limit = pool.per_endpoint_in_flight if inference else 0
+        own: str | None = None
+        # A sequence that has begun has a slot already, and a stream's share of one is not known.
+        if pool.limit != "none" and inference and not limit and leased is None:
+            own = None if features.form is GRPC_STREAM else features.model or ""
         index, blocks = self._index, request.blocks
         steps = index.match(blocks) if blocks and not features.recomputed else []
         free: Sequence[Candidate] = ()
@@ -188,7 +194,7 @@ class Scheduler:
         )
         if sampled:
             free, matched = self._sample(
-                pool_state, request, variant, candidates, steps, limit, rng, now, placed
+                pool_state, request, variant, candidates, steps, limit, own, rng, now, placed
             )
         if not free:
             where = f"{pool.name}/{variant}"
@@ -196,7 +202,12 @@ class Scheduler:
                 candidates = having(placed, candidates)
                 candidates = self._conditions.keep(pool.name, candidates, now, request)
             allowed = eligible(
-                candidates, subset=request.subset, limit=limit, where=where, care=request.care
+                candidates,
+                subset=request.subset,
+                limit=limit,
+                where=where,
+                care=request.care,
+                model=own,
             )
             if isinstance(allowed, Refusal):
                 return allowed
@@ -249,6 +260,7 @@ class Scheduler:
         candidates: Sequence[Candidate],
         steps: Steps,
         limit: int,
+        own: str | None,
         rng: Rng,
         now: float,
         placed: Holders | None,
@@ -265,6 +277,8 @@ class Scheduler:
             allowed = [each for each in few if each.key not in placed.barred]
         # Conditions come before the limit, because they never empty a choice.
         free = below_limit(self._conditions.keep(request.pool, allowed, now, request), limit)
+        if own is not None:
+            free = below_slots(free, own)
         return free, held if free is few else [held[few.index(candidate)] for candidate in free]
 
     def _open(

@@ -144,6 +144,11 @@ class Pool:
     """Maximum number of requests in flight on one endpoint; 0 = not set."""
     limit: LimitMode = "none"
     """Whether requests in flight are limited by what a replica can run at once (``limits``)."""
+    hold_s: float = 0.0
+    """Longest time that a request waits in the picker for a replica with room; 0 = it is refused at
+    once. Envoy allows it."""
+    request_s: float = 0.0
+    """Bound on a whole request; 0 = none."""
     outlier: Outlier = USUAL_OUTLIER
     probe_interval_s: float = 5.0
     first_answer_s: float = 120.0

@@ -19,6 +19,12 @@ class RefusalKind(StrEnum):
     """503: each replica of the variant would answer by another version than the variant's."""
     SATURATED = "saturated"
     """429: all eligible endpoints are at their in-flight limit."""
+    QUEUE_FULL = "queue-full"
+    """429: they are, and as many requests wait for them as may."""
+    DEADLINE_UNMET = "deadline-unmet"
+    """429: they are, and none is expected to be free before the caller's deadline."""
+    DEADLINE_PASSED = "deadline-passed"
+    """504: the caller's deadline has passed before a replica could take the request."""
     TOO_MANY_UPLOADS = "too-many-uploads"
     """429: the client has as many uploads under way as it may have."""
     UNKNOWN_POOL = "unknown-pool"
@@ -53,6 +59,9 @@ class RefusalKind(StrEnum):
     """503: there is no pick, and the picker's operator requires one."""
 
 
+SATURATED: Final = RefusalKind.SATURATED  # see `ext_proc.exchange.state`
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """No endpoint was chosen."""
@@ -62,10 +71,17 @@ class Refusal:
     """One sentence for the caller."""
     malformed: bool = False
     """The bytes are no message at all: for gRPC this is INTERNAL, as Triton answers it."""
+    wait_s: float | None = None
+    """How long the request would wait for a replica, seconds; ``None`` = unknown."""
+    limit: int | None = None
+    """The limit that refuses it: requests in flight of all replicas that could take it."""
 
 
 NO_PICK: Final = Refusal(
     RefusalKind.NO_PICK, "the picker cannot choose a replica for this request now"
+)
+DEADLINE_PASSED: Final = Refusal(
+    RefusalKind.DEADLINE_PASSED, "the deadline of the request passed before it could be sent"
 )
 MUST_WAIT: Final = Refusal(
     RefusalKind.SUSPECT_WAITS,

@@ -49,6 +49,12 @@ class DirectHandler(Protocol):
     async def pause(self) -> None:
         """Wait until the replies to the last message may be sent."""
 
+    def waits(self) -> bool:
+        """Return whether the replies are sent at once, and further ones to the message follow."""
+
+    async def wait(self) -> Sequence[bytes]:
+        """Return the further replies."""
+
     def handed_over(self) -> None:
         """Record that the replies to the last message have been handed to the transport."""
 
@@ -155,6 +161,10 @@ class DirectStream(Http2Stream):
     async def _write_waiting(self, replies: Sequence[bytes], *, paused: bool) -> None:
         try:
             if paused:
+                if self._answers.waits():
+                    for reply in replies:
+                        await self.write(reply)
+                    replies = await self._answers.wait()
                 await self._answers.pause()
             else:
                 await self._connection.drained(self)

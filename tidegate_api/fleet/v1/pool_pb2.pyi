@@ -160,6 +160,8 @@ class Pool(_message.Message):
     FIRST_ANSWER_SECONDS_FIELD_NUMBER: _builtins.int
     FIRST_ANSWER_LEAST_SECONDS_FIELD_NUMBER: _builtins.int
     UPSTREAM_TLS_FIELD_NUMBER: _builtins.int
+    HOLD_SECONDS_FIELD_NUMBER: _builtins.int
+    REQUEST_SECONDS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     default_for_http: _builtins.bool
     """HTTP requests on paths that no pool lists go to this pool if they name none. Only proxies that
@@ -185,6 +187,12 @@ class Pool(_message.Message):
     """Bound of Envoy's routes on the seconds to the headers of an answer; 0 = none."""
     first_answer_least_seconds: _builtins.float
     """Least value to which the picker shortens it for a streamed answer; 0 = it does not."""
+    hold_seconds: _builtins.float
+    """Most seconds that a request waits in the picker for a replica with room; 0 = it is refused at
+    once. Envoys of the control server allow it, with a second to spare.
+    """
+    request_seconds: _builtins.float
+    """Bound of Envoy's routes on the seconds of a whole request; 0 = none."""
     @_builtins.property
     def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Models that this pool serves. A model belongs to at most one pool."""
@@ -260,10 +268,12 @@ class Pool(_message.Message):
         first_answer_seconds: _builtins.float = ...,
         first_answer_least_seconds: _builtins.float = ...,
         upstream_tls: Global___UpstreamTls | None = ...,
+        hold_seconds: _builtins.float = ...,
+        request_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["deep_health", b"deep_health", "outlier", b"outlier", "routing", b"routing", "slow_start", b"slow_start", "upstream_tls", b"upstream_tls"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["custom_metrics", b"custom_metrics", "deep_health", b"deep_health", "default_for", b"default_for", "default_for_http", b"default_for_http", "default_for_paths", b"default_for_paths", "describe_picks", b"describe_picks", "endpoints", b"endpoints", "first_answer_least_seconds", b"first_answer_least_seconds", "first_answer_seconds", b"first_answer_seconds", "log_slots", b"log_slots", "model_needs", b"model_needs", "models", b"models", "name", b"name", "orca", b"orca", "outlier", b"outlier", "paths", b"paths", "per_endpoint_in_flight", b"per_endpoint_in_flight", "probe_interval_seconds", b"probe_interval_seconds", "routing", b"routing", "seed", b"seed", "slow_start", b"slow_start", "upstream_tls", b"upstream_tls", "usage", b"usage", "variants", b"variants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["custom_metrics", b"custom_metrics", "deep_health", b"deep_health", "default_for", b"default_for", "default_for_http", b"default_for_http", "default_for_paths", b"default_for_paths", "describe_picks", b"describe_picks", "endpoints", b"endpoints", "first_answer_least_seconds", b"first_answer_least_seconds", "first_answer_seconds", b"first_answer_seconds", "hold_seconds", b"hold_seconds", "log_slots", b"log_slots", "model_needs", b"model_needs", "models", b"models", "name", b"name", "orca", b"orca", "outlier", b"outlier", "paths", b"paths", "per_endpoint_in_flight", b"per_endpoint_in_flight", "probe_interval_seconds", b"probe_interval_seconds", "request_seconds", b"request_seconds", "routing", b"routing", "seed", b"seed", "slow_start", b"slow_start", "upstream_tls", b"upstream_tls", "usage", b"usage", "variants", b"variants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

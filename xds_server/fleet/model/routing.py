@@ -12,6 +12,7 @@ from tidegate_api.pools import (
     LEAST_PEEK_BYTES,
     MAX_CO_BATCH_HOLD_MS,
     MAX_EXPLORE_PERCENT,
+    MAX_WAIT_S,
     MIN_FACTOR,
     AdapterMode,
     BodyMode,
@@ -164,6 +165,14 @@ class Routing(Strict):
     limit: LimitMode = "none"
     """Whether a replica gets no more requests for a model than it can run at once, and a quarter
     more, as it tells or as was learned; `circuit_breaker.per_endpoint_in_flight` overrides it."""
+    max_wait: Annotated[Duration, Field(le=MAX_WAIT_S)] = 0.0
+    """How long a request may wait in the picker while all replicas are at their limit
+    (`circuit_breaker.per_endpoint_in_flight`), and until a second before `timeouts.idle` at most;
+    then it is refused with 429. 0 = at once."""
+    without_picker: Literal["open", "closed"] | None = None
+    """What Envoy does with requests that no picker answers: `open` balances by itself, `closed`
+    refuses them, also those that waited in a picker that died. If omitted, as `pickers.fail_open`
+    says. Requests whose pool only their body names are refused if one of these pools is closed."""
     max_tokens: Annotated[int, Field(ge=0, le=2**31)] = 0
     """Requests for more tokens are refused with 400; 0 = no limit."""
 

@@ -28,6 +28,9 @@ def picker_needs(fleet: Fleet) -> list[str]:
             return [f"`pickers.fail_open` is off: all requests of {_pools(asking)} need a picker"]
     reads = body_reads(fleet)
     found = []
+    closed = [pool.name for pool in fleet.pools if pool.routing.without_picker == "closed"]
+    if closed:
+        found.append(f"`without_picker: closed`: all requests of {_pools(closed)} need a picker")
     sharing = grpc_pools(fleet)
     names = _pools([pool.name for pool in sharing])
     if reads.unary.without:

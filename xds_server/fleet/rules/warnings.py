@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidegate_api.pools import ENVOY_POLICY
+from xds_server.fleet.parts.defaults import default_for_grpc
 from xds_server.fleet.rules.bodies import grpc_pools, serve_several
-from xds_server.fleet.view import defaults_of, speaks
+from xds_server.fleet.view import speaks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +22,7 @@ def warnings(fleet: Fleet) -> list[str]:
 
 def _given_up(fleet: Fleet) -> Iterator[str]:
     """Yield what the settings give up that are not the defaults."""
-    several, default = serve_several(grpc_pools(fleet)), defaults_of(fleet).grpc
+    several, default = serve_several(grpc_pools(fleet)), default_for_grpc(fleet)
     for pool in fleet.pools:
         if pool.routing.first_message == "none" and speaks(pool, "grpc"):
             own = serve_several([pool]) or (several and pool.name == default)

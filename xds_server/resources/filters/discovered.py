@@ -63,6 +63,7 @@ from tidegate_api.names import (
     SUBSET_NAMESPACE,
     TIDEGATE_NAMESPACE,
 )
+from tidegate_api.pools import MAX_WAIT_S
 from xds_server.fleet.model.fleet import VariantMatch
 from xds_server.fleet.rules.edge import choosing_headers
 from xds_server.resources.edge.filters import edge_settings
@@ -77,6 +78,9 @@ if TYPE_CHECKING:
     )
 
     from xds_server.fleet.model.fleet import Fleet, PoolSpec
+
+LONGEST_ANSWER_S = MAX_WAIT_S + 1.0
+"""Seconds after which a picker answers at the latest."""
 
 _FORWARDED_HEADERS = (
     ":method",
@@ -205,6 +209,8 @@ def _external_processor(fleet: Fleet) -> ExternalProcessor:
         grpc_service=GrpcService(envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=PICKER_CLUSTER)),
         failure_mode_allow=fleet.pickers.fail_open,
         message_timeout=timedelta(seconds=fleet.pickers.timeout),
+        # What a picker may ask for while a request waits for a replica.
+        max_message_timeout=timedelta(seconds=max(fleet.pickers.timeout, LONGEST_ANSWER_S)),
         processing_mode=ProcessingMode(
             request_header_mode=ProcessingModeHeaderSendMode.SEND,
             response_header_mode=ProcessingModeHeaderSendMode.SKIP,

@@ -13,7 +13,10 @@ from tidegate_api.names import PICKER_FILTER
 from xds_server.resources.filters.held_uploads import hold_nothing, hold_uploads
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tidegate_api.pools import BodyMode
+    from xds_server.fleet.model.fleet import PoolSpec
     from xds_server.fleet.model.routing import Routing
 
 _RETRY_BODY_LIMIT = 1024 * 1024
@@ -46,6 +49,8 @@ def process(route: Any, routing: Routing, body: BodyMode | Literal["duplex"]) ->
             response_trailer_mode=mode.SEND,
         )
     )
+    if routing.without_picker is not None:
+        settings.overrides.failure_mode_allow.value = routing.without_picker == "open"
     route.typed_per_filter_config[PICKER_FILTER].Pack(settings, deterministic=True)
     route.request_body_buffer_limit.value = {
         "none": _RETRY_BODY_LIMIT,
@@ -55,6 +60,17 @@ def process(route: Any, routing: Routing, body: BodyMode | Literal["duplex"]) ->
     }[body]
     if body in ("peek", "full"):
         hold_uploads(route, route.request_body_buffer_limit.value)
+
+
+def close_with(route: Any, pools: Iterable[PoolSpec]) -> None:
+    """Refuse what no picker answers for, if one of the pools that share a route wants it."""
+    if all(pool.routing.without_picker != "closed" for pool in pools):
+        return
+    settings = ext_proc_pb2.ExtProcPerRoute()
+    packed = route.typed_per_filter_config[PICKER_FILTER]
+    if packed.Unpack(settings) and not settings.disabled:
+        settings.overrides.failure_mode_allow.value = False
+        packed.Pack(settings, deterministic=True)
 
 
 def at_least_peek(body: BodyMode) -> BodyMode:

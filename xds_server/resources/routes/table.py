@@ -40,6 +40,7 @@ from tidegate_api.names import (
 from tidegate_api.pools import ENVOY_POLICY
 from xds_server.fleet.guards.fronts import exposed, fronts
 from xds_server.fleet.model.fields import split_host_port
+from xds_server.fleet.parts.defaults import default_for_grpc, default_for_path, server_pool
 from xds_server.fleet.rules.bodies import (
     NEVER,
     BodyRead,
@@ -51,7 +52,7 @@ from xds_server.fleet.rules.bodies import (
     serve_several,
     through_picker,
 )
-from xds_server.fleet.view import PROTOCOLS, clusters_of, defaults_of, server_pool, speaks
+from xds_server.fleet.view import PROTOCOLS, clusters_of, speaks
 from xds_server.resources.edge.browsers import admit_origins
 from xds_server.resources.edge.filters import guard_routes
 from xds_server.resources.edge.limits import limit_requests
@@ -66,7 +67,12 @@ from xds_server.resources.routes.forwarding import forward
 from xds_server.resources.routes.load_reports import ask_for_loads
 from xds_server.resources.routes.paths import Call
 from xds_server.resources.routes.pins import header_in, header_is, header_present, pins_of
-from xds_server.resources.routes.processing import at_least_peek, process, without_picker
+from xds_server.resources.routes.processing import (
+    at_least_peek,
+    close_with,
+    process,
+    without_picker,
+)
 from xds_server.resources.routes.weights import key_prefix, of_versions, shares
 
 if TYPE_CHECKING:
@@ -265,7 +271,7 @@ def _by_path(pool: PoolSpec, *, asked: bool) -> Iterator[Any]:
 
 def _unnamed(fleet: Fleet, reads: BodyReads) -> Iterator[Any]:
     pools = {pool.name: pool for pool in fleet.pools}
-    grpc = defaults_of(fleet).grpc
+    grpc = default_for_grpc(fleet)
     if grpc is not None:
         default, sharing = pools[grpc], grpc_pools(fleet)
         # The fleet need not have its replicas yet, so what is read says how they are.
@@ -275,7 +281,7 @@ def _unnamed(fleet: Fleet, reads: BodyReads) -> Iterator[Any]:
         yield from _by_model(unary)
         yield from _drawn_unnamed(unary, at_least_peek(default.routing.body))
     for path in dict.fromkeys(path for pool in fleet.pools for path in pool.match.paths):
-        default_name = defaults_of(fleet).paths.get(path)
+        default_name = default_for_path(fleet, path)
         if default_name is None or not speaks(pools[default_name], "http"):
             continue
         default, sharing = pools[default_name], path_pools(fleet, path)
@@ -324,11 +330,13 @@ def _first_read(
             process(route, pool.routing, "duplex")
             if apart:
                 read_without(route, grpc=True)
+            close_with(route, form.sharing)
             yield route
     for route in _drawn(name, form.call, headers, pool, "grpc", streaming=True):
         form.read(route, leave_compressed=by_picker or first == "duplex")
         if form.read_at.before:
             route.request_headers_to_remove.extend((*READ_HEADERS, MODEL_HEADER))
+        close_with(route, form.sharing)
         yield route
 
 
@@ -340,6 +348,7 @@ def _drawn_unnamed(form: UnnamedForm, body: BodyMode) -> Iterator[Any]:
             if body == "peek" and len(form.sharing) > 1:
                 follow_picker(route)
         form.read(route, leave_compressed=True)
+        close_with(route, form.sharing)
         yield route
 
 

@@ -9,7 +9,7 @@ Rules:
    Routes of another form read other keys: both exist while the routes change.
 3. The weights in the routes themselves are neutral: Envoy uses them only if it lacks a key. They
    are equal among the variants with replicas, so that no request is drawn to an empty cluster.
-4. For clients that lack the layers ``with_literal_weights`` puts the weights back into the routes.
+4. For clients that lack the layers ``spelled_out`` puts the weights back into the routes.
 
 Values are text: Envoy 1.40 reads whole numbers of 32 bits from it, and it is shorter than a double.
 
@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, Final
 import xxhash
 from envoy.config.route.v3 import route_components_pb2, route_pb2
 
-from xds_server.fleet.memo import ByIdentity
+from xds_server.fleet.parts.identity import ByIdentity
+from xds_server.fleet.parts.successive import each_pool
 from xds_server.fleet.view import clusters_of
 
 if TYPE_CHECKING:
@@ -76,13 +77,12 @@ def of_versions(pool: PoolSpec) -> dict[str, list[VariantSpec]]:
     return versions
 
 
-@ByIdentity
 def neutral(fleet: Fleet) -> Fleet:
     """Return the fleet with the weights that its routes contain; see rule 3."""
-    return fleet.model_copy(update={"pools": tuple(map(_neutral_pool, fleet.pools))})
+    return _neutral(fleet)
 
 
-def with_literal_weights(routes: bytes, values: Mapping[str, int]) -> bytes:
+def spelled_out(routes: bytes, values: Mapping[str, int]) -> bytes:
     """Return a serialized ``RouteConfiguration`` with the weights in place of their runtime keys.
 
     Args:
@@ -126,3 +126,6 @@ def _neutral_pool(pool: PoolSpec) -> PoolSpec:
         for variant in pool.variants
     )
     return pool.model_copy(update={"variants": variants})
+
+
+_neutral: Final = each_pool(_neutral_pool)

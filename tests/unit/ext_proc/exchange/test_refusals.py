@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from base64 import b64decode
 
 import pytest
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
 
 from ext_proc.exchange.refusals import refuse
 from ext_proc.routing.values.refusal import Refusal, RefusalKind
@@ -27,6 +30,9 @@ GRPC = {"content-type": "application/grpc+proto"}
         (RefusalKind.HEADERS_TOO_LARGE, 431, 8, False),
         (RefusalKind.TOO_LARGE, 413, 8, False),
         (RefusalKind.SATURATED, 429, 8, True),
+        (RefusalKind.QUEUE_FULL, 429, 8, True),
+        (RefusalKind.DEADLINE_UNMET, 429, 8, True),
+        (RefusalKind.DEADLINE_PASSED, 504, 4, False),
         (RefusalKind.NO_ENDPOINTS, 503, 14, True),
         (RefusalKind.DEADLY_REQUEST, 422, 3, False),
         (RefusalKind.SUSPECT_WAITS, 503, 14, True),
@@ -40,6 +46,21 @@ def test_statuses(kind, status, grpc_status, retry):
     assert (("retry-after", "1") in http.headers) is retry
     rpc = refuse(Refusal(kind, "why"), Form.GRPC_INFER, GRPC)
     assert (rpc.status, rpc.grpc_status, rpc.body) == (status, grpc_status, b"why")
+
+
+def test_a_refusal_says_when_to_come_again():
+    """The expected wait is rounded up; a limit has fields of its own, and gRPC has its details."""
+    refusal = Refusal(RefusalKind.SATURATED, "why", wait_s=2.2, limit=6)
+    told = dict(refuse(refusal, Form.GENERATE, {}).headers)
+    assert told["retry-after"] == "3"
+    assert told["ratelimit"] == '"replicas";r=0;t=3'
+    assert told["ratelimit-policy"] == '"replicas";q=6;qu="concurrent-requests"'
+    details = dict(refuse(refusal, Form.GRPC_INFER, GRPC).headers)["grpc-status-details-bin"]
+    status = Status.FromString(b64decode(details + "=" * (-len(details) % 4)))
+    assert (status.code, status.message) == (8, "why")
+    info = RetryInfo()
+    assert status.details[0].Unpack(info)
+    assert info.retry_delay.seconds == 3
 
 
 def test_other_calls_below_v1_get_openais_error():

@@ -1,0 +1,1 @@
+"""Requests that wait in the picker for a replica with room."""

@@ -1,0 +1,97 @@
+"""A request that waits for a replica, and the bounds of a wait."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tidegate_api.pools import MAX_WAIT_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from ext_proc.routing.pipeline.decision import Decision
+    from ext_proc.routing.values.refusal import Refusal
+    from ext_proc.routing.values.request import Request
+
+MOST_S: Final = MAX_WAIT_S
+"""Longest wait, seconds."""
+HIGH, LOW = 0, 1
+"""The bands: requests of `LOW` leave only if none of `HIGH` can."""
+_SECOND: Final = 2
+
+
+def band_of(priority: int | None) -> int:
+    """Return the band of a request by its priority, in Triton's sense: 1 is the highest.
+
+    Without a priority (``None``, or 0: the model's default) a request is in the band `HIGH`: what a
+    caller says of itself can only lower it.
+    """
+    return LOW if priority is not None and priority >= _SECOND else HIGH
+
+
+class QueuedRequest:
+    """One request that waits.
+
+    Args:
+        request: The request; the replica is chosen when it leaves.
+        size: Bytes that it holds in memory, about.
+        since: When it began to wait, monotonic seconds.
+        deadline: When its caller will have left, monotonic seconds; ``None`` = unknown.
+        hold_s: Longest wait that the proxy allows, seconds.
+        told: Called once, with the decision or the refusal that ends the wait; not if it is left.
+        key: On whose account it waits; empty = all share one.
+    """
+
+    __slots__ = (
+        "band",
+        "deadline",
+        "due",
+        "hold_s",
+        "key",
+        "lane",
+        "model",
+        "number",
+        "pool",
+        "rank",
+        "refusal",
+        "request",
+        "since",
+        "size",
+        "told",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        size: int,
+        since: float,
+        deadline: float | None,
+        hold_s: float,
+        told: Callable[[Decision | Refusal], None],
+        key: str = "",
+    ) -> None:
+        self.request = request
+        self.pool = request.pool
+        self.model = request.features.model or ""
+        self.lane: Hashable = None
+        """What limits its choice: requests of one lane can all go where its first can. Set by the
+        router (``lanes``)."""
+        self.size = size
+        self.since = since
+        self.deadline = deadline
+        self.hold_s = hold_s
+        self.told = told
+        self.key = key
+        self.band = band_of(request.features.priority)
+        latest = since + MOST_S
+        self.rank = latest if deadline is None else min(latest, deadline)
+        """Among requests of a band the one with the earliest goes first."""
+        self.due = latest
+        """When it is refused, monotonic seconds; set as it joins the queue."""
+        self.number = 0
+        """Order of arrival; 0 = it is not in the queue."""
+        self.refusal: Refusal | None = None
+        """Why it could not go when it was last tried."""
+
+    def __repr__(self) -> str:
+        return f"<QueuedRequest {self.pool}/{self.model} number={self.number} band={self.band}>"

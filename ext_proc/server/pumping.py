@@ -1,0 +1,73 @@
+"""Lets waiting requests go when there may be room for them.
+
+Rules:
+
+1. After a request has ended, those that wait are tried once in this iteration of the loop, however
+   many ended.
+2. While any waits, they are tried every ``LOOK_S`` as well: a limit, a replica or the end of
+   abandoned work makes room without a sign, and waits end.
+3. Nothing is scheduled while none waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ext_proc.exchange import RequestRouter
+
+LOOK_S: Final = 0.05
+
+_log = structlog.stdlib.get_logger("ext_proc.server.service")
+
+
+class Pumping:
+    """Calls ``RequestRouter.pump``; see the module's rules.
+
+    Args:
+        router: The request router.
+        clock: Monotonic seconds.
+        wall_clock: Unix seconds.
+    """
+
+    def __init__(
+        self,
+        router: RequestRouter,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self._router = router
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._soon = False
+        self._timer: asyncio.TimerHandle | None = None
+        router.on_room = self.on_room
+
+    def on_room(self) -> None:
+        """Have the requests that wait tried in this iteration of the loop."""
+        if not self._soon:
+            self._soon = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def begin(self) -> None:
+        """Note that a request waits."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        self._pump()
+        if self._router.queue.count:
+            self.begin()
+
+    def _pump(self) -> None:
+        self._soon = False
+        try:
+            self._router.pump(self._clock(), self._wall_clock())
+        except Exception:  # noqa: BLE001 - the next look tries again
+            _log.exception("queue_failed")

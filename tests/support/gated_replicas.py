@@ -1,0 +1,179 @@
+"""Replicas that answer when a test says so, behind a real Envoy and picker."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any, Self
+
+from aiohttp import web
+
+from support.in_process_stack import PICKER, InProcessStack
+from support.traffic import eventually, metric
+from tidegate.stack.processes.environment import service_environment
+from tidegate.stack.processes.ports import HeldPorts
+from tidegate_common.children import module_command
+
+if TYPE_CHECKING:
+    pass
+
+GENERATE = "/v2/models/toy-llm/generate"
+
+
+class GatedReplica:
+    """One replica; an async context manager."""
+
+    def __init__(self) -> None:
+        self.held: list[asyncio.Future[None]] = []
+        """Requests that wait for their answer, oldest first."""
+        self.headers: list[dict[str, str]] = []
+        """Headers of all requests so far."""
+        self.most = 0
+        """Most requests that it had at one time."""
+        self.open = False
+        """It answers at once."""
+        self.address = ""
+
+    async def __aenter__(self) -> Self:
+        app = web.Application()
+        app.router.add_get("/{path:.*}", self._ready)
+        app.router.add_post("/{path:.*}", self._answer)
+        self._runner = web.AppRunner(app, handler_cancellation=True)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.address = f"127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.let_all()
+        await self._runner.cleanup()
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        await request.read()
+        self.headers.append({name.lower(): value for name, value in request.headers.items()})
+        gate = asyncio.get_running_loop().create_future()
+        self.held.append(gate)
+        self.most = max(self.most, len(self.held))
+        try:
+            if not self.open:
+                await gate
+        finally:
+            self.held.remove(gate)
+        return web.json_response({"text_output": "x"})
+
+    def let(self) -> None:
+        """Answer the oldest request."""
+        next(gate for gate in self.held if not gate.done()).set_result(None)
+
+    def reset(self) -> None:
+        """Begin anew; it has no request."""
+        assert not self.held
+        self.headers.clear()
+        self.most, self.open = 0, False
+
+    def let_all(self) -> None:
+        """Answer all requests, and further ones at once."""
+        self.open = True
+        for gate in self.held:
+            if not gate.done():
+                gate.set_result(None)
+
+
+class GatedStack(InProcessStack):
+    """Two such replicas, one request at a time on each; an async context manager.
+
+    Args:
+        workers: Processes of the picker.
+        timeout: How long Envoy waits for a picker that does not ask for more.
+        transport: gRPC implementation of the picker.
+    """
+
+    def __init__(
+        self, *, workers: int = 1, timeout: str = "60s", transport: str = "nghttp2"
+    ) -> None:
+        super().__init__("delta", spare=0)
+        self._workers, self._transport = workers, transport
+        self._timeout = timeout
+        self.replicas = [GatedReplica(), GatedReplica()]
+        self._further: list[str] = []
+        self._pages: list[str] = []
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as exit_:
+            ports = exit_.enter_context(HeldPorts())
+            self._further = [ports.address() for _ in range(1, self._workers)]
+            self._pages = [ports.address() for _ in range(1, self._workers)]
+            for replica in self.replicas:
+                await exit_.enter_async_context(replica)
+            await super().__aenter__()
+            self._running = exit_.pop_all()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await super().__aexit__(*error)
+        await self._running.aclose()
+
+    def first_fleet(self) -> dict[str, Any]:
+        """Return one pool that lets requests wait."""
+        return {
+            "listener": {"address": self.listener},
+            "pickers": {"addresses": [self.picker, *self._further], "timeout": self._timeout},
+            "pools": [
+                {
+                    "name": "llm",
+                    "default": True,
+                    "match": {"models": ["toy-llm"]},
+                    "routing": {"max_wait": "10s"},
+                    "circuit_breaker": {"per_endpoint_in_flight": 1},
+                    "health": {"repository": False},
+                    "endpoints": [
+                        {"id": f"r{number}", "http": replica.address}
+                        for number, replica in enumerate(self.replicas)
+                    ],
+                }
+            ],
+        }
+
+    async def _start_picker(self, page: str) -> None:
+        self._pages.insert(0, page)
+        listen = ",".join((self.picker, *self._further))
+        command = module_command("ext_proc", "--listen", listen, "--xds", self.client_address)
+        command += ("--metrics", ",".join(self._pages), "--id", "picker-1")
+        command += ("--workers", str(self._workers), "--transport", self._transport)
+        await self.supervisor.start(PICKER, command, service_environment())
+
+    def ask(self, headers: dict[str, str] | None = None) -> asyncio.Task[tuple[int, Any]]:
+        """Send a request; the task returns status and headers of the answer."""
+
+        async def sent() -> tuple[int, Any]:
+            url = f"http://{self.listener}{GENERATE}"
+            async with self.http.post(url, json={"text_input": "x"}, headers=headers) as answer:
+                await answer.read()
+                return answer.status, answer.headers
+
+        return asyncio.create_task(sent())
+
+    async def count(self, name: str, **labels: str) -> float:
+        """Return a metric of the picker, over all workers."""
+        found = [await metric(self.http, page, name, **labels) for page in self._pages]
+        return sum(found)
+
+    async def waiting(self, count: int) -> bool:
+        """Wait until so many requests wait in the picker."""
+
+        async def look() -> bool:
+            return await self.count("tidegate_picker_waiting") == count
+
+        return await eventually(look)
+
+    async def busy(self, count: int = 2) -> bool:
+        """Wait until the replicas have so many requests."""
+
+        async def look() -> bool:
+            return sum(len(each.held) for each in self.replicas) == count
+
+        return await eventually(look)

@@ -1,0 +1,150 @@
+"""Exchanges whose request waits for a replica with room."""
+
+from __future__ import annotations
+
+import pytest
+
+from ext_proc.exchange import Body, BodySending, Exchange, IllegalEventError, Lost, Stopped
+from ext_proc.exchange.machine import ASKED_MORE_S
+from ext_proc.exchange.state import DECIDED, OVER, QUEUED
+from support.exchanges import PROMPT, generic, head, in_flight, run
+from support.streams import llm, replicas, router
+from tidegate_api.names import REQUEST_TIMEOUT_HEADER, TIMEOUT_HEADER
+
+BUFFERED, DUPLEX = BodySending.BUFFERED, BodySending.DUPLEX
+
+
+@pytest.fixture
+def busy():
+    """Return a router of one replica that is busy, and the exchange that keeps it so."""
+    made = router(llm(endpoints=replicas(1), per_endpoint_in_flight=1, hold_s=4.0))
+    first, _ = run(made, head(end_of_stream=True))
+    return made, first
+
+
+def queued(made, *events, now=1.0):
+    """Feed events, the last of which lets the request wait; return the exchange and the wait."""
+    exchange = Exchange(made)
+    for event in events:
+        actions = exchange.on(event, now, 1000.0)
+    assert exchange.state is QUEUED
+    (hold,) = actions
+    return exchange, hold.ask_s
+
+
+def freed(made, first, *, now=2.0):
+    """End the request that keeps the replica busy, and let go what can go."""
+    first.on(Lost(clean=True), now, 1000.0)
+    return made.pump(now, 1000.0)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [head(end_of_stream=True)],
+        [head(request_body=BUFFERED), Body(PROMPT, True)],
+        [head(request_body=DUPLEX), Body(PROMPT, True)],
+    ],
+    ids=["headers", "body", "duplex"],
+)
+def test_the_reply_comes_when_there_is_room(busy, events):
+    """The proxy is asked once to wait, a second longer than the wait; the reply has the pick."""
+    made, first = busy
+    exchange, asked_s = queued(made, *events)
+    duplex = events[0].request_body is DUPLEX
+    assert asked_s is None if duplex else asked_s == 4.0 + ASKED_MORE_S
+    calls = []
+    exchange.when_released(lambda: calls.append(exchange.state))
+    with pytest.raises(IllegalEventError):
+        exchange.on(Body(b"x", True), 1.5, 1000.0)
+    assert freed(made, first) == 1
+    assert calls == [DECIDED]
+    reply, *rest = exchange.released()
+    assert reply.pick.decision.ticket.at == 2.0
+    assert len(rest) == duplex
+    assert in_flight(made) == 1
+    exchange.on(Lost(clean=True), 3.0, 1000.0)
+    assert in_flight(made) == 0
+
+
+@pytest.mark.parametrize("end", [Lost(clean=True), Lost(clean=False), Stopped()])
+def test_who_leaves_waits_no_longer(busy, end):
+    """Nothing is charged for it."""
+    made, first = busy
+    exchange, _ = queued(made, head(end_of_stream=True))
+    exchange.on(end, 1.5, 1000.0)
+    assert (exchange.state, made.queue.count) == (OVER, 0)
+    assert freed(made, first) == 0
+    assert in_flight(made) == 0
+
+
+def test_who_leaves_after_the_decision_is_settled(busy):
+    """The decision is charged, although its reply was not taken."""
+    made, first = busy
+    exchange, _ = queued(made, head(end_of_stream=True))
+    freed(made, first)
+    assert in_flight(made) == 1
+    exchange.on(Lost(clean=False), 2.5, 1000.0)
+    assert in_flight(made) == 0
+
+
+def test_nobody_overtakes(busy):
+    """A request that comes when there is room again waits behind those before it."""
+    made, first = busy
+    earlier, _ = queued(made, head(end_of_stream=True))
+    first.on(Lost(clean=True), 2.0, 1000.0)
+    later, _ = queued(made, head(end_of_stream=True), now=2.0)
+    assert made.pump(2.0, 1000.0) == 1
+    assert (earlier.state, later.state) == (DECIDED, QUEUED)
+
+
+def test_a_wait_that_is_over_is_refused(busy):
+    """After the longest wait, and with the deadline of the headers before."""
+    made, _ = busy
+    late, _ = queued(made, head(end_of_stream=True))
+    hurried, _ = queued(made, head(end_of_stream=True, headers={TIMEOUT_HEADER: "1500"}))
+    assert made.pump(2.6, 1000.0) == 1
+    (refusal,) = hurried.released()
+    assert (refusal.status, refusal.reason) == (504, "deadline-passed")
+    assert made.pump(5.0, 1000.0) == 1
+    (refusal,) = late.released()
+    assert (refusal.status, refusal.reason) == (429, "saturated")
+
+
+def test_a_deadline_passes_while_the_body_comes():
+    """The request is refused, and charged to no replica."""
+    made = router(llm())
+    exchange = Exchange(made)
+    exchange.on(head(request_body=BUFFERED, headers={TIMEOUT_HEADER: "500"}), 1.0, 1000.0)
+    (refusal,) = exchange.on(Body(PROMPT, True), 1.5, 1000.0)
+    assert (refusal.status, refusal.reason) == (504, "deadline-passed")
+    assert in_flight(made) == 0
+
+
+def test_the_rest_of_the_time_goes_on(busy):
+    """Envoy and replica get what is left after the wait; without a wait grpc-timeout stays."""
+    made, first = busy
+    given = {TIMEOUT_HEADER: "3000", "grpc-timeout": "9S"}
+    exchange, _ = queued(made, head(end_of_stream=True, headers=given))
+    freed(made, first)
+    (reply,) = exchange.released()
+    rest = (TIMEOUT_HEADER, "2000"), (REQUEST_TIMEOUT_HEADER, "2000"), ("grpc-timeout", "2000m")
+    assert reply.pick.budget == rest
+    bounded = router(llm(request_s=1.0))
+    _, reply = run(bounded, head(end_of_stream=True, headers=given))
+    assert reply.pick.budget == ((TIMEOUT_HEADER, "3000"), (REQUEST_TIMEOUT_HEADER, "1000"))
+
+
+def test_behind_a_generic_proxy_nothing_waits(busy):
+    """How long it waits for the picker is not known."""
+    made, _ = busy
+    _, refusal = run(made, generic(end_of_stream=True))
+    assert (refusal.status, refusal.reason) == (429, "saturated")
+
+
+def test_without_a_bound_nothing_waits():
+    """By default a request for which no replica has room is refused at once."""
+    made = router(llm(endpoints=replicas(1), per_endpoint_in_flight=1))
+    run(made, head(end_of_stream=True))
+    _, refusal = run(made, head(end_of_stream=True))
+    assert (refusal.status, refusal.reason, made.queue.count) == (429, "saturated", 0)

@@ -129,6 +129,7 @@ class Picker:
             router.scales,
             router.limits,
             lambda: router.pools,
+            router.queue.counts,
         )
         CertificateMetrics(shown, "tidegate_picker", self._secured)
         contexts = ReplicaContexts()

@@ -193,6 +193,7 @@ class SlotMetrics(Collector):
         registry: Registry of the metrics.
         limits: The slots.
         pools: Returns the pools, by name.
+        waiting: Returns the requests that wait in the picker, by pool and model.
     """
 
     def __init__(
@@ -200,11 +201,11 @@ class SlotMetrics(Collector):
         registry: CollectorRegistry,
         limits: Limits,
         pools: Callable[[], Mapping[str, Pool]],
+        waiting: Callable[[], Mapping[tuple[str, str], int]],
     ) -> None:
         self._limits = limits
         self._pools = pools
-        self.waiting: Callable[[str], int] = lambda _: 0
-        """Returns the requests that wait in the picker for a pool's replicas."""
+        self._waiting = waiting
         registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
@@ -227,7 +228,7 @@ class SlotMetrics(Collector):
             " this worker count.",
             labels=["pool"],
         )
-        pools = dict(self._pools())
+        pools, held = dict(self._pools()), dict(self._waiting())
         shown = (
             ([name, each.key.id, model, known.source], known.slots)
             for name, pool in pools.items()
@@ -237,12 +238,12 @@ class SlotMetrics(Collector):
         for labels, number in islice(shown, MAX_SERIES):
             slots.add_metric(labels, number)
         yield slots
-        for name, pool in islice(pools.items(), MAX_SERIES):
-            usage = self._limits.usage(pool).values()
+        for name, each in islice(pools.items(), MAX_SERIES):
+            usage = self._limits.usage(each).values()
             if usage:
-                used.add_metric([name], max(each.utilisation for each in usage))
-                waiting = self.waiting(name)
-                needed.add_metric([name], max(each.needed(waiting) for each in usage))
+                used.add_metric([name], max(one.utilisation for one in usage))
+                waiting = sum(count for (pool, _), count in held.items() if pool == name)
+                needed.add_metric([name], max(one.needed(waiting) for one in usage))
         yield used
         yield needed
 
@@ -324,10 +325,11 @@ def show_replicas(
     scales: Scales,
     limits: Limits,
     pools: Callable[[], Mapping[str, Pool]],
-) -> SlotMetrics:
+    waiting: Callable[[], Mapping[tuple[str, str], int]],
+) -> None:
     """Register the metrics of replicas, of their deaths, versions, texts and slots."""
     ReplicaMetrics(registry, replicas)
     DeathMetrics(registry, suspicion)
     VersionMetrics(registry, placement)
     ScaleMetrics(registry, scales)
-    return SlotMetrics(registry, limits, pools)
+    SlotMetrics(registry, limits, pools, waiting)

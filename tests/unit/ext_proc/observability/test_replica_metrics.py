@@ -94,7 +94,9 @@ def test_what_was_learned_of_a_pools_text():
 def test_slots_are_shown_for_autoscalers():
     """Slots with their source, their use, and how many replicas there should be."""
     request_router, registry = router(llm(policy="round-robin")), CollectorRegistry()
-    slots = SlotMetrics(registry, request_router.limits, lambda: request_router.pools)
+    waiting: dict[tuple[str, str], int] = {}
+    pools = request_router.pools
+    SlotMetrics(registry, request_router.limits, lambda: pools, lambda: waiting)
     sample = registry.get_sample_value
     assert sample("tidegate_picker_slot_utilisation", {"pool": "llm"}) is None
     request_router.registry.observe("r1", [Reading(1.0, "toy-llm", "1", running=1.0, slots=2.0)])
@@ -103,5 +105,5 @@ def test_slots_are_shown_for_autoscalers():
     assert sample("tidegate_picker_slots", labels) == 2
     assert sample("tidegate_picker_slot_utilisation", {"pool": "llm"}) == 0
     assert sample("tidegate_picker_replicas_needed", {"pool": "llm"}) == 1
-    slots.waiting = lambda pool: 3 if pool == "llm" else 0
+    waiting |= {("llm", "toy-llm"): 2, ("llm", ""): 1, ("other", ""): 9}
     assert sample("tidegate_picker_replicas_needed", {"pool": "llm"}) == 3

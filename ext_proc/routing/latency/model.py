@@ -118,7 +118,7 @@ class FleetLatencyModel:
     def __init__(
         self, tokens_per_s: float = COLD_TOKENS_PER_S, service_s: float = COLD_SERVICE_S
     ) -> None:
-        self._answers = Fit(1.0 / tokens_per_s, 0.0, RANGE)
+        self._answers = Fit(1.0 / tokens_per_s, 0.0, RANGE, follows=True)
         self._durations = Fit(1.0 / tokens_per_s, COLD_TAIL_S, GUESS_RANGE)
         self.slope = Slope()
         """Seconds by which a further token prolongs a request, by durations."""

@@ -73,11 +73,27 @@ class Fit:
         prior: Prior of ``b``; the prior of ``c`` is 1.
         fixed: Initial value of ``a``.
         most: Maximum factor between ``b`` and its prior, either way.
+        follows: Whether the spread of the prior grows with ``b``. Else an engine that is many times
+            slower than the default, whose first bytes vary by seconds, is held near the default.
     """
 
-    __slots__ = ("a", "b", "c", "count", "mu", "mw", "my", "prior", "range", "scale", "sums")
+    __slots__ = (
+        "a",
+        "b",
+        "c",
+        "count",
+        "follows",
+        "mu",
+        "mw",
+        "my",
+        "prior",
+        "range",
+        "scale",
+        "sums",
+    )
 
-    def __init__(self, prior: float, fixed: float, most: float) -> None:
+    def __init__(self, prior: float, fixed: float, most: float, *, follows: bool = False) -> None:
+        self.follows = follows
         self.prior = prior
         self.range = most
         self.a, self.b, self.c = fixed, prior, 1.0
@@ -111,7 +127,8 @@ class Fit:
         # Weights of the priors by their standard deviations, under noise of this size (Bayes).
         noise = SIGMA_PER_MEAN * self.scale
         ridge = PRIOR_SAMPLES * max(uu / self.count, PRIOR_TOKENS * PRIOR_TOKENS)
-        ridge = max(ridge, (noise / (PRIOR_SPREAD * self.prior)) ** 2)
+        usual = max(self.prior, self.b) if self.follows else self.prior
+        ridge = max(ridge, (noise / (PRIOR_SPREAD * usual)) ** 2)
         held = max(PRIOR_SAMPLES, (noise / CLOCK_SPREAD) ** 2)
         left, right = uu + ridge, ww + held
         up, down = uy + ridge * self.prior, wy + held

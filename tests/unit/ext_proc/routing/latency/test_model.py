@@ -276,3 +276,16 @@ def test_no_input_breaks_the_bounds(
     assert 1 / 21 <= latency_model.slowness * capacity <= 21
     assert "FleetLatencyModel" in repr(fleet)
     assert "slowness" in repr(latency_model)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_engine_much_slower_than_the_default_is_not_held_near_it(seed: int) -> None:
+    """Also if waits that the clock does not know prolong its first bytes by seconds."""
+    rng = random.Random(seed)
+    fleet = FleetLatencyModel()
+    replica = LatencyModel(fleet, 1.0)
+    true = COLD_TOKENS_PER_S / 20.0
+    for _ in range(300):
+        tokens = rng.uniform(100.0, 4_000.0)
+        replica.answered(tokens, 0.0, tokens / true + rng.expovariate(1.0 / 8.0))
+    assert 1 / 1.6 < true * fleet.seconds_per_token < 1.6

@@ -37,12 +37,11 @@ from xds_server.control.operation import (
 )
 from xds_server.control.rollout import Rollout
 from xds_server.control.steps import FleetText, Loaded, stepped
-from xds_server.fleet.diff import diff
+from xds_server.fleet.diff import diff, is_relief
 from xds_server.fleet.fallback import fallback_fleet, fallback_state
 from xds_server.fleet.guards.last import LastReplica, taken
 from xds_server.fleet.load import check
 from xds_server.fleet.members.members import Members
-from xds_server.fleet.relief import is_relief
 from xds_server.fleet.revision import Revision, following, text_hash
 from xds_server.fleet.store import StoreError
 

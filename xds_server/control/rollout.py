@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from xds_server.fleet.diff import is_relief
 from xds_server.fleet.members.members import Members
 from xds_server.fleet.members.placed import leaving, placing
 from xds_server.fleet.members.standbys import standing
@@ -30,7 +31,7 @@ from xds_server.snapshots.preview import preview
 from xds_server.snapshots.reached import Reached
 from xds_server.snapshots.recalled import recalled_stage
 from xds_server.snapshots.stages import plan, widened
-from xds_server.snapshots.urgent import URGENT, only_urgent, shed_stage, urgent_stage
+from xds_server.snapshots.urgent import URGENT, shed_stage, urgent_stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -206,7 +207,7 @@ class Rollout:
         if not state.fleet.waves or self.newest is None:
             return False
         back = self.newest.answered and self.newest.outcome.state == "abandoned"
-        return not back and not only_urgent(self._good(state).fleet, state.fleet)
+        return not back and not is_relief(self._good(state).fleet, state.fleet)
 
     def _good(self, state: FleetState) -> FleetState:
         newest = self.newest

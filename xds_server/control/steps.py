@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from xds_server.fleet.change import merge
 from xds_server.fleet.diff import diff
-from xds_server.fleet.load import check
-from xds_server.fleet.parts.loader import FleetLoader
-from xds_server.fleet.parts.sharing import shared
+from xds_server.fleet.load import FleetLoader, check
+from xds_server.fleet.memo import shared
 from xds_server.fleet.revision import FileState, text_hash
 
 if TYPE_CHECKING:

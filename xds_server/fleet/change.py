@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from pydantic import ValidationError
 
 from tidegate_api.pools import MAX_WEIGHT_SUM
-from xds_server.fleet.parts.identity import ByIdentity
-from xds_server.fleet.parts.successive import changed, with_changed
+from xds_server.fleet.memo import ByIdentity, with_pools
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from xds_server.fleet.model.fleet import EndpointSpec, Fleet, PoolSpec
 
@@ -183,17 +182,11 @@ def merge(last_file: Fleet | None, new_file: Fleet, live: Fleet) -> Fleet:
     """
     if last_file is None:
         return new_file
-    edited, changes = changed(last_file, new_file), changed(new_file, live)
-    if edited is not None and changes is not None:
-        at = {each.position for each in (*edited, *changes)}
-        found = {n: _merged(new_file.pools[n], last_file.pools[n], live.pools[n]) for n in at}
-        return with_changed(
-            new_file, {n: pool for n, pool in found.items() if pool is not new_file.pools[n]}
-        )
     before = {pool.name: pool for pool in last_file.pools}
     now = {pool.name: pool for pool in live.pools}
-    return _with_pools(
-        new_file, lambda pool: _merged(pool, before.get(pool.name), now.get(pool.name))
+    return with_pools(
+        new_file,
+        (_merged(pool, before.get(pool.name), now.get(pool.name)) for pool in new_file.pools),
     )
 
 
@@ -247,12 +240,7 @@ def _find_pool(fleet: Fleet, name: str) -> PoolSpec:
 
 
 def _with_pool(fleet: Fleet, old: PoolSpec, new: PoolSpec) -> Fleet:
-    at = next(position for position, pool in enumerate(fleet.pools) if pool is old)
-    return with_changed(fleet, {at: new})
-
-
-def _with_pools(fleet: Fleet, change: Callable[[PoolSpec], PoolSpec]) -> Fleet:
-    return fleet.model_copy(update={"pools": tuple(change(pool) for pool in fleet.pools)})
+    return with_pools(fleet, (new if pool is old else pool for pool in fleet.pools))
 
 
 def _weights(pool: PoolSpec) -> dict[str, int]:

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from xds_server.fleet.channels import drains
-from xds_server.fleet.parts.successive import changed, edited_endpoints
+from xds_server.fleet.memo import ByIdentity, with_pools
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -35,15 +35,35 @@ def diff(old: Fleet | None, new: Fleet) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def is_relief(before: Fleet | None, after: Fleet) -> bool:
+    """Return whether two fleets differ only in drains and in the share of rejected requests.
+
+    These take load from replicas or give it back. They add no replica and no name, so that nothing
+    refers to a revision that a restart may lose. Such changes are made even while the store cannot
+    be written.
+    """
+    return before is not None and _without_relief(before) == _without_relief(after)
+
+
+def _without_relief(fleet: Fleet) -> Fleet:
+    return with_pools(fleet, map(_calm, fleet.pools))
+
+
+@ByIdentity
+def _calm(pool: PoolSpec) -> PoolSpec:
+    endpoints = tuple(
+        each.model_copy(update={"draining": False, "standby": False})
+        if each.draining or each.standby
+        else each
+        for each in pool.endpoints
+    )
+    return pool.model_copy(update={"endpoints": endpoints, "drained": (), "drop_overload": 0.0})
+
+
 def _lines(old: Fleet | None, new: Fleet) -> Iterator[str]:
     if old is None:
         for pool in new.pools:
             yield _added_pool(pool)
-        return
-    changes = changed(old, new)
-    if changes is not None:
-        for each in changes:
-            yield from _pool(each.was, each.now)
         return
     yield from _fields("listener", old.listener, new.listener)
     yield from _fields("pickers", old.pickers, new.pickers)
@@ -91,18 +111,13 @@ def _pool(old: PoolSpec, new: PoolSpec) -> Iterator[str]:
     yield from _order(
         f"{where} variants", [v.name for v in old.variants], [v.name for v in new.variants]
     )
-    edited = None if old.variants[0].name != new.variants[0].name else edited_endpoints(old, new)
-    if edited is not None:
-        for was, now in edited:
-            yield from _endpoint(where, old, was, new, now)
-        return
     endpoints = {endpoint.id: endpoint for endpoint in old.endpoints}
     for endpoint in new.endpoints:
         before = endpoints.pop(endpoint.id, None)
         if before is None:
             yield f"{where} endpoint {endpoint.id} added ({_summary(new, endpoint)})"
-            continue
-        yield from _endpoint(where, old, before, new, endpoint)
+        elif before is not endpoint or old.variants[0].name != new.variants[0].name:
+            yield from _endpoint(where, old, before, new, endpoint)
     for name in endpoints:
         yield f"{where} endpoint {name} removed"
     yield from _order(

@@ -1,26 +1,39 @@
-"""Loading of fleet files: text to a valid ``Fleet``, or all faults with line and correction."""
+"""Loading of fleet files: text to a valid ``Fleet``, or all faults with line and correction.
+
+Of successive texts of one fleet (``FleetLoader``) only edited pools and endpoints are parsed:
+
+1. A text is cut into the texts of its pools, and an edited pool into those of its endpoints, at
+   lines that begin with ``- `` at one indentation. What each of them says is known by its content.
+2. The cut is a guess, and proved: the rest of the text, with ``_PLACEHOLDER`` as the only item,
+   must have it as the list's only value and on its line, and each item must parse by itself.
+3. Whatever is unusual (a fault, an anchor, another form of the file) is left to ``load_text``, so
+   the result is the one of ``load_text``, which also words the faults.
+4. What is remembered is bounded by the last text.
+"""
 
 from __future__ import annotations
 
 import difflib
 import typing
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
 from xds_server.fleet import document
+from xds_server.fleet.memo import shared, shared_pool
 from xds_server.fleet.model.fields import PATTERN_MEANINGS
-from xds_server.fleet.model.fleet import Fleet
+from xds_server.fleet.model.fleet import EndpointSpec, Fleet, PoolSpec
 from xds_server.fleet.model.kubernetes import KUBERNETES_MEANINGS
 from xds_server.fleet.rules import fleet as rules
 from xds_server.fleet.rules.problem import spell
-from xds_server.fleet.rules.sound import sound
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Mapping, Sequence
 
     from pydantic_core import ErrorDetails
 
+    from xds_server.fleet.document import YamlNode
     from xds_server.fleet.rules.problem import Location
 
 MAX_FAULTS = 20
@@ -102,8 +115,6 @@ def check(fleet: Fleet, source: str = "fleet", root: document.YamlNode | None = 
     Raises:
         FleetError: The fleet breaks rules; the error lists all of them.
     """
-    if sound(fleet):
-        return
     problems = rules.problems(fleet)
     if problems:
         raise FleetError(
@@ -113,6 +124,186 @@ def check(fleet: Fleet, source: str = "fleet", root: document.YamlNode | None = 
             ],
             len(problems[MAX_FAULTS:]),
         )
+
+
+_PLACEHOLDER: Final = "tidegate-placeholder"
+_POOLS: Final = "pools:\n"
+_ENDPOINTS: Final = "endpoints:\n"
+_UNUSUAL: Final = "\r\t\x85\u2028\u2029\ufeff"
+"""Characters that end a line for YAML but not here, or count as indentation elsewhere."""
+_AROUND_POOL: Final = 3
+"""Values around a pool in a document of its own: the mapping, its key and the list."""
+_AROUND_ENDPOINT: Final = 6
+
+
+class _WholeNeeded(Exception):  # noqa: N818 - reads as the sentence it is
+    """The text cannot be loaded in parts."""
+
+
+class _Cut(NamedTuple):
+    """A text whose block list was cut out."""
+
+    rest: str
+    """The text with ``_PLACEHOLDER`` as the only item of the list."""
+    line: int
+    """The placeholder's line, from 1."""
+    items: tuple[str, ...]
+    """The texts of the items, each with its line break."""
+
+    def proved(self, found: YamlNode | None) -> bool:
+        """Return whether the list of the parsed rest proves that the cut was right."""
+        if found is None or not isinstance(found.value, list) or len(found.value) != 1:
+            return False
+        (item,) = found.value
+        return item.value == _PLACEHOLDER and item.line == self.line
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownPool:
+    spec: PoolSpec
+    values: int
+    """Number of values in its text."""
+    endpoints: Mapping[str, tuple[EndpointSpec, int]] = field(default_factory=dict)
+    """By text, with the number of its values."""
+
+
+class FleetLoader:
+    """Loads texts of one fleet, one after the other; see the module's rules.
+
+    What one text and the next have in common is the same objects in both fleets. Any thread may
+    call, one at a time.
+    """
+
+    def __init__(self) -> None:
+        self._last: Fleet | None = None
+        self._pools: dict[str, _KnownPool] = {}
+        """By text."""
+
+    def load(self, text: str, source: str = "fleet") -> Fleet:
+        """Load a fleet file, as ``load_text`` does.
+
+        Args:
+            text: YAML or JSON.
+            source: Name of the text in error messages.
+
+        Raises:
+            FleetError: The text is not a valid fleet; the error lists all faults.
+        """
+        try:
+            fleet = self._in_parts(text)
+        except (_WholeNeeded, document.DocumentError, ValidationError):
+            fleet = shared(self._last, load_text(text, source))
+        self._last = fleet
+        return fleet
+
+    def _in_parts(self, text: str) -> Fleet:
+        whole = len(text) <= document.MAX_BYTES and not any(each in text for each in _UNUSUAL)
+        cut = _cut(text, "\n" + _POOLS, self._pools) if whole else None
+        if cut is None or len(text.encode(errors="replace")) > document.MAX_BYTES:
+            raise _WholeNeeded
+        root, values = _read(cut.rest)
+        if not cut.proved(root.child("pools")):
+            raise _WholeNeeded
+        here = frozenset(cut.items)
+        gone = [known for item, known in self._pools.items() if item not in here]
+        pools = {item: self._pools.get(item) or _pool(item, gone) for item in cut.items}
+        if values - 1 + sum(pools[item].values for item in cut.items) > document.MAX_VALUES:
+            raise _WholeNeeded
+        plain = root.plain()
+        plain["pools"] = [pools[item].spec for item in cut.items]
+        fleet = shared(self._last, Fleet.model_validate(plain))
+        if rules.problems(fleet):
+            raise _WholeNeeded
+        self._pools = pools
+        return fleet
+
+
+def _pool(text: str, gone: Sequence[_KnownPool]) -> _KnownPool:
+    """Return what the text of a pool says, of which those that are gone may be earlier forms."""
+    known = {item: found for each in gone for item, found in each.endpoints.items()}
+    depth = len(text) - len(text.lstrip(" ")) + 2
+    cut = _cut(_POOLS + text, f"\n{' ' * depth}{_ENDPOINTS}", known)
+    root, values = _read(_POOLS + text if cut is None else cut.rest)
+    pool = _only(root, ("pools", 0))
+    values -= _AROUND_POOL
+    plain, endpoints = pool.plain(), dict[str, tuple[EndpointSpec, int]]()
+    if cut is not None:
+        if not cut.proved(pool.child("endpoints")):
+            raise _WholeNeeded
+        endpoints = {item: known.get(item) or _endpoint(item) for item in cut.items}
+        values += sum(endpoints[item][1] for item in cut.items) - 1
+        plain["endpoints"] = [endpoints[item][0] for item in cut.items]
+    spec = PoolSpec.model_validate(plain)
+    before = next((each.spec for each in gone if each.spec.name == spec.name), None)
+    return _KnownPool(shared_pool(before, spec), values, endpoints)
+
+
+def _endpoint(text: str) -> tuple[EndpointSpec, int]:
+    root, values = _read(f"{_POOLS}- {_ENDPOINTS}{text}")
+    plain = _only(root, ("pools", 0, "endpoints", 0)).plain()
+    return EndpointSpec.model_validate(plain), values - _AROUND_ENDPOINT
+
+
+def _read(text: str) -> tuple[YamlNode, int]:
+    """Return a document and the number of its values."""
+    found = document.parse(text)
+    if found.anchored:  # anchors connect parts
+        raise _WholeNeeded
+    return found.root, found.values
+
+
+def _only(node: YamlNode, path: Sequence[str | int]) -> YamlNode:
+    """Return the node at ``path`` if no other value is beside it, at any level."""
+    for part in path:
+        child = node.child(part)
+        if child is None or not isinstance(node.value, list | dict) or len(node.value) != 1:
+            raise _WholeNeeded
+        node = child
+    return node
+
+
+def _cut(text: str, key: str, known: Container[str]) -> _Cut | None:
+    """Return the text without a block list; ``None`` if it has no such list, or several.
+
+    Args:
+        text: The text.
+        key: The line before the list, between line breaks.
+        known: Items of earlier cuts, whose lines are not looked at again.
+    """
+    head, found, body = f"\n{text}".partition(key)
+    if not found or key in f"\n{body}":
+        return None
+    while body and body.partition("\n")[0].strip()[:1] in ("", "#"):
+        line, _, body = body.partition("\n")
+        found += f"{line}\n"
+    indent = body[: len(body) - len(body.lstrip(" "))]
+    first, *parts = f"\n{body}".split(f"\n{indent}- ")
+    if first or not parts:
+        return None
+    items, tail = [], ""
+    for number, part in enumerate(parts):
+        last = number == len(parts) - 1
+        item = f"{indent}- {part}" if last else f"{indent}- {part}\n"
+        end = len(item) if item in known else _end(item, indent)
+        items.append(item[:end])
+        if end < len(item):
+            tail = item[end:] + "".join(f"{indent}- {each}\n" for each in parts[number + 1 :])
+            tail = tail if last else tail[:-1]
+            break
+    head = (head + found)[1:]
+    rest = f"{head}{indent}- {_PLACEHOLDER}\n{tail}"
+    return _Cut(rest, head.count("\n") + 1, tuple(items))
+
+
+def _end(item: str, indent: str) -> int:
+    """Return where a line follows that is no part of the item: at its indentation or before it."""
+    inner, at = f"{indent} ", item.find("\n") + 1
+    while 0 < at < len(item):
+        after = item.find("\n", at) + 1 or len(item)
+        if not item.startswith(inner, at) and item[at:after].strip()[:1] not in ("", "#"):
+            return at
+        at = after
+    return len(item)
 
 
 def _field_faults(

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from xds_server.fleet.members.members import Members
 from xds_server.fleet.members.standbys import Promoted, standbys_of, standing
-from xds_server.fleet.parts.identity import ByIdentity
-from xds_server.fleet.parts.successive import changed
+from xds_server.fleet.memo import ByIdentity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -202,9 +201,6 @@ def _differing(old: Fleet | None, new: Fleet) -> tuple[list[PoolSpec], list[Pool
     """Return the pools that only one of two fleets has."""
     if old is None:
         return [], list(new.pools)
-    changes = changed(old, new)
-    if changes is not None:
-        return [each.was for each in changes], [each.now for each in changes]
     both = set(map(id, old.pools)) & set(map(id, new.pools))
     return (
         [pool for pool in old.pools if id(pool) not in both],

@@ -1,4 +1,9 @@
-"""View: the published state, a fleet together with the incarnations and health of its replicas."""
+"""View: the published state, a fleet together with the incarnations and health of its replicas.
+
+And what all readers of a fleet ask of it: which protocols and clusters its pools have, and which
+pool is the default of each form of requests in which only the body names the pool. Of the pools
+that share a form exactly one is marked; a single pool is the default without the mark.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate_api.names import ClusterRef, Protocol
-from xds_server.fleet.parts.identity import ByIdentity
+from xds_server.fleet.memo import ByIdentity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -60,6 +65,46 @@ def spoken(pool: PoolSpec) -> tuple[Protocol, ...]:
 def speaks(pool: PoolSpec, protocol: Protocol) -> bool:
     """Return whether any replica of the pool speaks ``protocol``."""
     return protocol in spoken(pool)
+
+
+class Defaults(NamedTuple):
+    """The default pool of each form."""
+
+    grpc: str | None
+    """Of gRPC requests; ``None`` if there is none."""
+    http: str | None
+    """Of HTTP requests that neither path nor model assigns; ``None`` if none or several speak
+    HTTP and none is marked."""
+    paths: Mapping[str, str | None]
+    """Of requests to each of the pools' paths."""
+
+
+@ByIdentity
+def defaults_of(fleet: Fleet) -> Defaults:
+    """Return the default pools."""
+    sharing: dict[str, list[PoolSpec]] = {}
+    for pool in fleet.pools:
+        if pool.match.paths and speaks(pool, "http"):
+            for path in dict.fromkeys(pool.match.paths):
+                sharing.setdefault(path, []).append(pool)
+    return Defaults(
+        _default([pool for pool in fleet.pools if speaks(pool, "grpc")]),
+        _default([pool for pool in fleet.pools if speaks(pool, "http")]),
+        {path: _default(pools) for path, pools in sharing.items()},
+    )
+
+
+def _default(sharing: Sequence[PoolSpec]) -> str | None:
+    if len(sharing) == 1:
+        return sharing[0].name
+    marked = [pool.name for pool in sharing if pool.default]
+    return marked[0] if len(marked) == 1 else None
+
+
+def server_pool(fleet: Fleet, protocol: Protocol) -> PoolSpec | None:
+    """Return the pool for calls about the server as a whole: a default pool, else the first."""
+    able = [pool for pool in fleet.pools if speaks(pool, protocol)]
+    return next((pool for pool in able if pool.default), able[0] if able else None)
 
 
 def clusters_of(pool: PoolSpec) -> Iterator[ClusterRef]:

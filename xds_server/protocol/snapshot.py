@@ -74,6 +74,8 @@ class TypeSet:
             name = "" if "" in messages else "*"
             raise ValueError(f"{type_url}: {name!r} cannot name a resource; rename it")
         known = _NOTHING if before is None else before.resources
+        if before is not None and known == messages:
+            return before
         resources = {}
         for name in sorted(messages):
             content = messages[name]

@@ -20,8 +20,8 @@ from tidegate_api.names import (
     TIDEGATE_NAMESPACE,
     ClusterRef,
 )
+from xds_server.fleet.memo import ByIdentity
 from xds_server.fleet.model.fields import split_host_port
-from xds_server.fleet.parts.identity import ByIdentity
 from xds_server.fleet.view import address_of
 from xds_server.protocol.wire import delimited
 from xds_server.resources.clusters import probes_http

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Final
 
 from tidegate_api.fleet.v1 import pool_pb2
 from xds_server.fleet.mapping import MessageCopier
+from xds_server.fleet.memo import ByIdentity
 from xds_server.fleet.model.fleet import EndpointSpec, Fleet, PoolSpec, VariantSpec
 from xds_server.fleet.model.resilience import HealthSpec, OutlierSpec, SlowStartSpec
 from xds_server.fleet.model.routing import ModelNeedsSpec, Routing
 from xds_server.fleet.model.telemetry import CustomMetricSpec, KvEventsSpec
 from xds_server.fleet.model.tls import UpstreamTls
-from xds_server.fleet.parts.defaults import default_for_grpc, default_for_http, default_for_path
-from xds_server.fleet.parts.identity import ByIdentity
 from xds_server.fleet.rules.kv_events import model_of
-from xds_server.fleet.view import log_slots
+from xds_server.fleet.view import defaults_of, log_slots
 from xds_server.protocol.wire import delimited
 from xds_server.resources.clusters import probe_path
 
@@ -46,15 +45,15 @@ _KV_EVENTS: Final = MessageCopier(pool_pb2.KvEvents, KvEventsSpec, computed={"mo
 
 def pool_resource(view: View, pool: PoolSpec) -> bytes:
     """Return the serialized ``Pool``."""
-    fleet = view.fleet
+    fleet, default = view.fleet, defaults_of(view.fleet)
     message = pool_pb2.Pool(
         name=pool.name,
         models=pool.match.models,
         paths=pool.match.paths,
-        default_for=[pool_pb2.FORM_GRPC] if default_for_grpc(fleet) == pool.name else [],
-        default_for_http=default_for_http(fleet) == pool.name,
+        default_for=[pool_pb2.FORM_GRPC] if default.grpc == pool.name else [],
+        default_for_http=default.http == pool.name,
         default_for_paths=[
-            path for path in pool.match.paths if default_for_path(fleet, path) == pool.name
+            path for path in pool.match.paths if default.paths.get(path) == pool.name
         ],
         variants=[
             _VARIANT(

@@ -24,7 +24,7 @@ import xxhash
 from envoy.service.runtime.v3 import rtds_pb2
 
 from tidegate_api.names import RUNTIME_NAME, WEIGHT_LAYERS
-from xds_server.fleet.parts.successive import Successive
+from xds_server.fleet.memo import ByIdentity
 from xds_server.fleet.view import clusters_of
 from xds_server.resources.edge.request_log import shares
 from xds_server.resources.routes.weights import weight_values
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from xds_server.fleet.model.fleet import Fleet, PoolSpec
-    from xds_server.fleet.parts.successive import Changes
 
     Weights = Mapping[str, Mapping[str, int]]
     """Name of a layer -> runtime key -> weight; all layers are present."""
@@ -49,30 +48,13 @@ def layer_of(pool: str) -> str:
     return WEIGHT_LAYERS[xxhash.xxh32_intdigest(pool) % len(WEIGHT_LAYERS)]
 
 
+@ByIdentity
 def weights_of(fleet: Fleet) -> Weights:
     """Return the weights of all draws of the fleet's routes."""
-    return _weights_of(fleet)
-
-
-def _all_weights(fleet: Fleet) -> Weights:
     layers: dict[str, dict[str, int]] = {name: {} for name in WEIGHT_LAYERS}
     for pool in fleet.pools:
         layers[layer_of(pool.name)].update(weight_values(pool))
     return layers
-
-
-def _changed_weights(before: Weights, changes: Changes, _: Fleet) -> Weights:
-    layers = dict(before)
-    for each in changes:
-        was, now = weight_values(each.was), weight_values(each.now)
-        if was != now:
-            name = layer_of(each.now.name)
-            kept = {key: value for key, value in layers[name].items() if key not in was}
-            layers[name] = {**kept, **now}
-    return layers
-
-
-_weights_of: Final = Successive(_all_weights, _changed_weights)
 
 
 def merged(first: Weights, then: Weights) -> Weights:

@@ -60,11 +60,7 @@ def upstream_contents(
     fleet: Fleet, memo: Memo | None = None, sick: PublishedSick = _NONE_SICK
 ) -> Mapping[str, TypeSet]:
     """Return ``upstream_resources`` in the form in which snapshots share them."""
-    made_by = memo or Memo()
-    return made_by.upstream_sets(fleet, sick, lambda each: _upstream_sets(each, sick, made_by))
-
-
-def _upstream_sets(fleet: Fleet, sick: PublishedSick, memo: Memo) -> Mapping[str, TypeSet]:
+    memo = memo or Memo()
     pickers = fleet.pickers.addresses
     clusters: dict[str, bytes | Resource] = {}
     assignments: dict[str, bytes | Resource] = {}

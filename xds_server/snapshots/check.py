@@ -52,12 +52,11 @@ from tidegate_api.names import (
     WEIGHT_LAYERS,
 )
 from tidegate_api.pools import MAX_WEIGHT_SUM
-from xds_server.fleet.parts.identity import ByIdentity
-from xds_server.protocol.snapshot import changed_names
+from xds_server.fleet.memo import ByIdentity
 from xds_server.resources.runtime import weights_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from xds_server.protocol.snapshot import Resource, Snapshot, TypeSet
 
@@ -86,18 +85,13 @@ class _Facts:
     """Runtime keys and values of a layer of weights."""
 
 
-def hold(snapshot: Snapshot, before: Snapshot | None = None) -> Snapshot:
-    """Return the snapshot, for Envoys, if it is consistent.
-
-    Args:
-        snapshot: The snapshot.
-        before: A consistent one: only what differs from it is read.
+def hold(snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot, for Envoys, if it is consistent; only sets that are new are read.
 
     Raises:
         Inconsistent: It is not; the message names the faults.
     """
-    sure = (before is not None and _still_consistent(snapshot, before)) or _consistent(snapshot)
-    found = [] if sure else list(_faults(snapshot))
+    found = list(_faults(snapshot))
     if found:
         more = f"; and {len(found) - _MAX_REPORTED} more" if len(found) > _MAX_REPORTED else ""
         raise Inconsistent(
@@ -107,132 +101,60 @@ def hold(snapshot: Snapshot, before: Snapshot | None = None) -> Snapshot:
     return snapshot
 
 
-@dataclass(frozen=True, slots=True)
-class _SetFacts:
-    """What the resources of one type say together."""
-
-    sound: bool
-    """No resource has a fault or another name than the one under which it is sent."""
-    needs: Mapping[str, frozenset[str]]
-    """Type URL -> names to which any of them refers."""
-    splits: frozenset[tuple[str, ...]]
-    """Runtime keys of each weighted draw."""
-    weights: Mapping[str, int]
-    """Runtime keys and values of the layers of weights."""
-
-
-def _read_set(read: Callable[[bytes], _Facts], sent: TypeSet) -> _SetFacts:
-    sound, needs = True, dict[str, set[str]]()
-    splits, weights = set[tuple[str, ...]](), dict[str, int]()
-    for name, resource in sent.resources.items():
-        facts = _facts_of(read, resource)
-        sound = sound and facts.name == name and not facts.faults
-        for needed_type, needed in facts.needs:
-            needs.setdefault(needed_type, set()).add(needed)
-        splits |= facts.splits
-        weights.update(facts.weights)
-    needed_names = {url: frozenset(names) for url, names in needs.items()}
-    return _SetFacts(sound, needed_names, frozenset(splits), weights)
-
-
-def _consistent(snapshot: Snapshot) -> bool:
-    """Return whether there are no faults; reads only the sets that have changed."""
+def _faults(snapshot: Snapshot) -> Iterator[str]:
     weights: Mapping[str, int] = {}
-    for type_url, read in _SET_READERS.items():
+    for type_url, read in _SETS.items():
         sent = snapshot.type_set(type_url)
         if sent is None:
             continue
         facts = read(sent)
+        yield from facts.faults
         weights = facts.weights or weights
-        if not facts.sound or not _add_up(facts.splits, weights):
-            return False
+        for keys, name in facts.splits.items():
+            yield from _faults_of_split(name, keys, weights)
         for needed_type, names in facts.needs.items():
-            if not names <= snapshot.resources(needed_type).keys():
-                return False
-    return snapshot.resources(ENDPOINT_TYPE).keys() <= snapshot.resources(CLUSTER_TYPE).keys()
-
-
-def _faults(snapshot: Snapshot) -> Iterator[str]:
-    weights: dict[str, int] = {}
-    for type_url, read in _READERS.items():
-        for name, resource in snapshot.resources(type_url).items():
-            facts = _facts_of(read, resource)
-            if facts.name != name:
-                yield f"'{name}' contains the name '{facts.name}'"
-            for fault in facts.faults:
-                yield f"{name}: {fault}"
-            weights.update(facts.weights)
-            for keys in facts.splits:
-                yield from (f"{name}: {fault}" for fault in _faults_of_split(keys, weights))
-            for needed_type, needed in sorted(facts.needs):
-                if needed not in snapshot.resources(needed_type):
-                    yield f"{name}: needs {needed_type.rpartition('.')[2]} '{needed}'"
-    for orphan in (
-        snapshot.resources(ENDPOINT_TYPE).keys() - snapshot.resources(CLUSTER_TYPE).keys()
-    ):
+            for needed in sorted(names.keys() - snapshot.resources(needed_type).keys()):
+                yield f"{names[needed]}: needs {needed_type.rpartition('.')[2]} '{needed}'"
+    clusters, assignments = snapshot.resources(CLUSTER_TYPE), snapshot.resources(ENDPOINT_TYPE)
+    for orphan in assignments.keys() - clusters.keys():
         yield f"assignment '{orphan}' has no cluster"
 
 
-def _still_consistent(snapshot: Snapshot, before: Snapshot) -> bool:
-    """Return whether there are no faults, as ``before`` has none; false if this is not sure."""
-    for type_url, read in _READERS.items():
-        was, sent = before.type_set(type_url), snapshot.type_set(type_url)
-        if sent is was:
-            continue
-        if sent is None or was is None or type_url == ROUTE_TYPE:
-            return False
-        for name in changed_names(was, sent):
-            resource = sent.resources.get(name)
-            facts = None if resource is None else _facts_of(read, resource)
-            if facts is None or facts.name != name or facts.faults:
-                return False
-            if type_url == ENDPOINT_TYPE and name not in snapshot.resources(CLUSTER_TYPE):
-                return False
-            if any(needed not in snapshot.resources(url) for url, needed in facts.needs):
-                return False
-            old = was.resources.get(name)
-            known = {} if old is None else _facts_of(read, old).weights
-            if known != facts.weights and not _still_adds_up(snapshot, known, facts.weights):
-                return False
-    return True
+@dataclass(frozen=True, slots=True)
+class _SetFacts:
+    """What the resources of one type say together."""
+
+    faults: list[str]
+    """Faults of single resources, another name than the one under which it is sent included."""
+    needs: dict[str, dict[str, str]]
+    """Type URL -> each name to which a resource refers -> the first that does."""
+    splits: dict[tuple[str, ...], str]
+    """Runtime keys of each weighted draw -> the resource with the draw."""
+    weights: dict[str, int]
+    """Runtime keys and values of the layers of weights."""
 
 
-def _still_adds_up(snapshot: Snapshot, was: Mapping[str, int], now: Mapping[str, int]) -> bool:
-    """Return whether the draws add up of which a changed layer has weights."""
-    routes = snapshot.type_set(ROUTE_TYPE)
-    if routes is None:
-        return True
-    draws = _draws_of(routes)
-    keys = {key for key, value in now.items() if was.get(key) != value} | (was.keys() - now.keys())
-    splits = {split for key in keys for split in draws.get(key, ())}
-    # A pool's weights are in one layer; whatever else has to be judged by the whole snapshot.
-    return _add_up(splits, now)
-
-
-@ByIdentity
-def _draws_of(routes: TypeSet) -> dict[str, list[tuple[str, ...]]]:
-    """Return the draws that read a runtime key, by key."""
-    found: dict[str, list[tuple[str, ...]]] = {}
-    for split in _SET_READERS[ROUTE_TYPE](routes).splits:
-        for key in split:
-            found.setdefault(key, []).append(split)
+def _read_set(read: Callable[[bytes], _Facts], sent: TypeSet) -> _SetFacts:
+    found = _SetFacts([], {}, {}, {})
+    for name, resource in sent.resources.items():
+        facts = _facts_of(read, resource)
+        if facts.name != name:
+            found.faults.append(f"'{name}' contains the name '{facts.name}'")
+        found.faults.extend(f"{name}: {fault}" for fault in facts.faults)
+        for needed_type, needed in facts.needs:
+            found.needs.setdefault(needed_type, {}).setdefault(needed, name)
+        for keys in facts.splits:
+            found.splits.setdefault(keys, name)
+        found.weights.update(facts.weights)
     return found
 
 
-def _add_up(splits: Iterable[tuple[str, ...]], weights: Mapping[str, int]) -> bool:
-    """Return whether ``_faults_of_split`` finds nothing in any of the draws."""
-    try:
-        return all(1 <= sum(weights[key] for key in keys) <= MAX_WEIGHT_SUM for keys in splits)
-    except KeyError:
-        return False
-
-
-def _faults_of_split(keys: tuple[str, ...], weights: Mapping[str, int]) -> Iterator[str]:
+def _faults_of_split(name: str, keys: tuple[str, ...], weights: Mapping[str, int]) -> Iterator[str]:
     missing = [key for key in keys if key not in weights]
     if missing:
-        yield f"no layer contains '{missing[0]}'"
+        yield f"{name}: no layer contains '{missing[0]}'"
     elif not 1 <= (total := sum(weights[key] for key in keys)) <= MAX_WEIGHT_SUM:
-        yield f"the weights of '{keys[0]}' and others add up to {total}"
+        yield f"{name}: the weights of '{keys[0]}' and others add up to {total}"
 
 
 @functools.lru_cache(maxsize=_REMEMBERED)
@@ -370,6 +292,6 @@ _READERS: dict[str, Callable[[bytes], _Facts]] = {
     ROUTE_TYPE: _routes,
 }
 
-_SET_READERS: dict[str, ByIdentity[TypeSet, _SetFacts]] = {
+_SETS: dict[str, ByIdentity[TypeSet, _SetFacts]] = {
     type_url: ByIdentity(functools.partial(_read_set, read)) for type_url, read in _READERS.items()
 }

@@ -5,7 +5,7 @@ only for resources that have really changed, and for unchanged pools nothing is 
 
 Rules:
 
-1. What was built for a pool is found by the pool's identity (``xds_server.fleet.parts``), and
+1. What was built for a pool is found by the pool's identity (``xds_server.fleet.memo``), and
    otherwise by comparing the builder's whole input by value. A builder gets no other input, so it
    cannot depend on anything that was not compared.
 2. Per key the last ``KEPT`` results are kept (a plan builds two versions of a pool, and the next
@@ -15,10 +15,9 @@ Rules:
 
 from __future__ import annotations
 
-import weakref
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from tidegate_api.names import (
     CLUSTER_TYPE,
@@ -31,13 +30,11 @@ from tidegate_api.names import (
     RUNTIME_TYPE,
 )
 from xds_server.fleet.guards.fronts import exposed, fronts
+from xds_server.fleet.memo import ByIdentity
 from xds_server.fleet.model.fleet import EndpointSpec, VariantMatch
 from xds_server.fleet.model.resilience import CircuitBreaker
-from xds_server.fleet.parts.defaults import defaults_of
-from xds_server.fleet.parts.identity import ByIdentity
-from xds_server.fleet.parts.successive import Successive, changed, each_pool
 from xds_server.fleet.rules.bodies import body_reads
-from xds_server.fleet.view import clusters_of, log_slots, spoken
+from xds_server.fleet.view import clusters_of, defaults_of, log_slots, spoken
 from xds_server.protocol.snapshot import Resource, TypeSet
 from xds_server.resources.clusters import probes_http, variant_cluster
 from xds_server.resources.edge.limits import has_pool_limits
@@ -53,24 +50,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping
 
     from tidegate_api.names import ClusterRef
-    from xds_server.fleet.findings import PublishedSick
     from xds_server.fleet.guards.fronts import Front
     from xds_server.fleet.model.fleet import Fleet, PoolSpec, VariantSpec
-    from xds_server.fleet.parts.defaults import Defaults
-    from xds_server.fleet.parts.successive import Changes
     from xds_server.fleet.view import View
     from xds_server.protocol.snapshot import Snapshot
     from xds_server.resources.runtime import Weights
-
-    UpstreamSets: TypeAlias = Mapping[str, TypeSet]
-    """Type URL -> set, of clusters and assignments."""
-    _KnownPools: TypeAlias = tuple[
-        weakref.ref[Fleet],
-        Mapping[str, tuple[int, int]],
-        tuple[Defaults, PublishedSick, int],
-        TypeSet,
-    ]
-    """Fleet, incarnations, what else they depend on, and the pickers' resources of all pools."""
 
 KEPT: Final = 3
 MAX_KEYS: Final = 65_536
@@ -99,10 +83,6 @@ class Memo:
             lambda pool: self._built_upstream(pool, frozenset())
         )
         self._pools: ByIdentity[PoolSpec, list[tuple[Any, Resource]]] = ByIdentity(lambda _: [])
-        self._sick: PublishedSick = {}
-        self._sets: Successive[UpstreamSets] | None = None
-        """With the replicas of ``_sick`` published as sick."""
-        self._pool_sets: tuple[_KnownPools, ...] = ()
 
     def recall(self, key: Hashable, subject: Any, build: Callable[[], _Built]) -> _Built:
         """Return what was built for an equal subject under this key, or build it."""
@@ -138,63 +118,23 @@ class Memo:
         """Return the resource of a message."""
         return self.recall((type_url, name), message, lambda: Resource.of(type_url, name, message))
 
-    def upstream_sets(
-        self, fleet: Fleet, sick: PublishedSick, whole: Callable[[Fleet], UpstreamSets]
-    ) -> UpstreamSets:
-        """Return the sets of all clusters and all assignments, which ``whole`` makes of a fleet.
-
-        Those of a fleet that differs in few pools take over the others.
-        """
-        if self._sets is None or (sick is not self._sick and sick != self._sick):
-            self._sick = sick
-            self._sets = Successive(whole, self._changed_upstream)
-        return self._sets(fleet)
-
-    def _changed_upstream(self, before: UpstreamSets, changes: Changes, _: Fleet) -> UpstreamSets:
-        clusters: dict[str, Resource | None] = {}
-        assignments: dict[str, Resource | None] = {}
-        for each in changes:
-            sick = frozenset(self._sick.get(each.now.name, ()))
-            was, now = self.upstream(each.was, sick), self.upstream(each.now, sick)
-            clusters.update(dict.fromkeys(was.clusters) | dict(now.clusters))
-            assignments.update(dict.fromkeys(was.assignments) | dict(now.assignments))
-        return {
-            CLUSTER_TYPE: before[CLUSTER_TYPE].patched(clusters),
-            ENDPOINT_TYPE: before[ENDPOINT_TYPE].patched(assignments),
-        }
-
     def pool_set(self, view: View) -> TypeSet:
-        """Return the set of the pickers' resources (``pool_resource``) of all pools.
-
-        Of the other pools each depends on whether it is the default among them. Those of a view
-        that differs in few pools take over the others.
-        """
+        """Return the set of the pickers' resources (``pool_resource``) of all pools."""
         fleet = view.fleet
-        context = (defaults_of(fleet), view.sick, view.seed)
-        for subject, incarnations, before, base in self._pool_sets:
-            other = subject()
-            changes = None if other is None or before != context else changed(other, fleet)
-            if changes is not None:
-                pools = {each.now.name: each.now for each in changes}
-                pools.update(_moved(view, incarnations))
-                made = base.patched({name: self._pool(view, pool) for name, pool in pools.items()})
-                break
-        else:
-            made = TypeSet.of(
-                POOL_TYPE, {pool.name: self._pool(view, pool) for pool in fleet.pools}
-            )
-        known = (weakref.ref(fleet), view.incarnations, context, made)
-        self._pool_sets = (known, *self._pool_sets[: KEPT - 1])
-        return made
+        common = (
+            *(fleet.listener.buffer_bytes, fleet.listener.access_log is not None),
+            *(fleet.pickers.addresses, view.seed),
+        )
+        pools = {pool.name: self._pool(view, pool, common) for pool in fleet.pools}
+        before = None if self.pools is None else self.pools.type_set(POOL_TYPE)
+        return TypeSet.of(POOL_TYPE, pools, before)
 
-    def _pool(self, view: View, pool: PoolSpec) -> Resource:
-        fleet, name = view.fleet, pool.name
-        default = defaults_of(fleet)
+    def _pool(self, view: View, pool: PoolSpec, common: tuple[object, ...]) -> Resource:
+        name, default = pool.name, defaults_of(view.fleet)
         subject = (
             (default.grpc == name, default.http == name),
             [path for path in pool.match.paths if default.paths.get(path) == name],
-            (fleet.listener.buffer_bytes, fleet.pickers.addresses, view.seed),
-            fleet.listener.access_log is not None,
+            common,
             view.sick.get(name),
             _incarnations(view, pool),
         )
@@ -361,8 +301,10 @@ def _stripped_pool(pool: PoolSpec) -> PoolSpec:
     return pool.plain(tuple(_placeholder(*kind) for kind in sorted(pool.kinds)))
 
 
-_stripped: Final = each_pool(_stripped_pool)
-"""Returns the fleet with one placeholder endpoint per set of protocols in each pool."""
+@ByIdentity
+def _stripped(fleet: Fleet) -> Fleet:
+    """Return the fleet with one placeholder endpoint per set of protocols in each pool."""
+    return fleet.model_copy(update={"pools": tuple(map(_stripped_pool, fleet.pools))})
 
 
 def _placeholder(http: bool, grpc: bool) -> EndpointSpec:
@@ -385,18 +327,3 @@ def _incarnations(view: View, pool: PoolSpec) -> Any:
         return take(view.incarnations)
     except KeyError:
         return [view.incarnation(endpoint.id) for endpoint in pool.endpoints]
-
-
-def _moved(view: View, before: Mapping[str, tuple[int, int]]) -> dict[str, PoolSpec]:
-    """Return the pools that have a replica whose incarnation differs, by name."""
-    now = view.incarnations
-    if now is before:
-        return {}
-    ids = {each for each, value in now.items() if before.get(each) != value}
-    ids |= before.keys() - now.keys()
-    return {p.name: p for p in view.fleet.pools if ids and not ids.isdisjoint(_id_set(p))}
-
-
-@ByIdentity
-def _id_set(pool: PoolSpec) -> frozenset[str]:
-    return frozenset(each.id for each in pool.endpoints)

@@ -24,9 +24,8 @@ from operator import is_
 from typing import TYPE_CHECKING, Final
 
 from tidegate_api.names import CLUSTER_TYPE, EXTENSION_TYPE, LISTENER_TYPE, ROUTE_TYPE
+from xds_server.fleet.memo import ByIdentity, with_pools
 from xds_server.fleet.model.fleet import Match, VariantMatch
-from xds_server.fleet.parts.identity import ByIdentity
-from xds_server.fleet.parts.successive import changed, edited_endpoints, with_changed
 from xds_server.fleet.view import View
 from xds_server.protocol.snapshot import Snapshot
 from xds_server.protocol.transaction import Stage
@@ -63,16 +62,9 @@ def plan(old: View | Reached | None, new: View, memo: Memo | None = None) -> tup
     """
     memo = memo or Memo()
     then = weights_of(new.fleet)
-    target = hold(
-        envoy_snapshot(
-            {
-                **upstream_contents(new.fleet, memo, new.sick),
-                **front_contents(new.fleet, memo=memo, weights=then),
-            },
-            memo.target,
-        ),
-        memo.target,
-    )
+    upstream = upstream_contents(new.fleet, memo, new.sick)
+    front = front_contents(new.fleet, memo=memo, weights=then)
+    target = hold(envoy_snapshot({**upstream, **front}, memo.target))
     memo.target = target
     pools = Snapshot.of(picker_contents(new, memo), previous=memo.pools)
     memo.pools = pools
@@ -80,7 +72,7 @@ def plan(old: View | Reached | None, new: View, memo: Memo | None = None) -> tup
         return (Stage("add", "envoy", target), Stage("use", "picker", pools))
     have = old if isinstance(old, Reached) else Reached.settled(old)
     wide = widened(have.view.fleet, new.fleet)
-    reachable = upstream_contents(wide, memo, new.sick)
+    reachable = upstream if wide is new.fleet else upstream_contents(wide, memo, new.sick)
     # The routes before the switch and after it each find their weights, whatever arrives first.
     now = weights_of(have.front) if have.force is None else weights_held(have.force)
     front = front_contents(have.front, coming=wide, memo=memo, weights=merged(then, now))
@@ -98,9 +90,9 @@ def plan(old: View | Reached | None, new: View, memo: Memo | None = None) -> tup
     known = View(draws_of(wide, have.draws), incarnations, new.sick, new.seed)
     used = Snapshot.of(picker_contents(known, memo), previous=pools)
     return (
-        Stage("add", "envoy", hold(added, target)),
+        Stage("add", "envoy", hold(added)),
         Stage("use", "picker", marked(used, new)),
-        Stage("switch", "envoy", hold(envoy_snapshot({**reachable, **switched}, target), target)),
+        Stage("switch", "envoy", hold(envoy_snapshot({**reachable, **switched}, target))),
         Stage("stop", "picker", pools, grace_s=WORKERS_S if withdrawn else 0.0),
         Stage(
             "remove",
@@ -119,12 +111,6 @@ def _picker_call_s(fleet: Fleet) -> float:
 
 def widened(old: Fleet, new: Fleet) -> Fleet:
     """Return the new fleet together with all pools, variants and endpoints of the old one."""
-    changes = changed(old, new)
-    if changes is not None:
-        made = {each.position: _widened_pool(each.was, each.now) for each in changes}
-        return with_changed(
-            new, {at: pool for at, pool in made.items() if pool is not new.pools[at]}
-        )
     before = {pool.name: pool for pool in old.pools}
     pools = [_widened_pool(before.pop(pool.name, None), pool) for pool in new.pools]
     listener = _widened_listener(old.listener, new.listener)
@@ -152,32 +138,18 @@ def draws_of(fleet: Fleet, old: Fleet) -> Fleet:
     pickers a replica that moves to another address keeps its old one. A replica that moves to
     another variant is in both variants, in the old one last, because its sequences are there.
     """
-    changes = changed(old, fleet)
-    if changes is not None:
-        made = {each.position: _old_draws(each.now, each.was) for each in changes}
-        return with_changed(old, {at: pool for at, pool in made.items() if pool != old.pools[at]})
     before = {pool.name: pool for pool in old.pools}
-    return fleet.model_copy(
-        update={"pools": tuple(_old_draws(pool, before.get(pool.name)) for pool in fleet.pools)}
-    )
+    return with_pools(fleet, (_old_draws(pool, before.get(pool.name)) for pool in fleet.pools))
 
 
 def newly_draining(old: Fleet, new: Fleet) -> frozenset[str]:
     """Return the ids of endpoints that drain in ``new`` but not in ``old``."""
-    changes = changed(old, new)
-    if changes is None:
-        before = {pool.name: pool for pool in old.pools}
-        pools = [pool for pool in new.pools if pool is not before.get(pool.name)]
-    else:
-        pools = [each.now for each in changes]
+    before = {pool.name: pool for pool in old.pools}
+    pools = [pool for pool in new.pools if pool is not before.get(pool.name)]
     draining = {e.id for pool in pools for e in pool.endpoints if e.draining}
-    found = set[str]()
-    # Those of the changed pools first: what drains now was usually active there.
-    for pool in chain((each.was for each in changes or ()), old.pools):
-        if found == draining:
-            break
-        found |= draining & _active(pool)
-    return frozenset(found)
+    if not draining:
+        return frozenset()
+    return frozenset().union(*(draining & _active(pool) for pool in old.pools))
 
 
 @ByIdentity
@@ -203,20 +175,23 @@ def _widened_listener(old: ListenerSpec, new: ListenerSpec) -> ListenerSpec:
 def _widened_pool(old: PoolSpec | None, new: PoolSpec) -> PoolSpec:
     if old is None or old is new or old == new:
         return new
-    kept = _with_same_hosts(old, new)
-    if kept is not None:
-        return kept
     names = {variant.name for variant in new.variants}
     retired = tuple(variant for variant in old.variants if variant.name not in names)
+    # Variants of the old fleet may come first in what is made of this (``draws_of``).
+    moved = old.variants[0].name != new.variants[0].name
     # For Envoy the same replica with another address or variant is another host.
-    hosts = {host_of(old, endpoint): endpoint for endpoint in old.endpoints}
+    kept = frozenset() if moved else {*map(id, old.endpoints)} & {*map(id, new.endpoints)}
+    hosts = {host_of(old, each): each for each in old.endpoints if id(each) not in kept}
     endpoints = []
     for endpoint in new.endpoints:
+        if id(endpoint) in kept:
+            endpoints.append(endpoint)
+            continue
         host = host_of(new, endpoint)
         before = hosts.pop(host, None)
         draining = endpoint.draining and (before is None or before.draining)
-        if endpoint.draining != draining or endpoint.variant != host[0]:
-            update = {"draining": draining, "variant": host[0]}
+        if endpoint.draining != draining or (moved and endpoint.variant is None):
+            update = {"draining": draining, "variant": host[0] if moved else endpoint.variant}
             endpoint = endpoint.model_copy(update=update)  # noqa: PLW2901 - as it is for Envoys
         endpoints.append(endpoint)
     for host, endpoint in hosts.items():
@@ -234,23 +209,6 @@ def _widened_pool(old: PoolSpec | None, new: PoolSpec) -> PoolSpec:
         if written is not new
         else (wide.model_copy(update={"endpoints": tuple(endpoints)}))
     )
-
-
-def _with_same_hosts(old: PoolSpec, new: PoolSpec) -> PoolSpec | None:
-    """Return the widened pool if both have the same variants and hosts, in the same order."""
-    if [each.name for each in old.variants] != [each.name for each in new.variants]:
-        return None
-    edited = edited_endpoints(old, new)
-    if edited is None or any(host_of(old, was) != host_of(new, now) for was, now in edited):
-        return None
-    begun = {now.id for was, now in edited if now.draining and not was.draining}
-    if not begun:
-        return new
-    endpoints = (
-        each.model_copy(update={"draining": False}) if each.id in begun else each
-        for each in new.endpoints
-    )
-    return new.model_copy(update={"endpoints": tuple(endpoints)})
 
 
 def host_of(pool: PoolSpec, endpoint: EndpointSpec) -> tuple[str, str, str | None, str | None]:
@@ -272,7 +230,7 @@ def _old_draws(pool: PoolSpec, old: PoolSpec | None) -> PoolSpec:
         "default": old.default,
         "variants": tuple(chain(old.variants, added)),
     }
-    if _with_same_hosts(old, pool) is not None:
+    if old.endpoints is pool.endpoints:
         return pool.model_copy(update=draws)
     was = {host_of(old, endpoint) for endpoint in old.endpoints}
     hosts: dict[tuple[str, str], EndpointSpec] = {}

@@ -10,8 +10,8 @@ from google.protobuf import any_pb2
 
 from tidegate_api.fleet.v1 import pool_pb2
 from tidegate_api.names import ENDPOINT_TYPE, POOL_TYPE
+from xds_server.fleet.memo import ByIdentity
 from xds_server.fleet.model.fields import join_host_port
-from xds_server.fleet.parts.identity import ByIdentity
 
 if TYPE_CHECKING:
     from collections.abc import Collection

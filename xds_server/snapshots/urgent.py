@@ -17,14 +17,13 @@ Rules:
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf import any_pb2
 
 from tidegate_api.fleet.v1 import pool_pb2
 from tidegate_api.names import ENDPOINT_TYPE, POOL_TYPE
-from xds_server.fleet.parts.identity import ByIdentity
-from xds_server.fleet.parts.successive import Successive
+from xds_server.fleet.memo import ByIdentity
 from xds_server.protocol.publication import Stage
 from xds_server.protocol.snapshot import Resource, Snapshot
 from xds_server.resources.endpoints import with_drop
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from xds_server.fleet.model.fleet import Fleet, PoolSpec
-    from xds_server.fleet.parts.successive import Changes
     from xds_server.fleet.view import View
 
 URGENT = "urgent"
@@ -62,13 +60,12 @@ def marked(have: Snapshot, new: View) -> Snapshot:
     held = have.type_set(POOL_TYPE)
     if held is None:
         return have
-    drains, all_sick = _drains(new.fleet), new.sick
-    names = set(drains)
-    if all_sick:
-        names |= all_sick.keys() & {pool.name for pool in new.fleet.pools}
+    drains, all_sick = {pool.name: _draining(pool) for pool in new.fleet.pools}, new.sick
     changed: dict[str, Resource | None] = {}
-    for name in names & held.resources.keys():
-        draining, sick = drains.get(name, frozenset()), all_sick.get(name, {})
+    for name in drains.keys() & held.resources.keys():
+        draining, sick = drains[name], all_sick.get(name, {})
+        if not draining and not sick:
+            continue
         resource = held.resources[name]
         active, untold = _unmarked(resource)
         if draining.isdisjoint(active) and untold.isdisjoint(sick):
@@ -110,26 +107,6 @@ def shed_stage(have: Snapshot | None, old: Fleet, new: Fleet) -> Stage | None:
     return Stage(URGENT, "envoy", edit(have), urgent=True, edit=edit)
 
 
-def only_urgent(old: Fleet, new: Fleet) -> bool:
-    """Return whether two fleets differ in nothing but drains and load to shed."""
-    return old is new or _without_marks(old) == _without_marks(new)
-
-
-def _all_drains(fleet: Fleet) -> dict[str, frozenset[str]]:
-    return {pool.name: ids for pool in fleet.pools if (ids := _draining(pool))}
-
-
-def _changed_drains(
-    before: dict[str, frozenset[str]], changes: Changes, _: Fleet
-) -> dict[str, frozenset[str]]:
-    kept = before | {each.now.name: _draining(each.now) for each in changes}
-    return {name: ids for name, ids in kept.items() if ids}
-
-
-_drains: Final = Successive(_all_drains, _changed_drains)
-"""Returns the ids of the draining replicas of each pool that has any."""
-
-
 @ByIdentity
 def _unmarked(resource: Resource) -> tuple[frozenset[str], frozenset[str]]:
     """Return the replicas of a pickers' pool that do not drain, and those not found sick."""
@@ -143,18 +120,8 @@ def _unmarked(resource: Resource) -> tuple[frozenset[str], frozenset[str]]:
 
 @ByIdentity
 def _draining(pool: PoolSpec) -> frozenset[str]:
+    """Return the ids of the draining replicas."""
     return frozenset(endpoint.id for endpoint in pool.endpoints if endpoint.draining)
-
-
-def _without_marks(fleet: Fleet) -> Fleet:
-    pools = []
-    for pool in fleet.pools:
-        off = {"draining": False, "standby": False}
-        endpoints = tuple(each.model_copy(update=off) for each in pool.endpoints)
-        pools.append(
-            pool.model_copy(update={"drop_overload": 0.0, "endpoints": endpoints, "drained": ()})
-        )
-    return fleet.model_copy(update={"pools": tuple(pools)})
 
 
 def _leave_alone(message: Any, draining: frozenset[str], sick: Mapping[str, Sequence[str]]) -> bool:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidegate_api.names import PICKER_FILTER
 from xds_server.fleet.guards.typed import TypedError, parsed, type_of
-from xds_server.fleet.parts.identity import ByIdentity
+from xds_server.fleet.memo import ByIdentity
 from xds_server.fleet.rules.problem import Location, Problem, listed, repeated
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from xds_server.fleet.guards.filters import message
 from xds_server.fleet.guards.typed import type_of
-from xds_server.fleet.parts.identity import ByIdentity
+from xds_server.fleet.memo import ByIdentity
 from xds_server.fleet.rules.problem import Location, Problem, repeated
 
 if TYPE_CHECKING:

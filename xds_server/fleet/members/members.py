@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from xds_server.fleet.guards.tokens import guard_of
 from xds_server.fleet.members.origins import origins_of
+from xds_server.fleet.memo import ByIdentity, shared
 from xds_server.fleet.model.fields import split_host_port
-from xds_server.fleet.parts.sharing import shared
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -102,8 +102,13 @@ def found_ids(published: Fleet) -> dict[str, frozenset[str]]:
         pool.name: frozenset(each.id for each in pool.endpoints)
         - frozenset(each.id for each in pool.written.endpoints if each.dns_name is None)
         for pool in published.pools
-        if pool.written.finds
+        if _finds(pool.written)
     }
+
+
+@ByIdentity
+def _finds(pool: PoolSpec) -> bool:
+    return pool.finds
 
 
 class _Merge:
@@ -116,7 +121,7 @@ class _Merge:
                 members.get(pool.name, ())[:MAX_MEMBERS], key=lambda m: (m.spec.draining, m.held)
             )
             for pool in fleet.pools
-            if pool.finds
+            if _finds(pool)
         }
         self._newest: dict[str, Member] = {}
         self._replicas: dict[str, EndpointSpec] = {}

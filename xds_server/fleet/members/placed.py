@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from xds_server.fleet.memo import ByIdentity, with_pools
 from xds_server.fleet.model.fleet import EndpointSpec
-from xds_server.fleet.parts.identity import ByIdentity
-from xds_server.fleet.parts.successive import with_changed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,9 +54,9 @@ def _told(fleet: Fleet, placed: Placed, tell: _Tell) -> Fleet:
     if found is None:
         if len(known) >= _FORMS:
             known.clear()
-        at = {pool.name: position for position, pool in enumerate(fleet.pools)}
-        pools = {at[n]: _told_in(fleet.pools[at[n]], each, tell) for n, each in placed if n in at}
-        found = known[tell, placed] = with_changed(fleet, pools)
+        here = dict(placed)
+        pools = (_told_in(p, here[p.name], tell) if p.name in here else p for p in fleet.pools)
+        found = known[tell, placed] = with_pools(fleet, pools)
     return found
 
 

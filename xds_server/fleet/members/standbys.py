@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from xds_server.fleet.parts.identity import ByIdentity
-from xds_server.fleet.parts.successive import with_changed
+from xds_server.fleet.memo import ByIdentity, with_pools
 
 if TYPE_CHECKING:
     from xds_server.fleet.model.fleet import EndpointSpec, Fleet, PoolSpec
@@ -38,8 +37,10 @@ def standing(fleet: Fleet, promoted: Promoted) -> Fleet:
     if found is None:
         if len(known) >= _FORMS:
             known.clear()
-        pools = {n: _standing(fleet.pools[n], ids) for n, ids in key}
-        found = known[key] = with_changed(fleet, pools)
+        pools = list(fleet.pools)
+        for n, ids in key:
+            pools[n] = _standing(pools[n], ids)
+        found = known[key] = with_pools(fleet, pools)
     return found
 
 

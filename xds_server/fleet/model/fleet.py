@@ -7,7 +7,7 @@ over several fields are checked in ``xds_server.fleet.rules.fleet``.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
@@ -201,6 +201,23 @@ class EndpointSpec(Strict):
         return Kind(self.http is not None, self.grpc is not None)
 
 
+MAX_KNOWN_FORMS: Final = 1024
+"""Most lists of endpoints whose variants and kinds are kept."""
+
+_known_forms: dict[int, tuple[tuple[EndpointSpec, ...], frozenset[tuple[str | None, Kind]]]] = {}
+
+
+def _forms(endpoints: tuple[EndpointSpec, ...]) -> frozenset[tuple[str | None, Kind]]:
+    """Return the variants and kinds of a pool's endpoints, which copies of the pool share."""
+    known = _known_forms.get(id(endpoints))
+    if known is None or known[0] is not endpoints:
+        if len(_known_forms) >= MAX_KNOWN_FORMS:
+            _known_forms.clear()
+        found = frozenset((each.variant, each.kind) for each in endpoints)
+        known = _known_forms[id(endpoints)] = endpoints, found
+    return known[1]
+
+
 class PoolSpec(Strict):
     """Replicas that serve the same models, and how they are used."""
 
@@ -275,14 +292,15 @@ class PoolSpec(Strict):
     def kinds(self) -> frozenset[Kind]:
         """The sets of protocols that its replicas speak, as in ``serves``."""
         pool = self.written
-        return frozenset(e.kind for e in pool.endpoints) | {e.kind for e in pool.endpoints_from}
+        written = {kind for _, kind in _forms(pool.endpoints)}
+        return frozenset(written | {each.kind for each in pool.endpoints_from})
 
     @property
     def serves(self) -> frozenset[Serves]:
         """What its replicas can serve, those included that may still be found."""
         pool = self.written
         every = [variant.name for variant in pool.variants]
-        found = {Serves(pool.variant_of(each), each.kind) for each in pool.endpoints}
+        found = {Serves(name or every[0], kind) for name, kind in _forms(pool.endpoints)}
         for source in pool.endpoints_from:
             names = every if source.tells_variants else [source.variant or every[0]]
             found |= {Serves(name, source.kind) for name in names}

@@ -23,17 +23,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate_api.pools import ENVOY_POLICY
-from xds_server.fleet.parts.defaults import default_for_grpc, forms_of
-from xds_server.fleet.parts.identity import ByIdentity
-from xds_server.fleet.parts.successive import Successive
-from xds_server.fleet.view import PROTOCOLS, address_of, speaks
+from xds_server.fleet.memo import ByIdentity
+from xds_server.fleet.view import PROTOCOLS, address_of, defaults_of, speaks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tidegate_api.names import Protocol
     from xds_server.fleet.model.fleet import Fleet, PoolSpec
-    from xds_server.fleet.parts.successive import Changes
 
 
 class BodyRead(NamedTuple):
@@ -67,15 +64,12 @@ class BodyReads(NamedTuple):
         return dict(self.paths).get(path, NEVER)
 
 
+@ByIdentity
 def body_reads(fleet: Fleet) -> BodyReads:
     """Return what Envoy reads; the module states the rules."""
-    return _body_reads(fleet)
-
-
-def _all_body_reads(fleet: Fleet) -> BodyReads:
     sharing = grpc_pools(fleet)
     alone, apart = _alone(sharing), _apart(sharing, "grpc")
-    default = next((pool for pool in sharing if pool.name == default_for_grpc(fleet)), None)
+    default = next((pool for pool in sharing if pool.name == defaults_of(fleet).grpc), None)
     first = "none" if default is None else default.routing.first_message
     duplex, auto = first == "duplex", first == "auto"
     found = {}
@@ -91,22 +85,6 @@ def _all_body_reads(fleet: Fleet) -> BodyReads:
         ),
         paths=tuple(found.items()),
     )
-
-
-def _same_reads(before: BodyReads, changes: Changes, _: Fleet) -> BodyReads | None:
-    return before if all(_reading(each.was) == _reading(each.now) for each in changes) else None
-
-
-def _reading(pool: PoolSpec) -> tuple[object, ...] | None:
-    """Return on what of a pool the reads depend; ``None`` if it takes part in no form."""
-    if not pool.match.paths and not speaks(pool, "grpc"):
-        return None
-    routing = pool.routing
-    first = routing.first_message, pool.match.models
-    return forms_of(pool), routing.policy, first, _replicas(pool)
-
-
-_body_reads: Final = Successive(_all_body_reads, _same_reads)
 
 
 def grpc_pools(fleet: Fleet) -> list[PoolSpec]:
@@ -131,7 +109,7 @@ def largest_first_message(pools: Iterable[PoolSpec]) -> int:
 
 def picker_reads_compressed(fleet: Fleet) -> bool:
     """Return whether streams that Envoy cannot read go through the picker."""
-    name = default_for_grpc(fleet)
+    name = defaults_of(fleet).grpc
     default = next((pool for pool in fleet.pools if pool.name == name), None)
     return default is not None and through_picker(default, body_reads(fleet).stream)
 

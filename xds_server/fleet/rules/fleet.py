@@ -5,7 +5,8 @@ Rules:
 1. ``problems`` checks all rules: a fleet for which it returns nothing can be published.
 2. Every problem names its location and a correction; all problems are reported at once.
 3. The work grows with the size of the fleet, not with its square: a small fleet would otherwise
-   stop the server.
+   stop the server. A pool is judged by itself once (``ByIdentity``), and compared with others only
+   if it has a replica's id or address in common with one of them.
 4. In some request *forms* (gRPC, and the pools' extra paths) only the body names the pool. A pool
    serves a form if it has a replica that speaks its protocol. Of the pools that share a form,
    exactly one must be marked as its default; a single pool is the default without the mark.
@@ -15,18 +16,18 @@ from __future__ import annotations
 
 import functools
 import ipaddress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from xds_server.fleet.guards.filters import filters_of_pool
 from xds_server.fleet.guards.fronts import addresses, front_rules
 from xds_server.fleet.guards.patches import patches_of_pool
 from xds_server.fleet.guards.tokens import shared_replicas
+from xds_server.fleet.memo import ByIdentity
 from xds_server.fleet.model.fields import (
     RESERVED_HEADER_PREFIXES,
     is_named,
     split_host_port,
 )
-from xds_server.fleet.model.fleet import Fleet
 from xds_server.fleet.rules.edge import edge
 from xds_server.fleet.rules.kv_events import kv_events
 from xds_server.fleet.rules.problem import Location, Problem, listed, repeated, spell
@@ -36,9 +37,9 @@ from xds_server.fleet.rules.variants import sources, variants
 from xds_server.fleet.view import speaks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from xds_server.fleet.model.fleet import EndpointSpec, PoolSpec
+    from xds_server.fleet.model.fleet import EndpointSpec, Fleet, PoolSpec
 
 _OWN_PREFIXES = ("/v2/", "/inference.GRPCInferenceService/")
 _ADDRESSES: Final = 65_536
@@ -48,38 +49,90 @@ _RESERVED_POOL_NAMES = frozenset({"unnamed", "unpicked", "unserved"})  # first p
 
 def problems(fleet: Fleet) -> list[Problem]:
     """Return all broken rules, in the order of the file; empty = the fleet can be published."""
+    return list(_problems(fleet))
+
+
+@ByIdentity
+def _problems(fleet: Fleet) -> tuple[Problem, ...]:
+    taken = TakenAddresses(addresses(fleet.listener), fleet.pickers.addresses)
+    wrong = [at for at, pool in enumerate(fleet.pools) if not _sound(pool, taken)]
+    entangled = sorted({*wrong, *_entangled(fleet)})
     found = [
         *_names(fleet),
-        *(
-            problem
-            for position, pool in enumerate(fleet.pools)
-            for problem in _pool(("pools", position), pool)
-        ),
-        *_identities(fleet),
+        *(problem for at in wrong for problem in _alone(at, fleet.pools[at], taken)),
+        *_identities(fleet, entangled),
         *shared_replicas(fleet),
-        *_addresses(fleet),
+        *_addresses(fleet, entangled),
         *_models(fleet),
         *_paths_alone(fleet),
         *defaults(fleet),
         *front(fleet),
-        *_behind(fleet),
         *traffic(fleet),
         *kv_events(fleet),
         *edge(fleet),
     ]
-    return sorted(found, key=lambda problem: _order(problem.location))
+    return tuple(sorted(found, key=lambda problem: _order(problem.location)))
 
 
-def alone(pool: PoolSpec) -> Iterator[Problem]:
-    """Yield the rules that a pool breaks whatever else the fleet contains.
+class TakenAddresses(NamedTuple):
+    """Addresses that no replica can have."""
 
-    A shadow and KV events are judged with the fleet, because they may refer to other pools.
-    """
-    fleet = Fleet.model_construct(pools=(pool.model_copy(update={"shadow": None}),))
-    yield from _names(fleet)
-    yield from _pool(("pools", 0), pool)
-    yield from _addresses(fleet)
-    yield from traffic(fleet)
+    listeners: tuple[str, ...]
+    pickers: tuple[str, ...]
+
+
+def _alone(at: int, pool: PoolSpec, taken: TakenAddresses) -> Iterator[Problem]:
+    """Yield the rules that a pool breaks whatever other pools the fleet contains."""
+    yield from _pool(("pools", at), pool)
+    yield from _behind(("pools", at), pool, taken)
+
+
+def _sound(pool: PoolSpec, taken: TakenAddresses) -> bool:
+    """Return whether a pool breaks no rule by itself, and no address stands in it twice."""
+    known = _verdicts(pool)
+    if taken not in known:
+        known.clear()
+        known[taken] = _names_of(pool).once and next(_alone(0, pool, taken), None) is None
+    return known[taken]
+
+
+@ByIdentity
+def _verdicts(_: PoolSpec) -> dict[TakenAddresses, bool]:
+    """Return the last verdict on a pool, by what it depends on beside the pool."""
+    return {}
+
+
+def _addresses_of(endpoint: EndpointSpec) -> frozenset[str]:
+    each = (endpoint.http, endpoint.grpc, endpoint.metrics)
+    return frozenset(address for address in each if address is not None)
+
+
+class _Names(NamedTuple):
+    """Ids and addresses of a pool's replicas."""
+
+    all: frozenset[str]
+    once: bool
+    """No two replicas have an address in common."""
+
+
+@ByIdentity
+def _names_of(pool: PoolSpec) -> _Names:
+    each_of = [_addresses_of(endpoint) for endpoint in pool.endpoints]
+    found = frozenset().union(*each_of)
+    once = sum(map(len, each_of)) == len(found)
+    return _Names(found | {endpoint.id for endpoint in pool.endpoints}, once)
+
+
+def _entangled(fleet: Fleet) -> Iterator[int]:
+    """Yield the positions of the pools that have a replica's id or address in common."""
+    seen, twice = set[str](), set[str]()
+    for pool in fleet.pools:
+        names = _names_of(pool).all
+        twice |= seen & names
+        seen |= names
+    for position, pool in enumerate(fleet.pools):
+        if twice and not twice.isdisjoint(_names_of(pool).all):
+            yield position
 
 
 def _order(location: Location) -> tuple[tuple[int, str], ...]:
@@ -155,15 +208,17 @@ def _not_connectable(address: str) -> str | None:
     return None
 
 
-def _all_endpoints(fleet: Fleet) -> Iterator[tuple[Location, EndpointSpec]]:
-    for i, pool in enumerate(fleet.pools):
-        for j, endpoint in enumerate(pool.endpoints):
+def _all_endpoints(
+    fleet: Fleet, positions: Iterable[int]
+) -> Iterator[tuple[Location, EndpointSpec]]:
+    for i in positions:
+        for j, endpoint in enumerate(fleet.pools[i].endpoints):
             yield ("pools", i, "endpoints", j), endpoint
 
 
-def _identities(fleet: Fleet) -> Iterator[Problem]:
+def _identities(fleet: Fleet, positions: Iterable[int]) -> Iterator[Problem]:
     first: dict[str, tuple[Location, EndpointSpec]] = {}
-    for at, endpoint in _all_endpoints(fleet):
+    for at, endpoint in _all_endpoints(fleet, positions):
         known_at, known = first.setdefault(endpoint.id, (at, endpoint))
         if known_at[:2] == at[:2]:
             continue  # itself, or a repetition within one pool, which has a message of its own
@@ -177,9 +232,9 @@ def _identities(fleet: Fleet) -> Iterator[Problem]:
                 )
 
 
-def _addresses(fleet: Fleet) -> Iterator[Problem]:
+def _addresses(fleet: Fleet, positions: Iterable[int]) -> Iterator[Problem]:
     owner: dict[str, tuple[Location, str]] = {}
-    for at, endpoint in _all_endpoints(fleet):
+    for at, endpoint in _all_endpoints(fleet, positions):
         for field in ("http", "grpc", "metrics"):
             value = getattr(endpoint, field)
             if value is None:
@@ -311,21 +366,21 @@ def front(fleet: Fleet) -> Iterator[Problem]:
             )
 
 
-def _behind(fleet: Fleet) -> Iterator[Problem]:
+def _behind(at: Location, pool: PoolSpec, taken: TakenAddresses) -> Iterator[Problem]:
     """Yield the replicas whose address is that of the listener or of a picker."""
-    picker_addresses = frozenset(fleet.pickers.addresses)
-    for where, endpoint in _all_endpoints(fleet):
+    for number, endpoint in enumerate(pool.endpoints):
+        where: Location = (*at, "endpoints", number)
         for field in ("http", "grpc"):
             address = getattr(endpoint, field)
             if address is None:
                 continue
-            if any(_collides(own, address) for own in addresses(fleet.listener)):
+            if any(_collides(own, address) for own in taken.listeners):
                 yield Problem(
                     (*where, field),
                     f"{address} is Envoy's own address (listener.address), so requests would loop; "
                     "use another port",
                 )
-            if address in picker_addresses:
+            if address in taken.pickers:
                 yield Problem(
                     (*where, field),
                     f"{address} is a picker's (pickers.addresses); write the replica's own port",

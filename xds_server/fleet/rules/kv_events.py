@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from xds_server.fleet.memo import ByIdentity
 from xds_server.fleet.rules.problem import Location, Problem, spell
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def kv_events(fleet: Fleet) -> Iterator[Problem]:
     home: dict[str, str] = {}
     served = {name for each in fleet.pools for name in each.match.models}
     for i, pool in enumerate(fleet.pools):
-        for j, endpoint in enumerate(pool.endpoints):
+        for j, endpoint in enumerate(pool.endpoints if _publishes(pool) else ()):
             events = endpoint.telemetry.kv_events
             if events is None:
                 continue
@@ -58,3 +59,8 @@ def kv_events(fleet: Fleet) -> Iterator[Problem]:
                     f"({spell(known_at)}); write the address at which endpoint '{endpoint.id}' "
                     "publishes",
                 )
+
+
+@ByIdentity
+def _publishes(pool: PoolSpec) -> bool:
+    return any(each.telemetry.kv_events is not None for each in pool.endpoints)

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 def traffic(fleet: Fleet) -> Iterator[Problem]:
     """Yield the problems of the fleet's shadows, zones and TLS."""
-    targets = _Targets(fleet)
+    targets = _Targets(fleet) if any(pool.shadow for pool in fleet.pools) else None
     for position, pool in enumerate(fleet.pools):
         at: Location = ("pools", position)
         yield from repeated(pool.zones, (*at, "zones"), None, "zone")
-        if pool.shadow is not None:
+        if pool.shadow is not None and targets is not None:
             yield from _shadow((*at, "shadow"), targets, pool, pool.shadow)
         yield from _paired((*at, "upstream_tls"), pool.upstream_tls)
     yield from _paired(("pickers", "tls"), fleet.pickers.tls)

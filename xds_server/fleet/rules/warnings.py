@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidegate_api.pools import ENVOY_POLICY
-from xds_server.fleet.parts.defaults import default_for_grpc
 from xds_server.fleet.rules.bodies import grpc_pools, serve_several
-from xds_server.fleet.view import speaks
+from xds_server.fleet.view import defaults_of, speaks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +21,7 @@ def warnings(fleet: Fleet) -> list[str]:
 
 def _given_up(fleet: Fleet) -> Iterator[str]:
     """Yield what the settings give up that are not the defaults."""
-    several, default = serve_several(grpc_pools(fleet)), default_for_grpc(fleet)
+    several, default = serve_several(grpc_pools(fleet)), defaults_of(fleet).grpc
     for pool in fleet.pools:
         if pool.routing.first_message == "none" and speaks(pool, "grpc"):
             own = serve_several([pool]) or (several and pool.name == default)

@@ -17,14 +17,12 @@ import json
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from xds_server.fleet.parts.identity import ByIdentity
-from xds_server.fleet.parts.successive import Successive
+from xds_server.fleet.memo import ByIdentity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from xds_server.fleet.model.fleet import Fleet, PoolSpec
-    from xds_server.fleet.parts.successive import Changes
 
 _DIGEST_BYTES: Final = 16
 _END: Final = re.compile(r'"pools":\[((?:"[0-9a-f]{32}",?)+)\]\}\Z')
@@ -64,37 +62,14 @@ def _piece(pool: PoolSpec) -> Piece:
 def stored(fleet: Fleet) -> StoredForm:
     """Return a fleet in the form in which it is stored."""
     head = fleet.model_dump_json(exclude={"pools"})[:-1]
-    pieces = _pieces(fleet)
-    digests = '","'.join(pieces.digests)
+    pieces = [_piece(pool) for pool in fleet.pools]
+    digests = '","'.join(piece.digest for piece in pieces)
     whole = f'{head},"pools":[]}}'
     return StoredForm(
         f'{head},"pools":["{digests}"]}}',
-        len(whole) + pieces.size + len(pieces.digests) - 1,
-        dict(zip(pieces.digests, fleet.pools, strict=True)),
+        len(whole) + sum(piece.size + 1 for piece in pieces) - 1,
+        {piece.digest: pool for piece, pool in zip(pieces, fleet.pools, strict=True)},
     )
-
-
-class _Pieces(NamedTuple):
-    digests: list[str]
-    size: int
-    """Length of all pieces, characters."""
-
-
-def _all_pieces(fleet: Fleet) -> _Pieces:
-    pieces = [_piece(pool) for pool in fleet.pools]
-    return _Pieces([piece.digest for piece in pieces], sum(piece.size for piece in pieces))
-
-
-def _changed_pieces(before: _Pieces, changes: Changes, _: Fleet) -> _Pieces:
-    digests, size = before.digests.copy(), before.size
-    for each in changes:
-        piece = _piece(each.now)
-        digests[each.position] = piece.digest
-        size += piece.size - _piece(each.was).size
-    return _Pieces(digests, size)
-
-
-_pieces: Final = Successive(_all_pieces, _changed_pieces)
 
 
 def digests_in(text: str) -> tuple[str, ...]:

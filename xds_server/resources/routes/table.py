@@ -40,7 +40,6 @@ from tidegate_api.names import (
 from tidegate_api.pools import ENVOY_POLICY
 from xds_server.fleet.guards.fronts import exposed, fronts
 from xds_server.fleet.model.fields import split_host_port
-from xds_server.fleet.parts.defaults import default_for_grpc, default_for_path, server_pool
 from xds_server.fleet.rules.bodies import (
     NEVER,
     BodyRead,
@@ -52,7 +51,7 @@ from xds_server.fleet.rules.bodies import (
     serve_several,
     through_picker,
 )
-from xds_server.fleet.view import PROTOCOLS, clusters_of, speaks
+from xds_server.fleet.view import PROTOCOLS, clusters_of, defaults_of, server_pool, speaks
 from xds_server.resources.edge.browsers import admit_origins
 from xds_server.resources.edge.filters import guard_routes
 from xds_server.resources.edge.limits import limit_requests
@@ -271,7 +270,7 @@ def _by_path(pool: PoolSpec, *, asked: bool) -> Iterator[Any]:
 
 def _unnamed(fleet: Fleet, reads: BodyReads) -> Iterator[Any]:
     pools = {pool.name: pool for pool in fleet.pools}
-    grpc = default_for_grpc(fleet)
+    grpc = defaults_of(fleet).grpc
     if grpc is not None:
         default, sharing = pools[grpc], grpc_pools(fleet)
         # The fleet need not have its replicas yet, so what is read says how they are.
@@ -281,7 +280,7 @@ def _unnamed(fleet: Fleet, reads: BodyReads) -> Iterator[Any]:
         yield from _by_model(unary)
         yield from _drawn_unnamed(unary, at_least_peek(default.routing.body))
     for path in dict.fromkeys(path for pool in fleet.pools for path in pool.match.paths):
-        default_name = default_for_path(fleet, path)
+        default_name = defaults_of(fleet).paths.get(path)
         if default_name is None or not speaks(pools[default_name], "http"):
             continue
         default, sharing = pools[default_name], path_pools(fleet, path)

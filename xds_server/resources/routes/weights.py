@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import xxhash
 from envoy.config.route.v3 import route_components_pb2, route_pb2
 
-from xds_server.fleet.parts.identity import ByIdentity
-from xds_server.fleet.parts.successive import each_pool
+from xds_server.fleet.memo import ByIdentity
 from xds_server.fleet.view import clusters_of
 
 if TYPE_CHECKING:
@@ -77,9 +76,10 @@ def of_versions(pool: PoolSpec) -> dict[str, list[VariantSpec]]:
     return versions
 
 
+@ByIdentity
 def neutral(fleet: Fleet) -> Fleet:
     """Return the fleet with the weights that its routes contain; see rule 3."""
-    return _neutral(fleet)
+    return fleet.model_copy(update={"pools": tuple(map(_neutral_pool, fleet.pools))})
 
 
 def spelled_out(routes: bytes, values: Mapping[str, int]) -> bytes:
@@ -126,6 +126,3 @@ def _neutral_pool(pool: PoolSpec) -> PoolSpec:
         for variant in pool.variants
     )
     return pool.model_copy(update={"variants": variants})
-
-
-_neutral: Final = each_pool(_neutral_pool)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.fleets import endpoint, fleet, pool
 from xds_server.fleet.change import set_draining, set_drop_overload, set_weights
-from xds_server.fleet.relief import is_relief
+from xds_server.fleet.diff import is_relief
 
 
 def test_drains_their_ends_and_shed_relieve() -> None:

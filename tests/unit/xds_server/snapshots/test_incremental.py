@@ -2,56 +2,42 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.fleets import endpoint, pool
 from support.tries import tries
 from xds_server.fleet.change import merge
-from xds_server.fleet.diff import diff
+from xds_server.fleet.diff import diff, is_relief
+from xds_server.fleet.memo import shared
 from xds_server.fleet.model.fleet import Fleet
-from xds_server.fleet.parts import successive
-from xds_server.fleet.parts.defaults import defaults_of
-from xds_server.fleet.parts.sharing import shared
-from xds_server.fleet.relief import is_relief
 from xds_server.fleet.revision import next_incarnations
 from xds_server.fleet.rules.bodies import body_reads
 from xds_server.fleet.rules.fleet import problems
-from xds_server.fleet.rules.sound import sound
 from xds_server.fleet.stored.pieces import stored
-from xds_server.fleet.view import View
+from xds_server.fleet.view import View, defaults_of
 from xds_server.resources.routes.weights import neutral
 from xds_server.resources.runtime import weights_of
 from xds_server.snapshots.memo import Memo
 from xds_server.snapshots.stages import plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 NAMES = "abcd"
 
-SUCCESSIVE: tuple[Callable[[Fleet], object], ...] = (
-    sound,
+REMEMBERED: tuple[Callable[[Fleet], object], ...] = (
+    problems,
     defaults_of,
     body_reads,
     weights_of,
     neutral,
     stored,
 )
-"""Functions whose values are stepped from fleet to fleet."""
-
-
-@contextlib.contextmanager
-def from_scratch() -> Iterator[None]:
-    """Make every value of a fleet anew."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(successive, "MAX_CHANGED", -1)
-        yield
+"""Functions that remember what they made of pools."""
 
 
 def fresh(fleet: Fleet) -> Fleet:
@@ -139,13 +125,8 @@ def test_a_walk_of_fleets_is_judged_as_if_each_were_new(walk: list[Fleet]) -> No
     for new in walk:
         here = shared(here, new)
         assert here == new
-        found = problems(fresh(new))
-        assert problems(here) == found
-        assert not (sound(here) and found)
-        stepped = [function(here) for function in SUCCESSIVE]
-        with from_scratch():
-            anew = fresh(new)
-            assert stepped == [function(anew) for function in SUCCESSIVE]
+        anew = fresh(new)
+        assert [each(here) for each in REMEMBERED] == [each(anew) for each in REMEMBERED]
 
 
 @settings(max_examples=tries(30), deadline=None)
@@ -155,9 +136,7 @@ def test_relief_is_told_from_other_changes_as_if_each_fleet_were_new(walk: list[
     here = Fleet.model_validate(start())
     for wanted in walk:
         new = shared(here, wanted)
-        found = is_relief(here, new)
-        with from_scratch():
-            assert found == is_relief(fresh(here), fresh(new))
+        assert is_relief(here, new) == is_relief(fresh(here), fresh(new))
         here = new
 
 
@@ -175,40 +154,17 @@ def test_a_walk_of_fleets_is_published_as_if_each_were_new(walk: list[Fleet]) ->
         after = next_incarnations(here, known, new, number, 5)
         lines, both = diff(here, new), merge(here, new, here)
         ours = plan(View(here, known), View(new, after), memo)
-        with from_scratch():
-            was, now = fresh(here), fresh(new)
-            assert after == next_incarnations(was, known, now, number, 5)
-            assert lines == diff(was, now)
-            assert both == merge(was, now, fresh(here))
-            scratch = plan(View(was, known), View(now, after), Memo())
+        was, now = fresh(here), fresh(new)
+        assert after == next_incarnations(was, known, now, number, 5)
+        assert lines == diff(was, now)
+        assert both == merge(was, now, fresh(here))
+        scratch = plan(View(was, known), View(now, after), Memo())
         assert [stage.label for stage in ours] == [stage.label for stage in scratch]
         for one, two in zip(ours, scratch, strict=True):
             assert one == two
             for type_url in two.snapshot.type_urls:
                 assert one.snapshot.resources(type_url) == two.snapshot.resources(type_url)
         here, known = new, after
-
-
-def test_a_requirement_of_tokens_is_judged_when_it_changes() -> None:
-    """A pool that asks for the token of a provider that does not exist would refuse everyone."""
-    raw = {"pools": start()["pools"][1:2]}
-    here = Fleet.model_validate(raw)
-    assert sound(here)
-    raw["pools"][0]["jwt"] = {"any_of": ["absent"]}
-    new = shared(here, Fleet.model_validate(raw))
-    assert problems(new)
-    assert not sound(new)
-
-
-def test_usual_fleets_are_found_sound_without_the_whole_rules() -> None:
-    """Replicas that several pools share are usual."""
-    fleet = Fleet.model_validate(start())
-    assert not problems(fleet) or not sound(fleet)
-    pools = start()["pools"]
-    for one in pools:
-        for each in one["endpoints"]:
-            each["grpc"] = None
-    assert sound(Fleet.model_validate({"pools": pools}))
 
 
 def test_a_change_of_one_pool_builds_nothing_for_the_others() -> None:

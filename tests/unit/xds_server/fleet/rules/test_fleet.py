@@ -9,11 +9,9 @@ import pytest
 from support.fleets import endpoint, fleet, pool
 from tidegate_api.pools import MAX_WEIGHT_SUM
 from xds_server.fleet.load import load_text
-from xds_server.fleet.parts.defaults import default_for_grpc, default_for_http, default_for_path
-from xds_server.fleet.rules.fleet import (
-    problems,
-)
+from xds_server.fleet.rules.fleet import problems
 from xds_server.fleet.rules.problem import spell
+from xds_server.fleet.view import defaults_of
 
 CHAT = "/v1/chat/completions"
 
@@ -269,33 +267,33 @@ def test_pools_that_share_a_path_need_one_default() -> None:
     assert CHAT in only(*pools)[1]
     pools[1]["default"] = True
     assert found(*pools) == []
-    assert default_for_path(fleet(*pools), CHAT) == "b"
+    assert defaults_of(fleet(*pools)).paths.get(CHAT) == "b"
 
 
 def test_a_pool_alone_is_the_default() -> None:
     """It needs no mark."""
     alone = fleet(pool(match={"models": ["m"], "paths": [CHAT]}))
-    assert default_for_grpc(alone) == "llm"
-    assert default_for_path(alone, CHAT) == "llm"
+    assert defaults_of(alone).grpc == "llm"
+    assert defaults_of(alone).paths.get(CHAT) == "llm"
 
 
 def test_without_a_replica_there_is_no_default() -> None:
     """A form that no replica serves has no default."""
     empty = fleet(pool(endpoints=[], match={"paths": [CHAT]}))
-    assert default_for_grpc(empty) is None
-    assert default_for_path(empty, CHAT) is None
+    assert defaults_of(empty).grpc is None
+    assert defaults_of(empty).paths.get(CHAT) is None
 
 
 def test_the_marked_pool_is_the_default() -> None:
     """Of pools that share a form, the marked one is the default."""
-    assert default_for_grpc(fleet(pool(), other("b", 5, default=True))) == "b"
+    assert defaults_of(fleet(pool(), other("b", 5, default=True))).grpc == "b"
 
 
 def test_the_default_for_http_needs_no_mark_and_may_be_missing() -> None:
     """Only proxies that the control server did not configure send requests that need it."""
-    assert default_for_http(fleet(pool())) == "llm"
-    assert default_for_http(fleet(pool(), other("b", 5))) is None
-    assert default_for_http(fleet(pool(), other("b", 5, default=True))) == "b"
+    assert defaults_of(fleet(pool())).http == "llm"
+    assert defaults_of(fleet(pool(), other("b", 5))).http is None
+    assert defaults_of(fleet(pool(), other("b", 5, default=True))).http == "b"
 
 
 def test_pickers_are_unique() -> None:

@@ -1,4 +1,4 @@
-"""What one change and one request run through: ``python bench/cost/through.py``.
+"""What one change and one request run through: ``python bench/compare/through.py``.
 
 Prints for each how many files of the product it runs through, how many functions, how many
 different lines, and how many lines in all (a line of a loop counts each time). The change is

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from support.fleets import fleet, pool
-from xds_server.fleet.parts.identity import ByIdentity
-from xds_server.fleet.parts.sharing import shared
+from xds_server.fleet.memo import ByIdentity, shared
 
 
 def test_a_value_is_computed_once_per_object() -> None:

@@ -8,11 +8,9 @@ from hypothesis import strategies as st
 
 from support.tries import tries
 from xds_server.fleet import document
-from xds_server.fleet.load import FleetError, load_text
+from xds_server.fleet import load as loader_module
+from xds_server.fleet.load import FleetError, FleetLoader, load_text
 from xds_server.fleet.model.fleet import Fleet
-from xds_server.fleet.parts import loader as loader_module
-from xds_server.fleet.parts import texts
-from xds_server.fleet.parts.loader import FleetLoader
 
 FILE = """\
 # The fleet of the tests.
@@ -183,10 +181,9 @@ def test_any_walk_of_texts_loads_as_if_each_were_the_first(walk: list[str]) -> N
 
 def test_a_cut_needs_the_proof_of_its_placeholder() -> None:
     """Text inside of a quoted scalar may look like a list."""
-    cut = texts.cut_pools('x: "\npools:\n- a\n"\n')
+    cut = loader_module._cut('x: "\npools:\n- a\n"\n', "\npools:\n", ())
     assert cut is not None
-    root = document.parse(cut.rest).root
-    assert not texts.holds(cut, root.child("pools"))
+    assert not cut.proved(document.parse(cut.rest).root.child("pools"))
 
 
 def test_one_fleet_is_kept() -> None:

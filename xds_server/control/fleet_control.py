@@ -22,9 +22,8 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from xds_server.control.changes import OperatorChanges, required
 from xds_server.control.journal import Journal
 from xds_server.control.line import Line
 from xds_server.control.operation import (
@@ -37,11 +36,12 @@ from xds_server.control.operation import (
 )
 from xds_server.control.rollout import Rollout
 from xds_server.control.steps import FleetText, Loaded, stepped
+from xds_server.fleet import change as changes_of
 from xds_server.fleet.diff import diff, is_relief
 from xds_server.fleet.fallback import fallback_fleet, fallback_state
 from xds_server.fleet.guards.last import LastReplica, taken
 from xds_server.fleet.load import check
-from xds_server.fleet.members.members import Members
+from xds_server.fleet.members.members import Members, found_ids
 from xds_server.fleet.revision import Revision, following, text_hash
 from xds_server.fleet.store import StoreError
 
@@ -58,10 +58,12 @@ if TYPE_CHECKING:
     from xds_server.fleet.revision import FileState, FleetState
     from xds_server.fleet.store import RevisionStore
 
+_T = TypeVar("_T")
+
 FALLBACK_AUTHOR = "tidegate"  # of the revisions that fall back to an earlier state
 
 
-class Control(OperatorChanges):
+class Control:
     """Changes the fleet; see the module's rules.
 
     Args:
@@ -271,6 +273,92 @@ class Control(OperatorChanges):
         """
         return await self._make(FleetText(text, source), options)
 
+    async def apply(self, fleet: Fleet, options: ChangeOptions) -> Change:
+        """Make ``fleet`` the fleet in force, without merging.
+
+        Raises:
+            FleetError: It breaks rules.
+            StoreError: It could not be stored.
+            Busy: Too many changes wait.
+        """
+        return await self._make(lambda _: fleet, options)
+
+    async def set_weights(
+        self, pool: str, weights: Mapping[str, int], options: ChangeOptions
+    ) -> Change:
+        """Set weights of a pool's variants; variants that are not named keep theirs.
+
+        Raises:
+            UnknownName: No such pool or variant.
+            BadChange: A weight is out of range.
+            FleetError: The result breaks a rule, e.g. all weights would be 0.
+            StoreError: It could not be stored.
+            Busy: Too many changes wait.
+        """
+        return await self._make(
+            lambda live: changes_of.set_weights(required(live), pool, weights), options
+        )
+
+    async def set_draining(self, endpoint: str, draining: bool, options: ChangeOptions) -> Change:
+        """Drain a replica (an id, or ``pool/id`` for one pool only), or end its drain.
+
+        Raises:
+            UnknownName: No such endpoint.
+            StoreError: It could not be stored.
+            Busy: Too many changes wait.
+        """
+        return await self._make(
+            lambda live: changes_of.set_draining(
+                required(live), endpoint, draining, found_ids(self.fleet)
+            ),
+            options,
+        )
+
+    async def set_standby(self, endpoint: str, standby: bool, options: ChangeOptions) -> Change:
+        """Make a replica (an id, or ``pool/id``) a standby, or take it into use for good.
+
+        Raises:
+            UnknownName: No such endpoint.
+            LastReplica: It is the last usable one of a variant, and the change is not forced.
+            StoreError: It could not be stored.
+            Busy: Too many changes wait.
+        """
+        return await self._make(
+            lambda live: changes_of.set_standby(required(live), endpoint, standby), options
+        )
+
+    async def set_section(
+        self,
+        pool: str,
+        section: changes_of.Section,
+        values: Mapping[str, float],
+        options: ChangeOptions,
+    ) -> Change:
+        """Set fields of a pool's limits or slow start; fields that are not named keep theirs.
+
+        Raises:
+            UnknownName: No such pool.
+            BadChange: An unknown field, or a value out of range.
+            StoreError: It could not be stored.
+            Busy: Too many changes wait.
+        """
+        return await self._make(
+            lambda live: changes_of.set_section(required(live), pool, section, values), options
+        )
+
+    async def set_drop_overload(self, pool: str, percent: float, options: ChangeOptions) -> Change:
+        """Make Envoy reject a percentage of a pool's requests; 0 ends this.
+
+        Raises:
+            UnknownName: No such pool.
+            BadChange: The percentage is out of range.
+            StoreError: It could not be stored.
+            Busy: Too many changes wait.
+        """
+        return await self._make(
+            lambda live: changes_of.set_drop_overload(required(live), pool, percent), options
+        )
+
     async def difference(self, old: int, new: int) -> tuple[str, ...]:
         """Return the differences between two revisions; 0 means the fleet in force.
 
@@ -281,6 +369,14 @@ class Control(OperatorChanges):
         was = await self.journal.fleet(old) if old else self.written
         now = await self.journal.fleet(new) if new else self.written
         return await asyncio.to_thread(diff, was, now)
+
+    async def revisions(self, limit: int) -> tuple[Revision, ...]:
+        """Return at most ``limit`` revisions, newest first.
+
+        Raises:
+            StoreError: They cannot be read.
+        """
+        return await self.journal.revisions(limit)
 
     async def rollback(self, revision: int, options: ChangeOptions) -> Change:
         """Make the fleet of an earlier revision the fleet in force, as a new revision.
@@ -406,3 +502,14 @@ class Control(OperatorChanges):
         self._publish(state)
         for passed in range(number, here.revision.number + 1):
             await self.journal.note(passed, text)
+
+
+def required(value: _T | None) -> _T:
+    """Return a value that is there once the control server has a fleet.
+
+    Raises:
+        RuntimeError: It has none yet.
+    """
+    if value is None:
+        raise RuntimeError("the control server has no fleet yet")
+    return value

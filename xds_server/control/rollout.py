@@ -28,9 +28,8 @@ from xds_server.protocol.snapshot import Snapshot
 from xds_server.snapshots.build import upstream_contents
 from xds_server.snapshots.memo import Memo
 from xds_server.snapshots.preview import preview
-from xds_server.snapshots.reached import Reached
 from xds_server.snapshots.recalled import recalled_stage
-from xds_server.snapshots.stages import plan, widened
+from xds_server.snapshots.stages import Reached, plan, widened
 from xds_server.snapshots.urgent import URGENT, shed_stage, urgent_stage
 
 if TYPE_CHECKING:

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from xds_server.fleet.model.fields import UpstreamTls
     from xds_server.fleet.model.fleet import EndpointSpec, PoolSpec
-    from xds_server.fleet.model.tls import UpstreamTls
 
 AT_ONCE: Final = 32
 """Most questions at one time."""

@@ -32,13 +32,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from xds_server.fleet.disk.copied import Copy, writable
-from xds_server.fleet.disk.faults import explained
-from xds_server.fleet.disk.written import Written, body_in, incarnations_in
 from xds_server.fleet.model.fleet import Fleet
 from xds_server.fleet.revision import FileState, FleetState, Revision, lasting_outcome, reached
+from xds_server.fleet.stored.copied import Copy, writable
+from xds_server.fleet.stored.faults import explained
 from xds_server.fleet.stored.pieces import stored, whole
 from xds_server.fleet.stored.schema import VERSION, upgrade
+from xds_server.fleet.stored.written import Written, body_in, incarnations_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

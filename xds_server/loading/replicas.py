@@ -29,7 +29,7 @@ from xds_server.loading import parity, plan
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from xds_server.fleet.model.tls import UpstreamTls
+    from xds_server.fleet.model.fields import UpstreamTls
     from xds_server.loading.operation import Kind
 
 READ_S: Final = 5.0

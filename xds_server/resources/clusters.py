@@ -80,8 +80,8 @@ if TYPE_CHECKING:
         HttpFilter,
     )
 
+    from xds_server.fleet.model.fields import UpstreamTls
     from xds_server.fleet.model.fleet import PoolSpec, VariantSpec
-    from xds_server.fleet.model.tls import UpstreamTls
 
 _UPSTREAM_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _EDS_FETCH_TIMEOUT = timedelta(seconds=2)

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from tidegate_api.names import Protocol
+    from xds_server.fleet.model.fields import UpstreamTls
     from xds_server.fleet.model.fleet import Gateways
-    from xds_server.fleet.model.tls import UpstreamTls
 
 HEALTH_PATH: Final = "/healthz"
 _FETCH_TIMEOUT: Final = timedelta(seconds=2)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Final
 from tidegate_api.fleet.v1 import pool_pb2
 from xds_server.fleet.mapping import MessageCopier
 from xds_server.fleet.memo import ByIdentity
+from xds_server.fleet.model.fields import UpstreamTls
 from xds_server.fleet.model.fleet import EndpointSpec, Fleet, PoolSpec, VariantSpec
 from xds_server.fleet.model.resilience import HealthSpec, OutlierSpec, SlowStartSpec
 from xds_server.fleet.model.routing import ModelNeedsSpec, Routing
 from xds_server.fleet.model.telemetry import CustomMetricSpec, KvEventsSpec
-from xds_server.fleet.model.tls import UpstreamTls
 from xds_server.fleet.rules.kv_events import model_of
 from xds_server.fleet.view import defaults_of, log_slots
 from xds_server.protocol.wire import delimited

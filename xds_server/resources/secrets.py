@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tidegate_api.names import Protocol
+    from xds_server.fleet.model.fields import UpstreamTls
     from xds_server.fleet.model.fleet import Fleet
     from xds_server.fleet.model.listener import ListenerTls
-    from xds_server.fleet.model.tls import UpstreamTls
 
 _SOCKET = "envoy.transport_sockets.tls"
 _QUIC = "envoy.transport_sockets.quic"

@@ -1,10 +1,18 @@
-"""Sets of resources for each audience: type URL -> name -> serialized message."""
+"""Sets of resources for each audience: type URL -> name -> serialized message.
+
+Routes name the weights of variants by runtime keys. An Envoy whose bootstrap lacks these layers
+would draw by the neutral weights of the routes, so it gets routes with literal weights. They are
+derived from the routes and layers of the same snapshot, and only if a client needs them.
+"""
 
 from __future__ import annotations
 
+import functools
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
+
+from google.protobuf import any_pb2
 
 from tidegate_api.names import (
     CLUSTER_TYPE,
@@ -16,16 +24,17 @@ from tidegate_api.names import (
     ROUTE_TYPE,
     RUNTIME_TYPE,
     SECRET_TYPE,
+    WEIGHT_LAYERS,
 )
-from xds_server.protocol.snapshot import Resource, TypeSet
+from xds_server.protocol.snapshot import Resource, Snapshot, TypeSet
 from xds_server.resources.access_log import log_clusters
 from xds_server.resources.clusters import picker_cluster
 from xds_server.resources.edge.request_log import collector_clusters
 from xds_server.resources.edge.tokens import keys_clusters
 from xds_server.resources.endpoints import picker_assignment
 from xds_server.resources.gateway import gateway_assignment, gateway_cluster, gateway_ports
-from xds_server.resources.routes.weights import neutral
-from xds_server.resources.runtime import weights_of
+from xds_server.resources.routes.weights import neutral, with_literal_weights
+from xds_server.resources.runtime import weights_in, weights_of
 from xds_server.snapshots.memo import Memo
 
 if TYPE_CHECKING:
@@ -38,6 +47,11 @@ if TYPE_CHECKING:
 
     Resources = Mapping[str, Mapping[str, bytes]]
     Contents = Mapping[str, Mapping[str, bytes | Resource] | TypeSet]
+
+_REMEMBERED: Final = 8
+"""Route configurations with literal weights that are kept; a plan has at most three."""
+
+_LAYERS_REMEMBERED: Final = 8 * len(WEIGHT_LAYERS)
 
 _NONE_SICK: Final[PublishedSick] = MappingProxyType({})
 
@@ -149,3 +163,32 @@ def picker_contents(view: View, memo: Memo | None = None) -> Mapping[str, TypeSe
 
 def _messages(found: TypeSet) -> Mapping[str, bytes]:
     return {name: each.message for name, each in found.resources.items()}
+
+
+def envoy_snapshot(contents: Contents, previous: Snapshot | None = None) -> Snapshot:
+    """Return the snapshot of Envoys with these resources; see ``Snapshot.of``."""
+    return Snapshot.of(contents, previous=previous, plain=_plain)
+
+
+def weights_held(snapshot: Snapshot) -> Weights:
+    """Return the weights in the layers of a snapshot."""
+    found = snapshot.resources(RUNTIME_TYPE)
+    return {name: _values(found[name]) if name in found else {} for name in WEIGHT_LAYERS}
+
+
+def _plain(snapshot: Snapshot) -> Resources:
+    held = snapshot.resources(RUNTIME_TYPE)
+    layers = tuple(held[name] for name in WEIGHT_LAYERS if name in held)
+    routes = snapshot.resources(ROUTE_TYPE)
+    return {ROUTE_TYPE: {name: _literal(found, layers) for name, found in routes.items()}}
+
+
+@functools.lru_cache(maxsize=_REMEMBERED)
+def _literal(routes: Resource, layers: tuple[Resource, ...]) -> bytes:
+    values = {key: value for layer in layers for key, value in _values(layer).items()}
+    return with_literal_weights(any_pb2.Any.FromString(routes.any).value, values)
+
+
+@functools.lru_cache(maxsize=_LAYERS_REMEMBERED)
+def _values(layer: Resource) -> dict[str, int]:
+    return weights_in(any_pb2.Any.FromString(layer.any).value)

@@ -19,6 +19,7 @@ routed before.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import chain
 from operator import is_
 from typing import TYPE_CHECKING, Final
@@ -30,11 +31,15 @@ from xds_server.fleet.view import View
 from xds_server.protocol.snapshot import Snapshot
 from xds_server.protocol.transaction import Stage
 from xds_server.resources.runtime import merged, weights_of
-from xds_server.snapshots.build import front_contents, picker_contents, upstream_contents
+from xds_server.snapshots.build import (
+    envoy_snapshot,
+    front_contents,
+    picker_contents,
+    upstream_contents,
+    weights_held,
+)
 from xds_server.snapshots.check import hold
 from xds_server.snapshots.memo import Memo
-from xds_server.snapshots.reached import Reached
-from xds_server.snapshots.spelled import envoy_snapshot, weights_held
 from xds_server.snapshots.urgent import marked
 
 if TYPE_CHECKING:
@@ -46,6 +51,31 @@ WORKERS_S: Final = 0.05
 
 MAX_PICKER_CALL_S: Final = 0.2
 """Longest time for which a withdrawal waits for requests that pickers still hold, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """State of all clients, from which the next change starts, possibly between two fleets.
+
+    Between two fleets the parts change one after the other. A change that is superseded or rejected
+    therefore leaves Envoys and pickers with parts of different fleets, which this names.
+    """
+
+    view: View
+    """All clusters and endpoints that any client may still use."""
+    front: Fleet
+    """The fleet whose listener, routes and limits the Envoys have."""
+    draws: Fleet
+    """The fleet whose matches and weights the pickers use."""
+    named: Fleet
+    """The fleet whose variants the pickers may still name."""
+    force: Snapshot | None = None
+    """Current snapshot of the Envoys; ``None`` = exactly that of the fleets above."""
+
+    @classmethod
+    def settled(cls, view: View) -> Reached:
+        """Return the state after a completed change: all clients have exactly ``view``."""
+        return cls(view, view.fleet, view.fleet, view.fleet)
 
 
 def plan(old: View | Reached | None, new: View, memo: Memo | None = None) -> tuple[Stage, ...]:

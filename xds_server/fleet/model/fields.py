@@ -235,3 +235,16 @@ class Strict(BaseModel):
     """Base of all models: immutable, rejects unknown fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class UpstreamTls(Strict):
+    """TLS to replicas, pickers or gateways. Who speaks it reads the files, again on a change."""
+
+    ca: FilePath | None = None
+    """Certificates that the other side's must be signed by; unchecked if omitted."""
+    certificate: FilePath | None = None
+    """Own certificate (PEM), where the other side asks for one."""
+    key: FilePath | None = None
+    """Its private key."""
+    server_name: ServerName | None = None
+    """Name to ask for, and, with `ca`, the name that its certificate must have."""

@@ -44,6 +44,7 @@ from xds_server.fleet.model.fields import (
     Percentage,
     ReplicaAddress,
     Strict,
+    UpstreamTls,
     split_name_port,
 )
 from xds_server.fleet.model.listener import ListenerSpec
@@ -58,7 +59,6 @@ from xds_server.fleet.model.resilience import (
 )
 from xds_server.fleet.model.routing import ModelNeedsSpec, Routing
 from xds_server.fleet.model.telemetry import EndpointTelemetry, PoolTelemetry
-from xds_server.fleet.model.tls import UpstreamTls  # noqa: TC001 - pydantic reads the annotation
 
 
 class Match(Strict):

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tidegate_api.names import Protocol
+    from xds_server.fleet.model.fields import UpstreamTls
     from xds_server.fleet.model.fleet import Fleet, PoolSpec
     from xds_server.fleet.model.resilience import Shadow
-    from xds_server.fleet.model.tls import UpstreamTls
 
 
 def traffic(fleet: Fleet) -> Iterator[Problem]:

@@ -1,1 +1,1 @@
-"""Form in which the store keeps fleets: a revision names its pools by digest."""
+"""How the store keeps fleets on disk: tables, pools by digest, writes, read-only copies."""

@@ -9,7 +9,7 @@ Rules:
    Routes of another form read other keys: both exist while the routes change.
 3. The weights in the routes themselves are neutral: Envoy uses them only if it lacks a key. They
    are equal among the variants with replicas, so that no request is drawn to an empty cluster.
-4. For clients that lack the layers ``spelled_out`` puts the weights back into the routes.
+4. For clients that lack the layers ``with_literal_weights`` puts the weights back into the routes.
 
 Values are text: Envoy 1.40 reads whole numbers of 32 bits from it, and it is shorter than a double.
 
@@ -82,7 +82,7 @@ def neutral(fleet: Fleet) -> Fleet:
     return fleet.model_copy(update={"pools": tuple(map(_neutral_pool, fleet.pools))})
 
 
-def spelled_out(routes: bytes, values: Mapping[str, int]) -> bytes:
+def with_literal_weights(routes: bytes, values: Mapping[str, int]) -> bytes:
     """Return a serialized ``RouteConfiguration`` with the weights in place of their runtime keys.
 
     Args:

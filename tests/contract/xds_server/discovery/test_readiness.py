@@ -17,8 +17,8 @@ from structlog.testing import capture_logs
 from support.certificates import Authority
 from support.fleets import pool
 from xds_server.discovery.readiness import AT_ONCE, MAX_SAID, Question, Readiness, question_of
+from xds_server.fleet.model.fields import UpstreamTls
 from xds_server.fleet.model.fleet import EndpointSpec, PoolSpec
-from xds_server.fleet.model.tls import UpstreamTls
 
 PATH = "/v2/models/m/ready"
 READY, NOT_READY = b"\x08\x01", b""

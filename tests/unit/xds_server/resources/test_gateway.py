@@ -8,8 +8,8 @@ from envoy.config.endpoint.v3 import endpoint_pb2
 
 from support.fleets import fleet
 from tidegate_api.names import GATEWAY_CLUSTERS, GATEWAY_SERVICE
+from xds_server.fleet.model.fields import UpstreamTls
 from xds_server.fleet.model.fleet import Gateways
-from xds_server.fleet.model.tls import UpstreamTls
 from xds_server.resources.gateway import gateway_assignment, gateway_cluster, gateway_ports
 
 GATEWAYS = Gateways(http=("127.0.0.1:1", "127.0.0.1:3"), grpc=("127.0.0.1:2", "127.0.0.1:4"))

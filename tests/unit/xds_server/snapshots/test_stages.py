@@ -22,9 +22,8 @@ from xds_server.fleet.model.fleet import Fleet
 from xds_server.fleet.view import View
 from xds_server.protocol.snapshot import Snapshot
 from xds_server.resources.runtime import layer_of
-from xds_server.snapshots.reached import Reached
-from xds_server.snapshots.spelled import weights_held
-from xds_server.snapshots.stages import newly_draining, plan, widened
+from xds_server.snapshots.build import weights_held
+from xds_server.snapshots.stages import Reached, newly_draining, plan, widened
 
 
 def body(snapshot: Snapshot, type_url: str, name: str) -> bytes:

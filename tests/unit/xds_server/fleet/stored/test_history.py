@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xds_server.fleet.stored.history import History
+from xds_server.fleet.stored.written import History
 
 
 def test_the_oldest_revisions_go_beyond_the_number() -> None:

@@ -15,7 +15,7 @@ from tidegate.stack.assets import asset
 from tidegate_api.names import RUNTIME_NAME, WEIGHT_LAYERS
 from xds_server.fleet.model.fleet import Fleet
 from xds_server.resources.routes.table import route_configuration
-from xds_server.resources.routes.weights import neutral, spelled_out
+from xds_server.resources.routes.weights import neutral, with_literal_weights
 from xds_server.resources.runtime import layer_of, merged, weight_layer, weights_in, weights_of
 
 
@@ -112,10 +112,10 @@ def test_the_bootstrap_names_all_layers_below_the_operators() -> None:
 
 
 @pytest.mark.parametrize("weights", [(100, 0), (90, 10), (0, 1), (2**32 - 2, 1), (1, 2, 3)])
-def test_spelled_out_routes_contain_the_weights(weights: tuple[int, ...]) -> None:
+def test_with_literal_weights_routes_contain_the_weights(weights: tuple[int, ...]) -> None:
     """Routes of an Envoy without the layers read no keys, and draw no variant of weight 0."""
     found = one(*weights, replicas="abc"[: len(weights)])
-    spelled = spelled_out(route_configuration(neutral(found)), values(found))
+    spelled = with_literal_weights(route_configuration(neutral(found)), values(found))
     drawn = {f"llm/{name}/http": w for name, w in zip("abc", weights, strict=False) if w}
     config = route_pb2.RouteConfiguration.FromString(spelled)
     (route,) = [r for r in config.virtual_hosts[0].routes if r.name == "llm/http"]

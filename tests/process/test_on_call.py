@@ -20,7 +20,7 @@ from support.replicas import PATIENT
 from tidegate.stack.processes.ports import HeldPorts
 from tidegate.terminal.output import command_line
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("demo_extra")]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("demo_extra")]
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "on-call.md"
 BLOCK = re.compile(r"^```(yaml|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -30,7 +30,7 @@ ADDRESS = re.compile(r"[\d.]+:\d+")
 HTTP, SECURE, PICKER = "127.0.0.1:10000", "127.0.0.1:10443", "127.0.0.1:18001"
 FOLDER = "/etc/tidegate"
 """Addresses and folder of the page, in whose place the test has its own."""
-BLOCK_S = 60.0
+BLOCK_S = 150.0
 READY = "/ready"
 
 

@@ -222,19 +222,29 @@ def place(file: str) -> Path | None:
     return found[0] if found else None
 
 
-def everything(environment: Mapping[str, str]) -> list[Suite]:
-    """Return each layer and each suite on request."""
+def everything(environment: Mapping[str, str], only: Sequence[str] = ()) -> list[Suite]:
+    """Return each layer and each suite on request.
+
+    Args:
+        environment: Variables, which may name binaries.
+        only: Names of the suites that will run, for which binaries are fetched; none = all.
+    """
     python = sys.executable
     compiler = None if shutil.which("cc") else "no C compiler (cc) on the PATH"
     go = None if shutil.which("go") or _built("kubernetes") else "no Go (go) on the PATH"
     plain = ("-p", "no:randomly", "-rP")
+
+    def fetched(name: str, file: str, variable: str) -> Suite:
+        wanted = not only or name in only
+        return _fetched(name, file, variable, environment) if wanted else Suite(name, ())
+
     return [
         Suite("layers", (python, "-m", "tools.layers"), is_pytest=False),
         Suite("kubernetes", (*plain, "tests/kubernetes"), {"TIDEGATE_KUBERNETES": "1"}, go),
         Suite("rules", (*plain, "tests/monitoring"), {"TIDEGATE_RULES": "1"}),
         Suite("engines", (*plain, "tests/engines"), {"TIDEGATE_ENGINES": "1"}),
-        _fetched("older-envoys", "test_older_envoys.py", "TIDEGATE_OLD_ENVOYS", environment),
-        _fetched("perf-analyzer", "test_perf_analyzer.py", "TIDEGATE_PERF_ANALYZER", environment),
+        fetched("older-envoys", "test_older_envoys.py", "TIDEGATE_OLD_ENVOYS"),
+        fetched("perf-analyzer", "test_perf_analyzer.py", "TIDEGATE_PERF_ANALYZER"),
         Suite("soak-short", (*plain, "tests/soak")),
         Suite(
             "triton-examples",
@@ -377,7 +387,7 @@ def table(outcomes: Sequence[SuiteResult]) -> str:
     """Return the outcomes as lines of text."""
     wide = max(len(each.counts) for each in outcomes)
     rows = (
-        f"{name:<14}{state:<9}{minutes:>6.1f} min  {counts:<{wide}}  {reason}"
+        f"{name:<16}{state:<9}{minutes:>6.1f} min  {counts:<{wide}}  {reason}"
         for name, state, minutes, counts, reason in outcomes
     )
     return "\n".join(row.rstrip() for row in rows)
@@ -404,7 +414,7 @@ def main(arguments: Sequence[str]) -> int:
         _say(f"soak of {given.minutes:g} minutes; the same again: --seed={seed}")
         suites = soak(given.minutes, seed, os.environ)
     else:
-        suites = everything(os.environ)
+        suites = everything(os.environ, only)
     if unknown := set(only) - {suite.name for suite in suites}:
         parser.error(f"no suite {', '.join(sorted(unknown))}: {', '.join(s.name for s in suites)}")
     suites = [suite for suite in suites if not only or suite.name in only]

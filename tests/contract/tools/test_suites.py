@@ -100,6 +100,6 @@ def test_the_table_has_a_row_for_each():
         SuiteResult("go", "not run", 0, "", "no Go"),
     ]
     assert table(rows).splitlines() == [
-        "storm         passed      2.0 min  4 passed",
-        "go            not run     0.0 min            no Go",
+        "storm           passed      2.0 min  4 passed",
+        "go              not run     0.0 min            no Go",
     ]

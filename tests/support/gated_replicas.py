@@ -131,7 +131,7 @@ class GatedStack(InProcessStack):
                     "circuit_breaker": {"per_endpoint_in_flight": 1},
                     "health": {"repository": False},
                     "endpoints": [
-                        {"id": f"r{number}", "http": replica.address}
+                        {"id": f"r{number}", "http": replica.address, "grpc": replica.address}
                         for number, replica in enumerate(self.replicas)
                     ],
                 }

@@ -254,7 +254,13 @@ async def test_without_a_picker_envoy_goes_where_a_model_is(http, stack, models)
 
     assert await eventually(told)
     await stack.kill_picker()
+
+    async def in_use() -> bool:
+        # Envoy's main thread shows an update before all its workers have it.
+        return all([await models.ask(stack.http_url, each) == (200, "r2") for each in NAMES[:20]])
+
     try:
+        assert await eventually(in_use)
         for name in NAMES[:20] * 2:
             status, who = await models.ask(stack.http_url, name)
             assert (status, who) == (200, "r2"), name

@@ -212,6 +212,7 @@ VALUES: dict[str, Any] = {
     "pools.upstream_tls.certificate": "/other-c.crt",
     "pools.upstream_tls.key": "/other-c.key",
     "pools.upstream_tls.server_name": "triton.internal",
+    "pools.routing.without_picker": "closed",
     "pools.telemetry.custom.metric": "queue_length",
     "pools.telemetry.custom.labels": {"a": "b"},
 }

@@ -11,6 +11,7 @@ import tritonclient.grpc.aio as triton_grpc
 import tritonclient.http.aio as triton_http
 from aiohttp import web
 
+from support.sites import end
 from support.traffic import (
     COUNTER,
     GENERATE,
@@ -237,7 +238,7 @@ async def openai_stack(lend) -> AsyncIterator[tuple[LocalStack, list[str]]]:
 
         yield await lend(fleet=add_pools, gateway=False), addresses
         for runner in runners:
-            await runner.cleanup()
+            await end(runner)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 import tritonclient.grpc.aio as triton_grpc
 from aiohttp import web
 
+from support.sites import end
 from support.traffic import metric
 from tidegate.stack.local import LocalStack
 from tidegate.stack.processes.ports import HeldPorts
@@ -92,7 +93,7 @@ async def openai_stack(lend_once) -> AsyncIterator[LocalStack]:
             )
         yield await lend_once(models=("vision",), fleet=lambda fleet: fleet["pools"].extend(pools))
         for runner in runners:
-            await runner.cleanup()
+            await end(runner)
 
 
 async def _replica(pool: str, address: str) -> web.AppRunner:

@@ -17,6 +17,7 @@ import yaml
 from aiohttp import web
 
 from support.replicas import PATIENT
+from support.sites import end
 from tidegate.stack.processes.ports import HeldPorts
 from tidegate.terminal.output import command_line
 
@@ -53,7 +54,7 @@ class Replica:
         try:
             yield self
         finally:
-            await runner.cleanup()
+            await end(runner)
 
     async def _answer(self, request: web.Request) -> web.Response:
         await request.read()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from aiohttp import web
 
 from support.endpoint_slices import slice_list
+from support.sites import end
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -110,7 +111,7 @@ class FakeApiServer:
         """Break all connections and listen no more; the state stays, as etcd's does."""
         self.cut()
         if self._runner is not None:
-            await self._runner.cleanup()
+            await end(self._runner)
             self._runner = None
 
     def cut(self) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from aiohttp import web
 
 from support.in_process_stack import PICKER, InProcessStack
+from support.sites import end
 from support.traffic import eventually, metric
 from tidegate.stack.processes.environment import service_environment
 from tidegate.stack.processes.ports import HeldPorts
@@ -47,7 +48,7 @@ class GatedReplica:
 
     async def __aexit__(self, *_: object) -> None:
         self.let_all()
-        await self._runner.cleanup()
+        await end(self._runner)
 
     async def _ready(self, _: web.Request) -> web.Response:
         return web.Response()

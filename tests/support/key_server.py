@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from support.sites import end
 from support.tokens import key_set
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class KeyServer:
         try:
             yield self
         finally:
-            await runner.cleanup()
+            await end(runner)
 
     async def _answer(self, _: web.Request) -> web.Response:
         self.asked += 1

@@ -8,6 +8,8 @@ from typing import Any, Self
 
 from aiohttp import web
 
+from support.sites import end
+
 NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"
 
 
@@ -55,7 +57,7 @@ class ModelServer:
 
     async def __aexit__(self, *_: object) -> None:
         if self._runner is not None:
-            await self._runner.cleanup()
+            await end(self._runner)
 
     @property
     def endpoint(self) -> dict[str, str]:

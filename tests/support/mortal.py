@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from support.replicas import Replica
+from support.sites import end
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -51,7 +52,7 @@ class MortalReplica(Replica):
         finally:
             for task in self.tasks:
                 task.cancel()
-            await self.runner.cleanup()
+            await end(self.runner)
 
     async def _infer_or_die(self, request: web.Request) -> web.StreamResponse:
         if DEADLY.encode() in await request.read():

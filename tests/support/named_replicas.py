@@ -11,6 +11,8 @@ import grpc.aio
 from aiohttp import web
 from tritonclient.grpc import service_pb2
 
+from support.sites import end
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
@@ -88,7 +90,7 @@ class NamedReplica:
             yield self
         finally:
             await server.stop(0)
-            await runner.cleanup()
+            await end(runner)
 
     def endpoint(self) -> dict[str, Any]:
         """Return the replica as an endpoint of a fleet file."""

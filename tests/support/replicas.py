@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from support.sites import end
 from tidegate.stack.local import LocalStack
 from tidegate.stack.tritons.replica import TritonReplica
 from tidegate_api.names import LOAD_HEADER
@@ -88,7 +89,7 @@ class Replica:
             self.address = f"{host}:{port}"
             yield self
         finally:
-            await runner.cleanup()
+            await end(runner)
 
     def endpoint(self, **more: Any) -> dict[str, Any]:
         """Return the replica as an endpoint of a fleet file."""

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from support.sites import end
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
@@ -38,4 +40,4 @@ async def collecting() -> AsyncIterator[Sink]:
     try:
         yield made
     finally:
-        await runner.cleanup()
+        await end(runner)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import grpc
 from aiohttp import web
 
+from support.sites import end
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
@@ -57,7 +59,7 @@ class StandIn:
             yield self
         finally:
             await server.stop(0)
-            await runner.cleanup()
+            await end(runner)
 
     def note(self, method: str, path: str, headers: Mapping[str, str]) -> None:
         """Remember a request."""

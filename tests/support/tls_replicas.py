@@ -9,6 +9,8 @@ import grpc
 import grpc.aio
 from aiohttp import web
 
+from support.sites import end
+
 if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -25,7 +27,7 @@ async def http_replica(app: web.Application, context: ssl.SSLContext | None) -> 
     try:
         yield f"127.0.0.1:{runner.addresses[0][1]}"
     finally:
-        await runner.cleanup()
+        await end(runner)
 
 
 @contextlib.asynccontextmanager

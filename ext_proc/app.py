@@ -230,6 +230,10 @@ class Picker:
 
     # --- Life cycle -------------------------------------------------------------------------------
 
+    def _leave(self, now: float) -> None:
+        """Let requests leave replicas that are found hung."""
+        self._server.leave(self._feedback.hung(now))
+
     def _not_named(self, context: Any, replica: str) -> str | None:
         """Return why a call's peer may not speak for a replica; ``None`` = it may."""
         if self._secured is None:
@@ -378,7 +382,7 @@ class Picker:
             asyncio.create_task(self._probing.run(), name="probing"),
             asyncio.create_task(self._tokenizers.run(), name="tokenizers"),
             asyncio.create_task(self._chats.run(), name="chats"),
-            asyncio.create_task(sweep(self._router, self._watching), name="sweep"),
+            asyncio.create_task(sweep(self._router, self._watching, self._leave), name="sweep"),
         ]
         if self._secured is not None:
             parts.append(asyncio.create_task(self._secured.identity.follow(), name="certificate"))

@@ -106,6 +106,10 @@ Envoy repeats them once where a replica answers 404 or NOT_FOUND."""
 MISSING_HEADER: Final = "x-tidegate-missing"
 """Set by the picker with that header, for Envoy's filter of attempts, which does not see it."""
 
+AGAIN_HEADER: Final = "x-tidegate-again"
+"""On a picker's answer about a request on a hung replica: Envoy takes the request through its
+filters once more, for another replica. Envoy sets it on such a request, and the picker reads it."""
+
 SENT_HEADER: Final = "x-tidegate-sent"
 """Bytes sent to and received from replicas so far; Envoy sets and removes it on retries."""
 
@@ -157,6 +161,7 @@ STRIPPED_HEADERS: Final = (
     REPEATABLE_HEADER,
     RETRY_ON_HEADER,
     MISSING_HEADER,
+    AGAIN_HEADER,
     SENT_HEADER,
     ATTEMPT_HEADER,
     TICKET_HEADER,

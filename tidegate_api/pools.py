@@ -78,6 +78,9 @@ UnsoundMode = Literal["refuse", "pass"]
 LimitMode = Literal["auto", "none"]
 """Whether the requests in flight on a replica are limited by what it can run at once."""
 
+HungMode = Literal["move", "refuse", "wait"]
+"""What becomes of a request that stands on a replica when the replica is found hung."""
+
 CustomReading = Literal[
     "queued",
     "running",

@@ -88,6 +88,7 @@ _ROUTING: Final = FieldReader(
         "fallbacks",
         "max_header_bytes",
         "max_inflated_bytes",
+        "move_bytes",
         "refuse_deadly",
         "uploads_per_client",
     },

@@ -23,7 +23,13 @@ from ext_proc.exchange.subsets import both, entries_of
 from ext_proc.requests import read_head, session_of, split_adapter, token_blocks
 from ext_proc.requests.head import GRPC_SERVICE
 from ext_proc.routing.values.request import OTHER, Form, Request
-from tidegate_api.names import SUBSET_KEY, UNNAMED_ROUTE_PREFIX, ClusterRef, parse_cluster
+from tidegate_api.names import (
+    AGAIN_HEADER,
+    SUBSET_KEY,
+    UNNAMED_ROUTE_PREFIX,
+    ClusterRef,
+    parse_cluster,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -36,6 +42,8 @@ if TYPE_CHECKING:
 cluster_of: Final = lru_cache(maxsize=4096)(parse_cluster)
 """Every request of a configured proxy names a cluster, and there are few of them."""
 
+_DIGITS: Final = 9
+"""Maximum digits of a length that is read."""
 _GENERIC_HTTP: Final = ClusterRef("", "", "http")
 _GENERIC_GRPC: Final = ClusterRef("", "", "grpc")
 
@@ -142,6 +150,22 @@ def names_nothing(features: Features) -> bool:
     return features.pool is None and features.model is None
 
 
+def may_move(head: Head, pool: Pool, body_bytes: int | None) -> bool:
+    """Return whether the proxy can send a repeatable request again whole, and the pool wants it.
+
+    Args:
+        head: The request's head.
+        pool: Its pool.
+        body_bytes: Length of the body that was read to its end; ``None`` = as declared.
+    """
+    if pool.hung_requests != "move" or not pool.move_bytes:
+        return False
+    if body_bytes is not None:
+        return body_bytes <= pool.move_bytes
+    length = head.headers.get("content-length", "0" if head.end_of_stream else "")
+    return length.isdecimal() and len(length) <= _DIGITS and int(length) <= pool.move_bytes
+
+
 def request_of(
     known: KnownRequest,
     pool: Pool,
@@ -183,7 +207,7 @@ def request_of(
         subset=subset if known.hint is None else both(subset, known.hint),
         headers=head.headers,
         body=known.body if pool.refuse_deadly else None,
-        repeatable=known.repeatable,
+        repeatable=known.repeatable and AGAIN_HEADER not in head.headers,
         client=head.client,
         bytes_per_token=blocks.bytes_per_token,
         batch=blocks.batch,

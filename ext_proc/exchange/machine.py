@@ -29,20 +29,22 @@ Rules:
    no known pool, the proxy continues by itself (a pass), unless ``require_pick`` is set.
 7. If the proxy reports which replica served, the ticket moves to that replica.
 8. The ticket settles exactly once, at the end of the stream: done if the reply with the pick was
-   handed over, however the stream ended after that; aborted if it was not; shutdown if the picker
-   stops first.
+   handed over, however the stream ended after that; aborted if it was not, or if the request left
+   its replica; shutdown if the picker stops first.
 9. An illegal event raises `IllegalEventError` and changes nothing.
 10. A client may have ``uploads_per_client`` uploads under way whose end was not seen; a further one
    is refused as soon as its body would be asked for.
 11. A generic proxy is asked for no body that it did not announce. If it sends the body first, with
     attributes in place of headers, that is decided on. If the stream ends after a pick on the
     headers and nothing more, the end of the request is unknown: the ticket settles as unseen.
-
 12. Where no replica has room, a request may wait (``hold_s`` of its pool; not behind a generic
     proxy, whose patience is not known). Its reply is one `KeepWaiting` now, and later, once it is
     decided (``when_released``), what ``released`` returns. Only its end may come meanwhile.
 13. The deadline of headers counts from their arrival, and that of a body from the decision, as a
     replica's would. A request whose deadline has passed is refused.
+14. A request whose replica is found hung leaves it (``leave``), by an answer that is no reply to an
+    event, unless a part of a response was seen. One that waited (rule 12) does so like any other,
+    once it is decided; one that comes again after that may wait like any other.
 
 ======== ======================= ========================= ====================== ==============
 state    Head                    Body, Trailers            Response               Lost, Stopped
@@ -81,9 +83,22 @@ from ext_proc.exchange.events import (
     Trailers,
 )
 from ext_proc.exchange.first_part import has_first_part, needs_body
-from ext_proc.exchange.known import USUAL, is_generic, locate, names_nothing, request_of
+from ext_proc.exchange.known import (
+    USUAL,
+    is_generic,
+    locate,
+    may_move,
+    names_nothing,
+    request_of,
+)
 from ext_proc.exchange.lost_end import LOST_END, loses_end
-from ext_proc.exchange.refusals import TRAILERS, ended_by_trailers, refuse, too_large
+from ext_proc.exchange.refusals import (
+    TRAILERS,
+    ended_by_trailers,
+    leave,
+    refuse,
+    too_large,
+)
 from ext_proc.exchange.replies import (
     EMPTY_BODY,
     EMPTY_HEAD,
@@ -122,7 +137,7 @@ if TYPE_CHECKING:
     from ext_proc.requests import Blocks, Chats, Tokenizer
     from ext_proc.routing.pipeline.decision import Decision
     from ext_proc.routing.values.pool import Pool
-    from ext_proc.routing.values.request import Request
+    from ext_proc.routing.values.request import Form, Request
 
 # Tuples: a union in `isinstance` would be built anew at each call.
 _ENDS: Final = (Lost, Stopped)
@@ -133,6 +148,11 @@ ASKED_MORE_S: Final = 1.0
 time."""
 WAITING_BYTES: Final = 8_192
 """Bytes that a request that waits holds beside its body and prompt, about."""
+_WAIT: Final = "wait"
+"""Of ``hung_requests``: no request leaves a hung replica."""
+_Sent = tuple["Head", "Form", "Pool", bool, "int | None"]
+"""Of a request that was sent to a replica: head, form and pool; whether another replica may read
+it; and the length of its body, if it was read."""
 
 _NO_TOKENIZERS: Final[Mapping[str, Tokenizer]] = MappingProxyType({})
 _NO_CHATS: Final[Mapping[str, Chats]] = MappingProxyType({})
@@ -153,8 +173,10 @@ class Exchange:
         "_duplex_request",
         "_duplex_response",
         "_later",
+        "_left",
         "_options",
         "_router",
+        "_sent",
         "_ticket",
         "_tokenizers",
         "_unseen",
@@ -189,6 +211,10 @@ class Exchange:
         """Set once the request has waited for a replica."""
         self._unseen = False
         """The end of the stream need not be that of the request (rule 10)."""
+        self._sent: _Sent | None = None
+        """Tells what to do if the replica is found hung; ``None`` = nothing."""
+        self._left = False
+        """The request was answered because its replica is hung."""
         self.state = NEW
         self.moved = False
         """A replica other than the pick served the request."""
@@ -230,13 +256,19 @@ class Exchange:
             awaited = self._on_awaited(waiting, event, now, unix_now)
             if awaited is not None:
                 return awaited
-        if isinstance(event, Response) and event.served is not None and self._ticket is not None:
-            ticket = self._router.served(self._ticket, event.served, now)
-            self.moved = self.moved or ticket is not self._ticket
-            self._ticket = ticket
+        if isinstance(event, Response):
+            self._answered_by(event.served, now)
         return reply_without_decision(
             event, duplex_request=self._duplex_request, duplex_response=self._duplex_response
         )
+
+    def _answered_by(self, served: str | None, now: float) -> None:
+        """Note a part of a response, and which replica serves if that is told."""
+        self._sent = None
+        if served is not None and self._ticket is not None:
+            ticket = self._router.served(self._ticket, served, now)
+            self.moved = self.moved or ticket is not self._ticket
+            self._ticket = ticket
 
     def _on_awaited(
         self, waiting: KnownRequest, event: Event, now: float, unix_now: float
@@ -536,8 +568,19 @@ class Exchange:
             pick.only_first()
         pick.unreadable = self.unreadable is not None
         pick.described = pool.describe_picks
-        deadline, ticket = known.deadline, decision.ticket
-        if deadline is None or ticket is None:
+        deadline, ticket, body = known.deadline, decision.ticket, known.body
+        if ticket is None:
+            return pick
+        # What follows from these is computed only where a replica is found hung. The body is not
+        # kept for that.
+        self._sent = (
+            head,
+            request.features.form,
+            pool,
+            known.repeatable and decision.repeatable and not known.once,
+            None if body is None else len(body),
+        )
+        if deadline is None:
             return pick
         if not known.generic and known.features.form is not GRPC_STREAM:
             rest_s, waited = deadline - ticket.at, known.waited
@@ -568,6 +611,33 @@ class Exchange:
         passed = self._pass("failed", head)
         return passed if isinstance(passed, Refuse) else None
 
+    def leave(self, *, read_before: bool, mute: bool) -> Refuse | None:
+        """Answer the request because its replica is found hung; ``None`` = it stays.
+
+        Args:
+            read_before: Another replica has read the request before.
+            mute: The replica does not answer probes either. Without it only a request that another
+                replica may get leaves, as its answer may still come.
+        """
+        if self._sent is None or self.state is not DECIDED:
+            return None
+        head, form, pool, repeatable, body_bytes = self._sent
+        # Clients of gRPC streams may be silent, and a generic proxy need not know what to do.
+        if pool.hung_requests == _WAIT or form is GRPC_STREAM or self._duplex_request:
+            return None
+        if is_generic(head):
+            return None
+        move = repeatable and not read_before and may_move(head, pool, body_bytes)
+        if not move and not mute:
+            return None
+        self._sent, self._left = None, True
+        return leave(head, form, move=move)
+
+    @property
+    def ticket(self) -> Ticket | None:
+        """The open ticket."""
+        return self._ticket
+
     def _settle(self, event: Lost | Stopped, now: float) -> None:
         self.state = OVER
         self._waiting = None
@@ -579,7 +649,7 @@ class Exchange:
             return
         if isinstance(event, Stopped):
             self._router.settle(ticket, SHUTDOWN, now)
-        elif event.clean:
+        elif event.clean and not self._left:
             self._router.settle(ticket, UNSEEN if self._unseen else DONE, now)
         else:
             self._router.settle(ticket, ABORTED, now)

@@ -20,16 +20,16 @@ from google.rpc import status_pb2
 from google.rpc.error_details_pb2 import RetryInfo
 
 from ext_proc.exchange.actions import Refuse
-from ext_proc.routing.values.refusal import Refusal, RefusalKind
+from ext_proc.routing.values.refusal import HUNG, Refusal, RefusalKind
 from ext_proc.routing.values.request import Form
-from tidegate_api.names import REASON_HEADER
+from tidegate_api.names import AGAIN_HEADER, REASON_HEADER
 from tidegate_api.paths import ANTHROPIC_PATHS, anthropic_error
 from tidegate_api.pools import LEAST_PEEK_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ext_proc.exchange.events import Body
+    from ext_proc.exchange.events import Body, Head
     from ext_proc.routing.values.pool import Pool
 
 
@@ -59,6 +59,7 @@ _STATUS: Final[Mapping[RefusalKind, _Status]] = {
     RefusalKind.TOO_MANY_UPLOADS: _Status(429, 8, "rate_limit_error"),
     RefusalKind.NO_ENDPOINTS: _Status(503, 14, "server_error"),
     RefusalKind.WRONG_VERSION: _Status(503, 14, "server_error"),
+    RefusalKind.HUNG_REPLICA: _Status(503, 14, "server_error"),
     RefusalKind.DEADLY_REQUEST: _Status(422, 3, "invalid_request_error"),
     RefusalKind.SUSPECT_WAITS: _Status(503, 14, "server_error"),
     RefusalKind.NO_PICK: _Status(503, 14, "server_error"),
@@ -76,6 +77,7 @@ _RETRY_AFTER: Final = frozenset(
         RefusalKind.TOO_MANY_UPLOADS,
         RefusalKind.NO_ENDPOINTS,
         RefusalKind.WRONG_VERSION,
+        RefusalKind.HUNG_REPLICA,
         RefusalKind.SUSPECT_WAITS,
         RefusalKind.NO_PICK,
     }
@@ -88,6 +90,7 @@ _INTERNAL: Final = 13
 _OPENAI: Final = frozenset({Form.OPENAI, Form.RESPONSES, Form.SCORE, Form.SGLANG})
 _ANTHROPIC: Final = re.compile(ANTHROPIC_PATHS)
 _GRPC_CONTENT: Final = "application/grpc"
+_AGAIN: Final = (AGAIN_HEADER, "1")
 
 
 def speaks_grpc(headers: Mapping[str, str]) -> bool:
@@ -138,6 +141,25 @@ def _retry_info(code: int, message: str, retry_s: int) -> str:
     status = status_pb2.Status(code=code, message=message)
     status.details.add().Pack(RetryInfo(retry_delay=Duration(seconds=retry_s)))
     return b64encode(status.SerializeToString()).rstrip(b"=").decode()
+
+
+def leave(head: Head, form: Form, *, move: bool) -> Refuse:
+    """Answer a request whose replica is found hung.
+
+    Args:
+        head: The request's head.
+        form: Its form.
+        move: Whether the proxy is to take it to another replica instead of sending the answer.
+    """
+    answer = refuse(HUNG, form, head.headers, head.path)
+    if move:
+        answer.headers += (_AGAIN,)
+    return answer
+
+
+def is_move(answer: Refuse) -> bool:
+    """Return whether the proxy is to take the request to another replica."""
+    return answer.headers[-1] == _AGAIN
 
 
 def too_large(body: Body, pool: Pool) -> Refusal | None:

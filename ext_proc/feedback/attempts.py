@@ -53,6 +53,10 @@ class FailedAttempts:
         if len(kept) < MAX_ATTEMPTS:
             kept.append(tried)
 
+    def read(self, number: int) -> bool:
+        """Return whether a failed attempt of a request may have been read by its replica."""
+        return any(tried.attempt.read is not False for tried in self._of.get(number, ()))
+
     def take(self, number: int) -> list[Tried]:
         """Remove and return the failed attempts of a request, in the order of their beginnings."""
         return sorted(self._of.pop(number, ()), key=_began)

@@ -85,6 +85,16 @@ class AttemptEntry(NamedTuple):
     """Seconds from there to its end."""
 
 
+class Hung(NamedTuple):
+    """A request that stands on a replica which is found hung."""
+
+    ticket_id: int
+    read_before: bool
+    """Another replica has read it before."""
+    mute: bool
+    """The replica does not answer our probes either."""
+
+
 class Judged(NamedTuple):
     """What the law makes of an attempt, or of several good ones, for all workers."""
 

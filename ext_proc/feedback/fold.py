@@ -47,7 +47,7 @@ from ext_proc.blame.origins import ANONYMOUS, number_of
 from ext_proc.blame.origins import UNKNOWN as UNKNOWN_CLIENT
 from ext_proc.feedback.answer_times import AnswerTimes
 from ext_proc.feedback.attempts import FailedAttempts, Tried
-from ext_proc.feedback.entries import Judged, answer_speed, attempt_of, passed_over
+from ext_proc.feedback.entries import Hung, Judged, answer_speed, attempt_of, passed_over
 from ext_proc.feedback.usage import TokenCounts
 
 if TYPE_CHECKING:
@@ -193,7 +193,8 @@ class Feedback:
         told = sign(delivered=sent_s is not None, answered=entry.answer_bytes > 0)
         if told is Mark.SILENT and number is not None and sent_s is not None:
             client, since = router.origins.client(number), now - max(entry.lasted_s - sent_s, 0.0)
-            self._standing.note(number, key, client, since, now)
+            headed = entry.status > 0
+            self._standing.note(number, key, client, since, now, pool, headed=headed)
         elif told is Mark.ALIVE:
             self._standing.ended(number)
             router.conditions.alive(key, now)
@@ -256,6 +257,18 @@ class Feedback:
     ) -> None:
         if number is not None and entry.status < FIRST_ERROR:
             self._learner.began(number, key, first_byte_s)
+
+    def hung(self, now: float) -> list[Hung]:
+        """Return the requests that stand, without headers of an answer, on hung replicas."""
+        conditions = self._router.conditions
+        if not conditions.frozen:
+            return []
+        found = []
+        for number, stands in self._standing:
+            mute = conditions.hung(stands, now)
+            if mute is not None and not stands.headed:
+                found.append(Hung(number, self._failed.read(number), mute))
+        return found
 
     # --- Failures and retries -------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ Rules:
    counted, and neither reaches the router.
 2. Entries are applied as they arrive, in order; a stream waits for nothing else.
 3. Of requests without a pick only those come that the proxy answered by itself. They are counted.
+   So are not requests that left a hung replica for another one: a further entry tells their end.
 4. After `SLICE` entries of a message the service yields to other tasks: Envoy sends about 24 at
    once, and decisions must not wait for all of them.
 """
@@ -22,7 +23,15 @@ from google.protobuf.message import DecodeError
 
 from ext_proc.feedback.entries import AttemptEntry
 from ext_proc.feedback.fold import FOREIGN
-from ext_proc.feedback.wire import METHOD, OTHER_CAUSE, SERVICE, entries_of, reply
+from ext_proc.feedback.wire import (
+    LEFT_HUNG,
+    METHOD,
+    MOVED_CAUSE,
+    OTHER_CAUSE,
+    SERVICE,
+    entries_of,
+    reply,
+)
 from ext_proc.observability.requests.records import RequestRecords
 from ext_proc.observability.traffic import TrafficCounts
 
@@ -43,6 +52,9 @@ KINDS: Final = {"no-route": "client", OTHER_CAUSE: "local"}
 
 LIMITS: Final = frozenset({"overflow", "rate-limited", "overloaded"})
 """Causes that are limits of the proxy: no replica failed, whether there was a pick or not."""
+
+UNCOUNTED: Final = LIMITS | {MOVED_CAUSE}
+"""Causes of entries that are no end of a request at a replica."""
 
 _log = structlog.stdlib.get_logger("ext_proc.feedback")
 
@@ -123,15 +135,21 @@ class LogService:
             if entry.final:
                 lag(unix_now - entry.ended_unix_s)
                 if outcome != FOREIGN:
-                    if entry.cause in LIMITS:
-                        self._traffic.refused(self._feedback.pool_of(entry.cluster), entry.cause)
+                    if entry.cause in UNCOUNTED:
+                        self._refused(entry)
                     else:
                         first_s, lasted_s = entry.first_at_s, entry.lasted_s
                         ended(entry.cluster, entry.served, outcome, first_s, lasted_s)
                     records.ended(entry, outcome, now)
 
+    def _refused(self, entry: Entry) -> None:
+        if entry.cause in LIMITS:
+            self._traffic.refused(self._feedback.pool_of(entry.cluster), entry.cause)
+
     def _had_pick(self, entry: Entry) -> bool:
         """Count an answer of the proxy's own; return whether there was a pick."""
+        if entry.cause in LEFT_HUNG.values():
+            return True
         pool = self._feedback.pool_of(entry.cluster)
         self._metrics.proxied(pool, entry.cause)
         if not entry.picker:

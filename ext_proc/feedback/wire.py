@@ -73,6 +73,15 @@ CAUSES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Why the proxy answered by itself -> its flags."""
 
+MOVED_CAUSE: Final = "moved"
+"""The request left a hung replica, and another entry says how it ended."""
+HUNG_CAUSE: Final = "hung-replica"
+LEFT_HUNG: Final[Mapping[str, str]] = {
+    "internal_redirect": MOVED_CAUSE,
+    "tidegate_hung_replica": HUNG_CAUSE,
+}
+"""Why the picker ended an attempt at a hung replica, by the details of Envoy's entry."""
+
 _PERIODIC: Final = accesslog_pb2.DownstreamPeriodic
 _GRPC_STATUS: Final = "grpc-status"
 _MAX_STATUS_DIGITS: Final = 3
@@ -145,7 +154,7 @@ def _entry(logged: Any) -> Entry | AttemptEntry:
     if not good:
         ended, read, answered = _ending(common, response, flags, headers=headers)
         if final and not answered and ended is not Ended.LEFT:
-            cause = cause_of(flags)
+            cause = LEFT_HUNG.get(response.response_code_details) or cause_of(flags)
     return _new(
         Entry,
         (
@@ -233,10 +242,11 @@ def _ending(common: Any, response: Any, flags: bytes, *, headers: bool) -> tuple
     if ended is Ended.TIMEOUT and details == _TRY_TIMEOUT:
         ended = Ended.TRY_TIMEOUT
     elif ended is _DONE and details and details != _VIA_UPSTREAM:
-        ended = Ended.LOCAL
+        ended = Ended.TRY_TIMEOUT if details in LEFT_HUNG else Ended.LOCAL
     read = headers or common.HasField("time_to_first_upstream_tx_byte")
     answered = headers and not details.startswith(_BEFORE_RESPONSE)
-    return ended, read, answered and ended is not Ended.LOCAL
+    ours = ended is Ended.LOCAL or details in LEFT_HUNG
+    return ended, read, answered and not ours
 
 
 def cause_of(raw: bytes) -> str:

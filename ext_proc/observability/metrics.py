@@ -197,6 +197,12 @@ class Metrics:
             registry,
             known=[()],
         )
+        self._left_hung = Counts(
+            "tidegate_picker_hung_requests",
+            "Requests that left a replica that was found hung: for another one, or answered 503.",
+            ["pool", "end"],
+            registry,
+        )
         self.connected = Gauge(
             "tidegate_picker_xds_connected",
             "1 while the control server's stream is open.",
@@ -237,6 +243,10 @@ class Metrics:
     def moved(self) -> None:
         """Count a request served by a replica other than the pick."""
         self._moved.add(())
+
+    def left_hung(self, pool: str, *, moved: bool) -> None:
+        """Count a request that left a hung replica: for another one, or answered."""
+        self._left_hung.add((pool, "moved" if moved else "refused"))
 
     def failed(self, kind: str) -> None:
         """Count a stream that failed."""

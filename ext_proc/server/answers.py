@@ -16,7 +16,7 @@ from ext_proc.server.stream import ExchangeStream
 from ext_proc.server.wire import WireError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ext_proc.observability.metrics import Metrics
     from ext_proc.server.holds import Holds
@@ -49,7 +49,7 @@ class ExchangeHandler:
         trace: ``traceparent`` of the call; empty = none.
     """
 
-    __slots__ = ("_cut", "_holds", "_metrics", "_pumping", "_stream")
+    __slots__ = ("_cut", "_holds", "_metrics", "_pumping", "_running", "_stream")
 
     def __init__(
         self, tools: Tools, cut: Cut, holds: Holds, pumping: Pumping, trace: str = ""
@@ -57,9 +57,14 @@ class ExchangeHandler:
         self._pumping = pumping
         self._stream = ExchangeStream(tools, trace)
         self._metrics = tools.metrics
+        self._running = tools.running
         self._cut = cut
         self._holds = holds
         self._metrics.streams += 1
+
+    def attach(self, send: Callable[[bytes], None]) -> None:
+        """Take how to send messages that are no replies."""
+        self._running[self._stream] = send
 
     def costly(self, message: bytes) -> bool:
         """Return whether reading the message may take more than a fraction of a millisecond."""
@@ -105,6 +110,7 @@ class ExchangeHandler:
     def end(self) -> None:
         """Settle the exchange."""
         self._metrics.streams -= 1
+        self._running.pop(self._stream, None)
         self._stream.end(stopped=self._cut.begun)
 
 

@@ -15,6 +15,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,7 +36,15 @@ from tidegate_common.health import HealthService
 from tidegate_common.readable import ReadableServer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+    from collections.abc import (
+        Awaitable,
+        Callable,
+        Coroutine,
+        Generator,
+        Iterable,
+        Mapping,
+        Sequence,
+    )
 
     from ext_proc.exchange import ExchangeOptions, RequestRouter
     from ext_proc.observability.metrics import Metrics
@@ -127,6 +136,7 @@ class PickerServer:
         )
         self._holds = Holds()
         self._pumping = Pumping(router, clock, wall_clock)
+        self._sending: set[asyncio.Future[None]] = set()
         self._handlers = tuple(handlers)
         self._transport = transport
         self._security = security
@@ -220,6 +230,8 @@ class PickerServer:
         stream = ExchangeStream(self._tools, trace)
         replies: Sequence[bytes]
         metrics.streams += 1
+        running = self._tools.running
+        running[stream] = context.write
         try:
             while (data := await context.read()) is not grpc.aio.EOF:
                 try:
@@ -243,11 +255,40 @@ class PickerServer:
             failed(metrics, error)
         finally:
             metrics.streams -= 1
+            del running[stream]
             stream.end(stopped=self._cut.begun)
+
+    def leave(self, found: Iterable[tuple[int, bool, bool]]) -> None:
+        """Let requests leave replicas that are found hung.
+
+        Args:
+            found: Of each its ticket, whether another replica has read it before, and whether its
+                replica does not answer probes either.
+        """
+        hung: dict[int | None, list[bool]] = {ticket_id: rest for ticket_id, *rest in found}
+        if not hung:
+            return
+        for stream, send in tuple(self._tools.running.items()):
+            rest = hung.get(stream.ticket_id)
+            if rest is None:
+                continue
+            read_before, mute = rest
+            message = stream.leave(read_before=read_before, mute=mute)
+            sent = None if message is None else send(message)
+            if sent is not None:
+                sending = asyncio.ensure_future(_over(sent))
+                self._sending.add(sending)
+                sending.add_done_callback(self._sending.discard)
 
     def _answers(self, trace: str) -> ExchangeHandler:
         """Handle one stream of Envoy, message by message."""
         return ExchangeHandler(self._tools, self._cut, self._holds, self._pumping, trace)
+
+
+async def _over(sent: Awaitable[None]) -> None:
+    """Wait for a write beside the task that reads the stream."""
+    with contextlib.suppress(Exception):  # the stream has ended meanwhile
+        await sent
 
 
 class _PeerGoneError(Exception):

@@ -28,6 +28,7 @@ from ext_proc.exchange import (
     Stopped,
 )
 from ext_proc.exchange.known import USUAL
+from ext_proc.exchange.refusals import is_move
 from ext_proc.exchange.state import DECIDED, QUEUED, WAITING
 from ext_proc.observability.requests.records import TRACEPARENT, RequestRecords
 from ext_proc.requests.parsing.budget import FREE_BYTES
@@ -35,7 +36,7 @@ from ext_proc.routing.policies.base import HELD
 from ext_proc.server.wire import event_of, parse_request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from opentelemetry.trace import Span
 
@@ -97,6 +98,8 @@ class Tools:
         self.wall_clock = wall_clock
         self.options = options
         self.records = RequestRecords() if records is None else records
+        self.running: dict[ExchangeStream, Callable[[bytes], Awaitable[None] | None]] = {}
+        """The open streams, and what sends a message that is no reply on each."""
 
 
 class ExchangeStream:
@@ -219,6 +222,28 @@ class ExchangeStream:
         """Record that all replies so far have been handed to the transport."""
         self._handing_over = False
         self.hold = None
+
+    @property
+    def ticket_id(self) -> int | None:
+        """Number of the ticket of a request whose pick was handed over."""
+        if self._handing_over or self.queued or (ticket := self._exchange.ticket) is None:
+            return None
+        return ticket.id
+
+    def leave(self, *, read_before: bool, mute: bool) -> bytes | None:
+        """Return what lets the request leave its replica, which is found hung.
+
+        It is no reply to a message. See ``Exchange.leave``; ``None`` = the request stays.
+        """
+        exchange, tools = self._exchange, self._tools
+        ticket = None if self._handing_over or self.queued else exchange.ticket
+        if ticket is None:
+            return None
+        answer = exchange.leave(read_before=read_before, mute=mute)
+        if answer is None:
+            return None
+        tools.metrics.left_hung(ticket.pool, moved=is_move(answer))
+        return tools.writer.write(answer)
 
     def end(self, *, stopped: bool) -> None:
         """Settle the exchange; ``stopped`` = the picker ended the stream."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 import ngh2
@@ -16,6 +16,9 @@ import ngh2
 from ext_proc.server.h2.connection import Http2Connection
 from ext_proc.server.h2.frames import Deframer, framed
 from ext_proc.server.h2.server import Http2Server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 LIMIT = 2**20
 """Maximum size of a message, bytes."""
@@ -159,6 +162,10 @@ class Direct:
         if self.method == "over":
             return None
         return [message] * (1000 if self.method == "pours-directly" else 1)
+
+    def attach(self, send: Callable[[bytes], object]) -> None:
+        """Keep how to send messages that are no replies."""
+        self.send = send
 
     def pauses(self) -> bool:
         """Return whether replies must wait."""

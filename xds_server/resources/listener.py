@@ -76,6 +76,7 @@ from xds_server.resources.edge.connections import (
 from xds_server.resources.edge.filters import filters_after, filters_before, first_filters, guarded
 from xds_server.resources.edge.operators import patched_listener
 from xds_server.resources.edge.request_log import request_logs, tracing
+from xds_server.resources.filters.again import again_filter, restore_filter
 from xds_server.resources.filters.body_model import before_picker, without_pick
 from xds_server.resources.filters.discovered import picker_filter, strip_filter
 from xds_server.resources.filters.held_uploads import hold_filters
@@ -281,7 +282,9 @@ def _manager(
             access_log_flush_interval=RUNNING
         ),
         http_filters=[
+            HttpFilter.parse(restore_filter()),
             *first_filters(spec),
+            HttpFilter.parse(again_filter()),
             strip_filter(),
             *filters_before(spec),
             unknown_model_filter(),

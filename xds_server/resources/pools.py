@@ -5,7 +5,7 @@ Each endpoint is serialized once; the message is put together from these parts.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tidegate_api.fleet.v1 import pool_pb2
 from xds_server.fleet.mapping import MessageCopier
@@ -19,8 +19,13 @@ from xds_server.fleet.rules.kv_events import model_of
 from xds_server.fleet.view import defaults_of, log_slots
 from xds_server.protocol.wire import delimited
 from xds_server.resources.clusters import probe_path
+from xds_server.resources.filters.again import hung_requests
+from xds_server.resources.routes.processing import repeated_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tidegate_api.pools import HungMode
     from xds_server.fleet.view import Incarnation, View
 
 OVERRUN: Final = 2
@@ -31,8 +36,15 @@ _FORMS: Final = 8
 """Serialized forms of an endpoint that are kept."""
 
 _ROUTING: Final = MessageCopier(
-    pool_pb2.Routing, Routing, computed={"allow_override", "max_body_bytes"}
+    pool_pb2.Routing,
+    Routing,
+    computed={"allow_override", "hung_requests", "max_body_bytes", "move_bytes"},
 )
+_HUNG: Final[Mapping[HungMode, Any]] = {
+    "move": pool_pb2.HUNG_REQUESTS_MOVE,
+    "refuse": pool_pb2.HUNG_REQUESTS_REFUSE,
+    "wait": pool_pb2.HUNG_REQUESTS_WAIT,
+}
 _SLOW_START: Final = MessageCopier(pool_pb2.SlowStart, SlowStartSpec)
 _OUTLIER: Final = MessageCopier(pool_pb2.Outlier, OutlierSpec)
 _DEEP_HEALTH: Final = MessageCopier(pool_pb2.DeepHealth, HealthSpec)
@@ -68,6 +80,8 @@ def pool_resource(view: View, pool: PoolSpec) -> bytes:
             pool.routing,
             allow_override=sorted(pool.routing.allow_override),
             max_body_bytes=_largest_body(fleet, pool.routing),
+            hung_requests=_HUNG[hung_requests(fleet, pool)],
+            move_bytes=repeated_bytes(pool.routing) if pool.routing.retry_read else 0,
         ),
         slow_start=_SLOW_START(pool.slow_start),
         per_endpoint_in_flight=pool.circuit_breaker.per_endpoint_in_flight,

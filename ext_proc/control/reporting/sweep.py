@@ -12,6 +12,8 @@ from ext_proc.blame.deaths import REFUSED_S
 from ext_proc.blame.fingerprint import shown
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ext_proc.control.reporting.watch import ReplicaWatch
     from ext_proc.routing.router import Router
 
@@ -21,11 +23,14 @@ SWEEP_S: Final = 1.0
 _log = structlog.stdlib.get_logger("ext_proc")
 
 
-async def sweep(router: Router, watch: ReplicaWatch) -> NoReturn:
-    """Sweep until cancelled."""
+async def sweep(
+    router: Router, watch: ReplicaWatch, leave: Callable[[float], None] = lambda _: None
+) -> NoReturn:
+    """Sweep until cancelled; ``leave`` lets requests leave hung replicas at monotonic seconds."""
     while True:
         await asyncio.sleep(SWEEP_S)
         router.registry.sweep(time.monotonic())
+        leave(time.monotonic())
         for found in router.suspicion.sweep(time.monotonic()):
             _log.warning(
                 "deadly_request",

@@ -38,6 +38,7 @@ from ext_proc.routing.health.standing import StandingRequests
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+    from ext_proc.routing.health.standing import Stands
     from ext_proc.routing.state.candidate import Candidate
     from ext_proc.routing.values.pool import EndpointKey, Pool
     from ext_proc.routing.values.reading import Reading
@@ -324,6 +325,16 @@ class Conditions:
                 self._low_since.pop((pool, key), None)
                 if self._low_memory.good(pool, key):
                     self._gather(pool)
+
+    @property
+    def frozen(self) -> bool:
+        """Whether any replica is found frozen."""
+        return any(ejection.frozen() for ejection in self.ejections.values())
+
+    def hung(self, stands: Stands, now: float) -> bool | None:
+        """Return whether a request stands on a hung replica; see ``Ejection.hung``."""
+        ejection = self.ejections.get(stands.pool)
+        return None if not ejection else ejection.hung(stands, now)
 
     # --- Decisions ------------------------------------------------------------------------------
 

@@ -487,6 +487,24 @@ class Ejection(Breakers):
             if not peers or any(one.alive_at > later for one in peers):
                 self._try_eject(key, record, Cause.FROZEN, now)
 
+    def frozen(self) -> bool:
+        """Return whether any replica is found frozen, half open ones included."""
+        return any(record.cause is Cause.FROZEN for record in self._out.values())
+
+    def hung(self, stands: Stands, now: float) -> bool | None:
+        """Return whether a request stands on a hung replica.
+
+        Returns:
+            ``None`` if not; else whether the replica is mute, too: it does not answer our probe.
+            A half-open replica is tried with requests, so those stand as long as others first.
+        """
+        record, rules = self._out.get(stands.key), self._rules
+        if record is None or rules is None or record.cause is not Cause.FROZEN:
+            return None
+        if record.phase is Phase.HALF_OPEN and now - stands.since < rules.frozen_after_s:
+            return None
+        return record.mute
+
     def _stands(
         self, key: EndpointKey, record: EjectionRecord, standing: Sequence[Stands], now: float
     ) -> bool:

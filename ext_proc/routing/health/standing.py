@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ext_proc.routing.values.pool import EndpointKey
 
@@ -30,6 +30,9 @@ class Stands(NamedTuple):
     since: float
     """When its client had sent it, monotonic seconds."""
     told_at: float
+    pool: str = ""
+    headed: bool = False
+    """Headers of an answer have come."""
 
 
 class StandingRequests:
@@ -41,10 +44,23 @@ class StandingRequests:
     def __len__(self) -> int:
         return len(self._of)
 
-    def note(self, ticket_id: int, key: EndpointKey, client: int, since: float, now: float) -> None:
-        """Note that a replica has a request and has not begun to answer it."""
+    def __iter__(self) -> Iterator[tuple[int, Stands]]:
+        return iter(self._of.items())
+
+    def note(
+        self,
+        ticket_id: int,
+        key: EndpointKey,
+        client: int,
+        since: float,
+        now: float,
+        pool: str = "",
+        *,
+        headed: bool = False,
+    ) -> None:
+        """Note that a replica has a request and has not begun to answer it; see ``Stands``."""
         if ticket_id in self._of or len(self._of) < MAX_REQUESTS:
-            self._of[ticket_id] = Stands(key, client, since, now)
+            self._of[ticket_id] = Stands(key, client, since, now, pool, headed)
 
     def ended(self, ticket_id: int | None) -> None:
         """Note that an answer has begun, or the request has ended."""

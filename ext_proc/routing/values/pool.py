@@ -23,7 +23,7 @@ from ext_proc.routing.values.settings import (
 from tidegate_api.names import SESSION_HEADER
 
 if TYPE_CHECKING:
-    from tidegate_api.pools import AdapterMode, BodyMode, LimitMode, UnsoundMode
+    from tidegate_api.pools import AdapterMode, BodyMode, HungMode, LimitMode, UnsoundMode
     from tidegate_common.upstream.contexts import ReplicaTls
 
 Protocol = Literal["http", "grpc"]
@@ -127,6 +127,10 @@ class Pool:
     sequence_idle_s: float = 60.0
     load_factor: float = 1.5
     max_body_bytes: int = 4 * 2**20
+    hung_requests: HungMode = "move"
+    """What becomes of requests on a replica that is found frozen."""
+    move_bytes: int = 65_536
+    """Most bytes of a body with which Envoy takes a request to another replica; 0 = it does not."""
     unsound_requests: UnsoundMode = "refuse"
     """What happens to requests that could end a replica, by what was read of them."""
     max_tensor_bytes: int = 2**31

@@ -51,6 +51,8 @@ class RefusalKind(StrEnum):
     """431: the headers are longer than the pool's replicas take."""
     TOO_LARGE = "too-large"
     """413: the body exceeds the pool's ``max_body_bytes``."""
+    HUNG_REPLICA = "hung-replica"
+    """503: the replica that had the request was found hung, and no other one may get it."""
     DEADLY_REQUEST = "deadly-request"
     """422: replicas died each time they had this request."""
     SUSPECT_WAITS = "suspect-waits"
@@ -82,6 +84,10 @@ NO_PICK: Final = Refusal(
 )
 DEADLINE_PASSED: Final = Refusal(
     RefusalKind.DEADLINE_PASSED, "the deadline of the request passed before it could be sent"
+)
+HUNG: Final = Refusal(
+    RefusalKind.HUNG_REPLICA,
+    "the replica that had this request gives no sign of life, and no other one may get the request",
 )
 MUST_WAIT: Final = Refusal(
     RefusalKind.SUSPECT_WAITS,

@@ -23,7 +23,7 @@ from ext_proc.server.h2.frames import PREFIX, framed
 from ext_proc.server.h2.stream import GoneError, Http2Stream
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ext_proc.server.h2.held import Held
     from ext_proc.server.h2.stream import Channel
@@ -33,6 +33,9 @@ _log = structlog.stdlib.get_logger("ext_proc.server.h2")
 
 class DirectHandler(Protocol):
     """Answers the messages of one call."""
+
+    def attach(self, send: Callable[[bytes], None]) -> None:
+        """Take how to send messages that are no replies, while the call goes on."""
 
     def costly(self, message: bytes) -> bool:
         """Return whether the message may take more than a fraction of a millisecond."""
@@ -89,6 +92,7 @@ class DirectStream(Http2Stream):
         self._over = False
         self._ended: asyncio.Future[None] | None = None
         """Completed at the end of the call; a stopping server waits for it."""
+        answers.attach(self._push)
 
     def close(self) -> None:
         """Handle that the stream is gone."""
@@ -144,6 +148,11 @@ class DirectStream(Http2Stream):
                 self._wait(replies[number:], paused=False)
                 return
         answers.handed_over()
+
+    def _push(self, message: bytes) -> None:
+        """Send a message that is no reply."""
+        if not self._over and not self.closed:
+            self._connection.send(self, framed(message))
 
     def _go_on(self) -> bool:
         """Answer the message that has waited for its turn."""

@@ -98,6 +98,28 @@ LIMIT_AUTO: Limit.ValueType  # 1
 LIMIT_NONE: Limit.ValueType  # 2
 Global___Limit: _TypeAlias = Limit  # noqa: Y015
 
+class _HungRequests:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _HungRequestsEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HungRequests.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    HUNG_REQUESTS_UNSPECIFIED: _HungRequests.ValueType  # 0
+    """move"""
+    HUNG_REQUESTS_MOVE: _HungRequests.ValueType  # 1
+    HUNG_REQUESTS_REFUSE: _HungRequests.ValueType  # 2
+    HUNG_REQUESTS_WAIT: _HungRequests.ValueType  # 3
+
+class HungRequests(_HungRequests, metaclass=_HungRequestsEnumTypeWrapper):
+    """HungRequests sets what becomes of requests on a replica that is found frozen."""
+
+HUNG_REQUESTS_UNSPECIFIED: HungRequests.ValueType  # 0
+"""move"""
+HUNG_REQUESTS_MOVE: HungRequests.ValueType  # 1
+HUNG_REQUESTS_REFUSE: HungRequests.ValueType  # 2
+HUNG_REQUESTS_WAIT: HungRequests.ValueType  # 3
+Global___HungRequests: _TypeAlias = HungRequests  # noqa: Y015
+
 class _BodyMode:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -692,6 +714,8 @@ class Routing(_message.Message):
     MAX_INFLATED_BYTES_FIELD_NUMBER: _builtins.int
     UPLOADS_PER_CLIENT_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
+    HUNG_REQUESTS_FIELD_NUMBER: _builtins.int
+    MOVE_BYTES_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     """Name of the policy, e.g. "auto"."""
     body: Global___BodyMode.ValueType
@@ -744,6 +768,9 @@ class Routing(_message.Message):
     uploads_per_client: _builtins.int
     """Most uploads that one client may have under way at one picker process; 0 = no limit."""
     limit: Global___Limit.ValueType
+    hung_requests: Global___HungRequests.ValueType
+    move_bytes: _builtins.int
+    """Most bytes of a body with which Envoy takes a request to another replica; 0 = it takes none."""
     @_builtins.property
     def allow_override(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Policies that a request may select with the header "tidegate-policy"."""
@@ -787,10 +814,12 @@ class Routing(_message.Message):
         max_inflated_bytes: _builtins.int = ...,
         uploads_per_client: _builtins.int = ...,
         limit: Global___Limit.ValueType = ...,
+        hung_requests: Global___HungRequests.ValueType = ...,
+        move_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["gpu_weights", b"gpu_weights", "learned", b"learned"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "allow_override", b"allow_override", "block_chars", b"block_chars", "block_tokens", b"block_tokens", "body", b"body", "chat_template", b"chat_template", "co_batch_hold_seconds", b"co_batch_hold_seconds", "fallbacks", b"fallbacks", "gpu_weights", b"gpu_weights", "index_blocks_per_endpoint", b"index_blocks_per_endpoint", "index_ttl_seconds", b"index_ttl_seconds", "learned", b"learned", "limit", b"limit", "load_factor", b"load_factor", "max_body_bytes", b"max_body_bytes", "max_header_bytes", b"max_header_bytes", "max_inflated_bytes", b"max_inflated_bytes", "max_tensor_bytes", b"max_tensor_bytes", "max_tokens", b"max_tokens", "policy", b"policy", "prefer_zone", b"prefer_zone", "refuse_deadly", b"refuse_deadly", "sequence_idle_seconds", b"sequence_idle_seconds", "session_header", b"session_header", "spill_factor", b"spill_factor", "tokenizer", b"tokenizer", "unsound_requests", b"unsound_requests", "uploads_per_client", b"uploads_per_client"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "allow_override", b"allow_override", "block_chars", b"block_chars", "block_tokens", b"block_tokens", "body", b"body", "chat_template", b"chat_template", "co_batch_hold_seconds", b"co_batch_hold_seconds", "fallbacks", b"fallbacks", "gpu_weights", b"gpu_weights", "hung_requests", b"hung_requests", "index_blocks_per_endpoint", b"index_blocks_per_endpoint", "index_ttl_seconds", b"index_ttl_seconds", "learned", b"learned", "limit", b"limit", "load_factor", b"load_factor", "max_body_bytes", b"max_body_bytes", "max_header_bytes", b"max_header_bytes", "max_inflated_bytes", b"max_inflated_bytes", "max_tensor_bytes", b"max_tensor_bytes", "max_tokens", b"max_tokens", "move_bytes", b"move_bytes", "policy", b"policy", "prefer_zone", b"prefer_zone", "refuse_deadly", b"refuse_deadly", "sequence_idle_seconds", b"sequence_idle_seconds", "session_header", b"session_header", "spill_factor", b"spill_factor", "tokenizer", b"tokenizer", "unsound_requests", b"unsound_requests", "uploads_per_client", b"uploads_per_client"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -16,6 +16,7 @@ from tidegate_api.pools import (
     MIN_FACTOR,
     AdapterMode,
     BodyMode,
+    HungMode,
     LimitMode,
     PolicyName,
     UnsoundMode,
@@ -146,6 +147,10 @@ class Routing(Strict):
     refuse_deadly: bool = True
     """Requests that several replicas died with run one at a time, and the one that is to blame is
     refused with 422 for a minute; docs/explanation/deadly-requests.md says when."""
+    hung_requests: HungMode = "move"
+    """What becomes of requests that stand unanswered on a replica when it is found frozen: another
+    replica gets them if they may be repeated (`retry_read`) and the others are answered 503, all
+    are, or they wait for `timeouts.first_answer`; docs/explanation/retries.md says when."""
     unsound_requests: UnsoundMode = "refuse"
     """Whether requests whose tensors' shapes contradict their data, or whose JSON nests too deeply,
     are refused with 400: they can end Triton."""

@@ -47,6 +47,7 @@ from envoy_data_plane.envoy.extensions.filters.http.header_mutation.v3 import Mu
 from envoy_data_plane.envoy.type.matcher.v3 import ListStringMatcher, StringMatcher
 
 from tidegate_api.names import (
+    AGAIN_HEADER,
     CERTIFICATE_ATTRIBUTES,
     CLUSTER_ATTRIBUTE,
     HEADERS_ATTRIBUTE,
@@ -95,6 +96,7 @@ _FORWARDED_HEADERS = (
     "traceparent",
     "tracestate",
     REPEATABLE_HEADER,
+    AGAIN_HEADER,
     # On responses, for pools that request load reports.
     LOAD_HEADER,
     LOAD_BIN_HEADER,

@@ -1,6 +1,7 @@
 """Filters that a route enables and that some requests of it skip.
 
-A filter is disabled in the listener: a request whose route does not enable it does not create it.
+A filter is disabled in the listener, as a rule: a request whose route does not enable it does not
+create it.
 Source: ``envoy/extensions/common/matching/v3/extension_matcher.proto``.
 """
 
@@ -30,18 +31,19 @@ class Skip(NamedTuple):
     """Whether those skip it that do *not* match."""
 
 
-def wrapped(name: str, config: Any, skips: tuple[Skip, ...]) -> bytes:
+def wrapped(name: str, config: Any, skips: tuple[Skip, ...], *, disabled: bool = True) -> bytes:
     """Return the serialized ``HttpFilter``.
 
     Args:
         name: Name of the filter in the listener.
         config: Message of the filter itself.
         skips: Who skips it, where the route that enables it does not say otherwise.
+        disabled: Only routes enable it.
     """
     wrapper = extension_matcher_pb2.ExtensionWithMatcher(xds_matcher=_matcher(skips))
     wrapper.extension_config.name = name
     wrapper.extension_config.typed_config.Pack(config, deterministic=True)
-    message = http_connection_manager_pb2.HttpFilter(name=name, disabled=True)
+    message = http_connection_manager_pb2.HttpFilter(name=name, disabled=disabled)
     message.typed_config.Pack(wrapper, deterministic=True)
     return message.SerializeToString(deterministic=True)  # type: ignore[no-any-return]  # untyped library
 

@@ -52,12 +52,7 @@ def process(route: Any, routing: Routing, body: BodyMode | Literal["duplex"]) ->
     if routing.without_picker is not None:
         settings.overrides.failure_mode_allow.value = routing.without_picker == "open"
     route.typed_per_filter_config[PICKER_FILTER].Pack(settings, deterministic=True)
-    route.request_body_buffer_limit.value = {
-        "none": _RETRY_BODY_LIMIT,
-        "duplex": _RETRY_BODY_LIMIT,
-        "peek": routing.peek_bytes,
-        "full": routing.max_body,
-    }[body]
+    route.request_body_buffer_limit.value = repeated_bytes(routing, body)
     if body in ("peek", "full"):
         hold_uploads(route, route.request_body_buffer_limit.value)
 
@@ -71,6 +66,12 @@ def close_with(route: Any, pools: Iterable[PoolSpec]) -> None:
     if packed.Unpack(settings) and not settings.disabled:
         settings.overrides.failure_mode_allow.value = False
         packed.Pack(settings, deterministic=True)
+
+
+def repeated_bytes(routing: Routing, body: BodyMode | Literal["duplex"] | None = None) -> int:
+    """Return the most bytes of a body that Envoy can send again; ``body`` is the pool's mode."""
+    mode = routing.body if body is None else body
+    return {"peek": routing.peek_bytes, "full": routing.max_body}.get(mode, _RETRY_BODY_LIMIT)
 
 
 def at_least_peek(body: BodyMode) -> BodyMode:

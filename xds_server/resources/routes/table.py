@@ -55,6 +55,7 @@ from xds_server.fleet.view import PROTOCOLS, clusters_of, defaults_of, server_po
 from xds_server.resources.edge.browsers import admit_origins
 from xds_server.resources.edge.filters import guard_routes
 from xds_server.resources.edge.limits import limit_requests
+from xds_server.resources.filters.again import only_pickers
 from xds_server.resources.filters.body_model import read_without
 from xds_server.resources.filters.discovered import admitted
 from xds_server.resources.filters.picked_pool import follow_picker
@@ -118,6 +119,7 @@ def route_configuration(
     limit_requests(config, fleet)
     # Envoy goes by the metadata; replicas bound their headers (`routing.max_header_bytes`).
     config.request_headers_to_remove.append(DESTINATION_HEADER)
+    only_pickers(config)
     headers = {}
     if fleet.listener.debug_headers:
         headers[SERVED_BY_HEADER] = "%UPSTREAM_HOST%"

@@ -6,10 +6,11 @@ import pytest
 
 from ext_proc.exchange import Body, BodySending, Exchange, IllegalEventError, Lost, Stopped
 from ext_proc.exchange.machine import ASKED_MORE_S
+from ext_proc.exchange.refusals import is_move
 from ext_proc.exchange.state import DECIDED, OVER, QUEUED
 from support.exchanges import PROMPT, generic, head, in_flight, run
 from support.streams import llm, replicas, router
-from tidegate_api.names import REQUEST_TIMEOUT_HEADER, TIMEOUT_HEADER
+from tidegate_api.names import AGAIN_HEADER, REQUEST_TIMEOUT_HEADER, TIMEOUT_HEADER
 
 BUFFERED, DUPLEX = BodySending.BUFFERED, BodySending.DUPLEX
 
@@ -133,6 +134,22 @@ def test_the_rest_of_the_time_goes_on(busy):
     bounded = router(llm(request_s=1.0))
     _, reply = run(bounded, head(end_of_stream=True, headers=given))
     assert reply.pick.budget == ((TIMEOUT_HEADER, "3000"), (REQUEST_TIMEOUT_HEADER, "1000"))
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_waited_leaves_a_hung_replica_at_most_once(busy, again):
+    """A request that comes again waits like any other, and no third replica gets it."""
+    made, first = busy
+    sent = {AGAIN_HEADER: "1"} if again else {}
+    exchange, _ = queued(made, head(request_body=BUFFERED, headers=sent), Body(PROMPT, True))
+    assert exchange.leave(read_before=False, mute=True) is None
+    freed(made, first)
+    exchange.released()
+    answer = exchange.leave(read_before=False, mute=True)
+    assert is_move(answer) is not again
+    assert exchange.leave(read_before=False, mute=True) is None
+    exchange.on(Lost(clean=True), 3.0, 1000.0)
+    assert made.ledger.outcomes == {"done": 1, "aborted": 1}
 
 
 def test_behind_a_generic_proxy_nothing_waits(busy):

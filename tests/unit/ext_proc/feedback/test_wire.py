@@ -276,3 +276,16 @@ def test_an_entry_of_a_running_request_tells_when_its_client_had_sent_it():
         assert first(message).delivered_at_s == pytest.approx(nanos * 1e-9)
     properties.intermediate_log_entry = False
     assert first(message).delivered_at_s is None
+
+
+@pytest.mark.parametrize(
+    ("details", "cause"),
+    [("internal_redirect", "moved"), ("tidegate_hung_replica", "hung-replica")],
+)
+def test_a_request_that_left_a_hung_replica_was_kept_waiting(details, cause):
+    """As by our bound on the time to a first answer; the status is not the replica's."""
+    message = tagged("")
+    response = message.http_logs.log_entry[0].response
+    response.response_code.value, response.response_code_details = 503, details
+    entry = first(message)
+    assert (entry.ended, entry.cause) == (Ended.TRY_TIMEOUT, cause)

@@ -22,11 +22,12 @@ def test_names_may_differ_by_a_unit() -> None:
 
 def test_words_parts_and_computed_fields() -> None:
     """Words become enums, nested models messages; the caller gives what is computed."""
-    routing = MessageCopier(pool_pb2.Routing, Routing, computed={"allow_override"})
-    made = routing(Routing(body="full", co_batch_hold_ms=0.5), allow_override=["random"])
+    routing = MessageCopier(pool_pb2.Routing, Routing, computed={"allow_override", "move_bytes"})
+    given = Routing(body="full", co_batch_hold_ms=0.5)
+    made = routing(given, allow_override=["random"], move_bytes=8)
     assert (made.body, made.co_batch_hold_seconds) == (pool_pb2.BODY_MODE_FULL, 0.0005)
     assert made.gpu_weights.queue == 0.4
-    assert (made.tokenizer, made.allow_override) == ("", ["random"])
+    assert (made.tokenizer, made.allow_override, made.move_bytes) == ("", ["random"], 8)
 
 
 def test_a_field_that_the_model_has_not_is_refused_at_once() -> None:

@@ -30,7 +30,7 @@ def edited(**more: object) -> Fleet:
     ("new", "channels"),
     [
         (BASE, ()),
-        (edited(routing={"peek_bytes": 4096}), ("RDS",)),
+        (edited(routing={"peek_bytes": 4096}), ("RDS", "POOL")),
         (edited(circuit_breaker={"max_requests": 7}), ("RTDS",)),
         (edited(drop_overload=5), ("EDS",)),
         (edited(endpoints=[endpoint(1), endpoint(3, variant="canary")]), ("EDS", "POOL")),

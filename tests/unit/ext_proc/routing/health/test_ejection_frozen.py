@@ -173,3 +173,24 @@ def test_a_frozen_replica_that_keeps_waiting_again_goes_back(build):
     assert case.phase(0) is Phase.HALF_OPEN
     case.ejection.kept_waiting(key(0), 5.0, 55.0)
     assert case.phase(0) is Phase.EJECTED
+
+
+def test_requests_of_a_frozen_replica_stand_on_a_hung_one(build):
+    """All that it has when it is ejected; when it is tried again, what stands as long again."""
+    case = Case(build)
+    case.ejection.probed(key(0), ready=False)
+    stands = Stands(key(0), 1, 0.0, 30.0, "llm")
+    case.ejection.alive(key(1), 0.0)
+    case.ejection.sweep({key(0): 1, key(1): 1}, 0.0)
+    assert case.ejection.hung(stands, 29.0) is None
+    case.ejection.alive(key(1), 30.0)
+    case.ejection.sweep({key(0): 1, key(1): 1}, 30.0)
+    assert case.ejection.frozen()
+    assert case.ejection.hung(stands, 30.0) is True
+    assert case.ejection.hung(stands._replace(key=key(1)), 30.0) is None
+    case.ejection.probed(key(0), ready=True)
+    assert case.ejection.hung(stands, 30.0) is False
+    case.ejection.alive(key(0), 31.0)
+    tried = stands._replace(since=31.0)
+    assert case.ejection.hung(tried, 60.0) is None
+    assert case.ejection.hung(tried, 61.0) is False

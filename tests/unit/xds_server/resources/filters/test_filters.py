@@ -38,8 +38,8 @@ def test_the_picker_stands_between_the_filters() -> None:
     """All others but the first and the router are disabled until a route enables them."""
     names = filters(fleet(pool("a", default=True), pool("b")))
     at = names.index(EXT_PROC)
-    assert names[0] == "tidegate.strip"
-    assert all(name.startswith(("(tidegate.unknown.", "(tidegate.before.")) for name in names[1:at])
+    assert names[:3] == ["tidegate.again", "envoy.filters.http.custom_response", "tidegate.strip"]
+    assert all(name.startswith(("(tidegate.unknown.", "(tidegate.before.")) for name in names[3:at])
     assert names[at + 1] == "(tidegate.picked)"
     assert all(
         name.startswith(("(tidegate.without.", "(tidegate.late.")) for name in names[at + 2 : -2]

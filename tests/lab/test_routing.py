@@ -63,13 +63,14 @@ async def converse(http, stack, clients: Clients, policy: str) -> Seen:
     return Seen(dict(zip(names, grown, strict=True)), ttft)
 
 
-async def test_auto_computes_less_than_round_robin(http, lend_once):
+async def test_auto_computes_less_than_round_robin(http, new_stack):
     """The default policy sends turns to the replica with their history.
 
     Both policies see the same conversations with texts of their own, so both start cold. The tokens
     are those that the replicas count; both stable replicas work under both policies.
     """
-    stack = await lend_once(models=("toy-llm",))
+    # A stack of its own: what another picker has learned of its replicas counts for minutes.
+    stack = await new_stack(models=("toy-llm",))
     assert stack.read_fleet()["pools"][0]["routing"]["policy"] == "auto"
     async with (
         Clients(stack.http_url, stack.grpc_address) as clients,

@@ -25,6 +25,7 @@ from support.workers import states, worker_pids
 from tidegate_api.admin.v1 import admin_pb2, admin_pb2_grpc
 
 PICKS = "tidegate_picker_picks_total"
+HUNG = "tidegate_picker_hung_requests_total"
 OUTLIER = {"base_ejection": "20s", "interval": "2s", "frozen_after": "1500ms"}
 STAYS_S = 7.0
 """Longer than the reports of all workers take to replace each other."""
@@ -75,8 +76,10 @@ async def counted(stack):
 
 
 async def picked(http, stack):
-    """Return the picks of all workers."""
-    return sum([await metric(http, page, PICKS) for page in stack.picker_pages])
+    """Return the requests that all workers picked for: one that moved was picked for twice."""
+    picks = [await metric(http, page, PICKS) for page in stack.picker_pages]
+    moved = [await metric(http, page, HUNG, end="moved") for page in stack.picker_pages]
+    return sum(picks) - sum(moved)
 
 
 async def reported(http, stack):

@@ -31,11 +31,12 @@ async def open_prompts(http, stack):
     return counters["provisional_prompts"], sum(each["provisional_blocks"] for each in endpoints)
 
 
-async def test_a_refused_flood_moves_no_conversation(http, lend_once):
+async def test_a_refused_flood_moves_no_conversation(http, new_stack):
     """Nothing of what Triton refused with 400 is taken for cached, or evicts what is."""
     # One pool: of several that share a replica the largest bound counts.
     bound = {"pools": {"llm": {"routing": {"index_blocks": INDEX_BLOCKS}}}}
-    stack = await lend_once(models=("toy-llm",), fleet=bound)
+    # A stack of its own: another picker may have learned that a replica is slow.
+    stack = await new_stack(models=("toy-llm",), fleet=bound)
     prompts = [fresh_prompt(CHARACTERS) for _ in range(SESSIONS)]
     homes = []
     for prompt in prompts:

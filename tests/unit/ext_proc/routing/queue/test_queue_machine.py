@@ -164,7 +164,7 @@ class Waits(RuleBasedStateMachine):
         assert not self.open
 
     def settle(self):
-        """Forget who was told, and hold that nobody was told twice."""
+        """Forget the requests that were told, and hold that each was told once at most."""
         assert all(len(heard) <= 1 for heard in self.told.values())
         self.open = [each for each in self.open if not self.told[int(each.key)]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from aiohttp import web
 
@@ -14,9 +14,6 @@ from support.traffic import eventually, metric
 from tidegate.stack.processes.environment import service_environment
 from tidegate.stack.processes.ports import HeldPorts
 from tidegate_common.children import module_command
-
-if TYPE_CHECKING:
-    pass
 
 GENERATE = "/v2/models/toy-llm/generate"
 

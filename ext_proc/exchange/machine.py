@@ -544,8 +544,12 @@ class Exchange:
             call()
 
     def released(self) -> tuple[Action, ...]:
-        """Return the replies to a request that waited; empty before its decision."""
-        return () if self._later is None else self._later.replies
+        """Return the replies to a request that waited, once; empty before its decision."""
+        later = self._later
+        if later is None or not later.replies:
+            return ()
+        self._later = None  # it holds the request and its body
+        return later.replies
 
     def _picked(
         self, known: KnownRequest, pool: Pool, request: Request, blocks: Blocks, decision: Decision

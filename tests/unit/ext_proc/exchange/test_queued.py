@@ -63,6 +63,7 @@ def test_the_reply_comes_when_there_is_room(busy, events):
     reply, *rest = exchange.released()
     assert reply.pick.decision.ticket.at == 2.0
     assert len(rest) == duplex
+    assert exchange.released() == ()  # it keeps neither replies nor request
     assert in_flight(made) == 1
     exchange.on(Lost(clean=True), 3.0, 1000.0)
     assert in_flight(made) == 0

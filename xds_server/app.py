@@ -32,30 +32,30 @@ from xds_server.admin.service import AdminService
 from xds_server.admin.status import StatusBoard, known_names
 from xds_server.admin.status_log import StatusLog
 from xds_server.admin.stopping import Stopping
-from xds_server.control import standby_keeper
+from xds_server.applications.discovery.file import FileFault, FileWatch, read_text
+from xds_server.applications.discovery.membership import Clocks, Membership
+from xds_server.applications.discovery.readiness import Readiness
+from xds_server.applications.discovery.sources.resolver import Resolver
+from xds_server.applications.discovery.table import SourceTools
+from xds_server.applications.keepers import standby_keeper
+from xds_server.applications.keepers.health_broadcast import HealthBroadcaster
+from xds_server.applications.keepers.placement_keeper import PlacementKeeper
+from xds_server.applications.keepers.standby_keeper import StandbyKeeper
+from xds_server.applications.loading.acting import ModelActions
+from xds_server.applications.loading.keeper import LoadKeeper
+from xds_server.applications.loading.leaving import LeavingModels
+from xds_server.applications.loading.replicas import TritonCalls
+from xds_server.applications.traffic.book import TrafficBook
 from xds_server.control.fleet_control import Control
-from xds_server.control.health_broadcast import HealthBroadcaster
-from xds_server.control.placement_keeper import PlacementKeeper
-from xds_server.control.standby_keeper import StandbyKeeper
-from xds_server.discovery.file import FileFault, FileWatch, read_text
-from xds_server.discovery.membership import Clocks, Membership
-from xds_server.discovery.readiness import Readiness
-from xds_server.discovery.sources.resolver import Resolver
-from xds_server.discovery.table import SourceTools
 from xds_server.fleet.guards.last import LastReplica
 from xds_server.fleet.load import FleetError, load_text
 from xds_server.fleet.members.members import Members
 from xds_server.fleet.members.stored import dump, load
 from xds_server.fleet.model.fields import split_host_port
 from xds_server.fleet.store import RevisionStore, StoreError
-from xds_server.loading.acting import ModelActions
-from xds_server.loading.keeper import LoadKeeper
-from xds_server.loading.leaving import LeavingModels
-from xds_server.loading.replicas import TritonCalls
 from xds_server.observability import XdsMetrics
 from xds_server.server.service import AdsServer
 from xds_server.snapshots.told import Told
-from xds_server.traffic.book import TrafficBook
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from support.fake_api_server import refused, too_old
-from xds_server.discovery.kubernetes.answers import (
+from xds_server.applications.discovery.kubernetes.answers import (
     Event,
     ExpiredError,
     Lines,
@@ -19,7 +19,7 @@ from xds_server.discovery.kubernetes.answers import (
     refusal,
     status,
 )
-from xds_server.discovery.kubernetes.mirror import Mirror
+from xds_server.applications.discovery.kubernetes.mirror import Mirror
 from xds_server.fleet.model.kubernetes import KubernetesSpec
 
 FOLDER = Path(__file__).parent / "fixtures/kubernetes-1.36.3"

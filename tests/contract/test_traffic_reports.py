@@ -21,9 +21,9 @@ from ext_proc.observability import traffic as counting
 from ext_proc.observability.traffic import TrafficCounts
 from support.streams import llm, router
 from tidegate_api.fleet.v1 import report_pb2_grpc
+from xds_server.applications.traffic.book import SERVICE_KINDS, TrafficBook
+from xds_server.applications.traffic.replicas import words
 from xds_server.server.reports import PickerReports
-from xds_server.traffic.book import SERVICE_KINDS, TrafficBook
-from xds_server.traffic.replicas import words
 
 STABLE = ("llm", "stable")
 R1 = ("llm", "r1")

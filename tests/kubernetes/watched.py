@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from kubernetes.cluster import NODE
-from xds_server.discovery.kubernetes.slices import name_of, observe, reduce
-from xds_server.discovery.kubernetes.source import KubernetesSource
-from xds_server.discovery.values import Observation
+from xds_server.applications.discovery.kubernetes.slices import name_of, observe, reduce
+from xds_server.applications.discovery.kubernetes.source import KubernetesSource
+from xds_server.applications.discovery.values import Observation
 from xds_server.fleet.model.kubernetes import KubernetesSpec
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ import pytest
 from support.in_process_stack import Flow, InProcessStack
 from support.names import NameServer
 from tidegate.stack.processes.waiting import wait_until
-from xds_server.discovery.membership import Clocks, Membership
-from xds_server.discovery.readiness import Readiness
-from xds_server.discovery.sources.resolver import Resolver
-from xds_server.discovery.table import SourceTools
+from xds_server.applications.discovery.membership import Clocks, Membership
+from xds_server.applications.discovery.readiness import Readiness
+from xds_server.applications.discovery.sources.resolver import Resolver
+from xds_server.applications.discovery.table import SourceTools
 from xds_server.fleet.members.members import Members
 
 pytestmark = pytest.mark.timeout(170)

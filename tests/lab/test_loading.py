@@ -23,7 +23,7 @@ from tidegate.stack.tritons.replica import (
     triton_environment,
 )
 from tidegate_api.admin.v1 import admin_pb2 as api
-from xds_server.loading.replicas import ReplicaFault, TritonAddress, TritonCalls
+from xds_server.applications.loading.replicas import ReplicaFault, TritonAddress, TritonCalls
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from support.fleets import pool
-from xds_server.discovery.admission import Admission
-from xds_server.discovery.values import Found, Observation
+from xds_server.applications.discovery.admission import Admission
+from xds_server.applications.discovery.values import Found, Observation
 from xds_server.fleet.model.fleet import PoolSpec
 
 FILE = "file /f"

@@ -11,11 +11,11 @@ from support.controls import World
 from support.fleets import fleet, pool
 from tidegate_api.fleet.v1 import pool_pb2
 from tidegate_api.names import ENDPOINT_TYPE, POOL_TYPE
-from xds_server.discovery.membership import Clocks, Membership
-from xds_server.discovery.readiness import Question
-from xds_server.discovery.sources.resolver import Resolver
-from xds_server.discovery.table import SourceTools
-from xds_server.discovery.values import Found, Observation
+from xds_server.applications.discovery.membership import Clocks, Membership
+from xds_server.applications.discovery.readiness import Question
+from xds_server.applications.discovery.sources.resolver import Resolver
+from xds_server.applications.discovery.table import SourceTools
+from xds_server.applications.discovery.values import Found, Observation
 from xds_server.fleet.members.members import Members
 from xds_server.fleet.model.fleet import Fleet
 from xds_server.fleet.store import RevisionStore

@@ -28,7 +28,7 @@ import structlog
 from ext_proc.control.pools import pool_of
 from tidegate.picker.finding import ReplicaFinder
 from tidegate_api.fleet.v1 import pool_pb2
-from xds_server.discovery.file import FileWatch
+from xds_server.applications.discovery.file import FileWatch
 from xds_server.fleet.load import load_text
 from xds_server.fleet.members.members import Members
 from xds_server.fleet.members.standbys import standing

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
 
-from xds_server.discovery.file import Stamp, stamp_of
-from xds_server.discovery.membership import Clocks, Membership
-from xds_server.discovery.readiness import Readiness
-from xds_server.discovery.sources.resolver import Resolver
-from xds_server.discovery.table import SourceTools
+from xds_server.applications.discovery.file import Stamp, stamp_of
+from xds_server.applications.discovery.membership import Clocks, Membership
+from xds_server.applications.discovery.readiness import Readiness
+from xds_server.applications.discovery.sources.resolver import Resolver
+from xds_server.applications.discovery.table import SourceTools
 from xds_server.fleet.members.members import Members
 from xds_server.fleet.members.stored import dump, load
 from xds_server.fleet.model.fields import split_host_port

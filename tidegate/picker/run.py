@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ext_proc.__main__ import main
 from ext_proc.control.source import PoolSource
 from ext_proc.settings import EXIT_USAGE
-from xds_server.discovery.file import FileFault, read_text
+from xds_server.applications.discovery.file import FileFault, read_text
 from xds_server.fleet.load import FleetError, load_text
 from xds_server.fleet.model.fields import split_host_port
 

@@ -28,8 +28,8 @@ from urllib.parse import unquote
 
 from tidegate_common.tls.pem import validity
 from tidegate_common.tls.shown import shown_validity
+from xds_server.applications.traffic.verdict import CertificateState
 from xds_server.fleet.model.fields import split_host_port
-from xds_server.traffic.verdict import CertificateState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

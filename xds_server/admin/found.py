@@ -9,7 +9,7 @@ from tidegate_api.admin.v1 import admin_pb2
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from xds_server.discovery.membership import PoolMembership, SourceState
+    from xds_server.applications.discovery.membership import PoolMembership, SourceState
     from xds_server.fleet.members.members import Members
     from xds_server.fleet.model.fleet import Fleet
 

@@ -10,7 +10,7 @@ from xds_server.fleet.change import BadChange
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from xds_server.traffic.inquiry import FoundRequest
+    from xds_server.applications.traffic.inquiry import FoundRequest
 
 MAX_CHARS: Final = 128
 

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from xds_server.admin.found import FoundReplicas
     from xds_server.admin.status import StatusBoard
     from xds_server.admin.stopping import Stopping
+    from xds_server.applications.loading.keeper import LoadKeeper
+    from xds_server.applications.traffic.inquiry import FoundRequest
     from xds_server.control.fleet_control import Control
     from xds_server.control.operation import Change
     from xds_server.control.publisher import ClientDirectory
     from xds_server.fleet.findings import Sick
     from xds_server.fleet.revision import Revision
-    from xds_server.loading.keeper import LoadKeeper
     from xds_server.protocol.messages import RefusedPeer
-    from xds_server.traffic.inquiry import FoundRequest
 
 _DEFAULT_REVISIONS = 20
 

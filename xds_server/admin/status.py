@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 from tidegate_api.admin.v1 import admin_pb2
 from xds_server.admin.views.remaining import remaining
-from xds_server.fleet.diff import diff
-from xds_server.observability import Assessment
-from xds_server.traffic.book import LONG_S, RecentTraffic
-from xds_server.traffic.placements import VersionedReplica, shown, unlike_versions
-from xds_server.traffic.replicas import STALE_S, UNKNOWN, noted, words
-from xds_server.traffic.sums import NOTHING, Sums, added, since
-from xds_server.traffic.verdict import (
+from xds_server.applications.traffic.book import LONG_S, RecentTraffic
+from xds_server.applications.traffic.placements import VersionedReplica, shown, unlike_versions
+from xds_server.applications.traffic.replicas import STALE_S, UNKNOWN, noted, words
+from xds_server.applications.traffic.sums import NOTHING, Sums, added, since
+from xds_server.applications.traffic.verdict import (
     KINDS,
     ClientState,
     NoteView,
@@ -23,21 +21,23 @@ from xds_server.traffic.verdict import (
     VariantView,
     verdict,
 )
+from xds_server.fleet.diff import diff
+from xds_server.observability import Assessment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from xds_server.admin.found import FoundReplicas
+    from xds_server.applications.traffic.book import TrafficBook
+    from xds_server.applications.traffic.lives import Key
+    from xds_server.applications.traffic.placements import PlacementBook
+    from xds_server.applications.traffic.replicas import Condition, ReplicaBook, State
+    from xds_server.applications.traffic.verdict import CertificateState, Verdict
     from xds_server.control.fleet_control import Control
     from xds_server.control.publisher import ClientDirectory
     from xds_server.fleet.model.fleet import EndpointSpec, PoolSpec
     from xds_server.protocol.messages import ClientView
     from xds_server.snapshots.preview import Preview
-    from xds_server.traffic.book import TrafficBook
-    from xds_server.traffic.lives import Key
-    from xds_server.traffic.placements import PlacementBook
-    from xds_server.traffic.replicas import Condition, ReplicaBook, State
-    from xds_server.traffic.verdict import CertificateState, Verdict
 
 MAX_DRIFT: Final = 50
 """Most lines of the drift in an answer."""

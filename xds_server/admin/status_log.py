@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import structlog
 
-from xds_server.traffic.verdict import Verdict, Word
+from xds_server.applications.traffic.verdict import Verdict, Word
 
 if TYPE_CHECKING:
     from collections.abc import Callable

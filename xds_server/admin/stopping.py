@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from xds_server.applications.traffic.stopping import PickerView, ReplicaUse, waits_for
 from xds_server.fleet.change import UnknownName
 from xds_server.fleet.model.fields import split_host_port
-from xds_server.traffic.stopping import PickerView, ReplicaUse, waits_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Protocol
 
+    from xds_server.applications.traffic.stopping import PickerUse
     from xds_server.fleet.model.fleet import EndpointSpec, Fleet, PoolSpec
     from xds_server.protocol.messages import ClientView
     from xds_server.snapshots.told import Told
-    from xds_server.traffic.stopping import PickerUse
 
     class Clients(Protocol):
         """The connected clients."""

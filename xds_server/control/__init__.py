@@ -1,1 +1,1 @@
-"""Changes of the fleet: the single writer, rollouts, and the publication of sick replicas."""
+"""Changes of the fleet: the single writer and its rollouts."""

@@ -3,7 +3,7 @@
 Rules:
 
 1. The first message of a stream says which model leaves which replicas, at most ``MAX_REPLICAS``.
-   The answer comes once they are drained (``xds_server.loading.leaving``).
+   The answer comes once they are drained (``xds_server.applications.loading.leaving``).
 2. If clients have not been told in time, the stream ends with FAILED_PRECONDITION and their names.
 3. However a stream ends, its hold ends with it.
 4. At most ``MAX_STREAMS`` streams are open.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from tidegate_api.fleet.v1 import report_pb2
-from xds_server.traffic.inquiry import FoundRequest, ToldRequest, TooManyInquiries
+from xds_server.applications.traffic.inquiry import FoundRequest, ToldRequest, TooManyInquiries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

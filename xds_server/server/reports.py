@@ -8,8 +8,8 @@ Rules:
 3. The pickers of a group count as one: a finding of several of them counts once.
 4. A report that exceeds a bound or names no picker ends its stream with INVALID_ARGUMENT, and
    nothing of it is kept.
-5. Traffic, states and models of replicas are passed on to their books (``xds_server.traffic``);
-   reports without them change nothing there.
+5. Traffic, states and models of replicas are passed on to their books
+   (``xds_server.applications.traffic``); reports without them change nothing there.
 """
 
 from __future__ import annotations
@@ -22,21 +22,26 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import grpc
 
 from tidegate_api.fleet.v1 import report_pb2, report_pb2_grpc
+from xds_server.applications.traffic.passes import PassBook
+from xds_server.applications.traffic.placements import PlacementBook
+from xds_server.applications.traffic.reading import (
+    ReportError,
+    read_placements,
+    read_states,
+    read_traffic,
+)
+from xds_server.applications.traffic.replicas import ReplicaBook
+from xds_server.applications.traffic.stopping import PickerUse
 from xds_server.fleet.findings import Place
 from xds_server.protocol.publication import PickerLoad
 from xds_server.server.inquiries import Inquiries
-from xds_server.traffic.passes import PassBook
-from xds_server.traffic.placements import PlacementBook
-from xds_server.traffic.reading import ReportError, read_placements, read_states, read_traffic
-from xds_server.traffic.replicas import ReplicaBook
-from xds_server.traffic.stopping import PickerUse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
+    from xds_server.applications.traffic.book import TrafficBook
+    from xds_server.applications.traffic.inquiry import FoundRequest
     from xds_server.fleet.findings import Findings
-    from xds_server.traffic.book import TrafficBook
-    from xds_server.traffic.inquiry import FoundRequest
 
 MAX_PICKERS: Final = 1024
 """Most pickers that report at a time."""

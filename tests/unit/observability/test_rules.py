@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry
 from ext_proc.app import Picker
 from ext_proc.settings import PickerSettings
 from support.promql import FOLDER, ROOT, Expression, alerts, expressions, rules
+from xds_server.applications.traffic.verdict import KINDS
 from xds_server.observability import XdsMetrics
-from xds_server.traffic.verdict import KINDS
 
 RUNBOOKS = (ROOT / "docs/how-to/runbooks.md").read_text()
 TESTS = yaml.safe_load((FOLDER / "tests/alerts.yaml").read_text())

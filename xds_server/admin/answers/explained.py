@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
+from xds_server.applications.loading.keeper import TooManyOperations
+from xds_server.applications.traffic.inquiry import TooManyInquiries
 from xds_server.control.operation import DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S, Busy, ChangeOptions
 from xds_server.fleet.change import BadChange, UnknownName
 from xds_server.fleet.guards.last import LastReplica
 from xds_server.fleet.load import FleetError
 from xds_server.fleet.store import StoreError, UnknownRevision
-from xds_server.loading.keeper import TooManyOperations
 from xds_server.snapshots.check import Inconsistent
-from xds_server.traffic.inquiry import TooManyInquiries
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

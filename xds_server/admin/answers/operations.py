@@ -6,13 +6,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidegate_api.admin.v1 import admin_pb2, admin_pb2_grpc
 from xds_server.admin.answers.explained import explained, options_of
+from xds_server.applications.loading.keeper import (
+    DEFAULT_PARALLEL,
+    MAX_KEPT,
+    LoadKeeper,
+    WantedOperation,
+)
 from xds_server.fleet.change import BadChange
-from xds_server.loading.keeper import DEFAULT_PARALLEL, MAX_KEPT, LoadKeeper, WantedOperation
 
 if TYPE_CHECKING:
+    from xds_server.applications.loading.acting import ReplicaParity
+    from xds_server.applications.loading.operation import Operation
     from xds_server.control.operation import ChangeOptions
-    from xds_server.loading.acting import ReplicaParity
-    from xds_server.loading.operation import Operation
 
 DEFAULT_OPERATIONS: Final = 20
 

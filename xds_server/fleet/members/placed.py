@@ -1,8 +1,8 @@
 """Models of replicas, as clients are told of them: state beside the revision. Pure.
 
-What is listed for Envoys follows from pickers' reports (``xds_server.control.placed``), what leaves
-replicas, for pickers, from operations (``xds_server.loading.leaving``). Fleets and pools of which
-nothing is told stay the same objects, and so do equal results.
+What is listed for Envoys follows from pickers' reports (``applications.keepers.placed``), what
+leaves replicas, for pickers, from operations (``applications.loading.leaving``). Fleets and pools
+of which nothing is told stay the same objects, and so do equal results.
 """
 
 from __future__ import annotations

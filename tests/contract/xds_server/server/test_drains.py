@@ -11,7 +11,7 @@ import pytest
 
 from gateway.changes import ModelDrains, UndrainedError
 from tidegate_api.fleet.v1 import report_pb2, report_pb2_grpc
-from xds_server.loading.leaving import ModelDrained
+from xds_server.applications.loading.leaving import ModelDrained
 from xds_server.server import drains as module
 from xds_server.server.drains import ModelDrainService
 

@@ -18,8 +18,8 @@ from xds_server.admin.certificates import (
     ServedCertificates,
     certificate_files,
 )
+from xds_server.applications.traffic.verdict import CertificateState
 from xds_server.fleet.load import load_text
-from xds_server.traffic.verdict import CertificateState
 
 DAY = 86_400.0
 NOW = 1000 * DAY

@@ -6,8 +6,8 @@ from typing import Any
 
 from support.fleets import endpoint, fleet, pool
 from xds_server.admin.found import MAX_SHOWN, held, left_out, replicas, sources
-from xds_server.discovery.membership import PoolMembership, SourceState
-from xds_server.discovery.replica import Hold
+from xds_server.applications.discovery.membership import PoolMembership, SourceState
+from xds_server.applications.discovery.replica import Hold
 from xds_server.fleet.members.members import Member, Members
 from xds_server.fleet.members.origins import origins_of
 

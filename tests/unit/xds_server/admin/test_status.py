@@ -14,12 +14,12 @@ from support.fleets import fleet
 from tidegate_api.admin.v1 import admin_pb2
 from tidegate_api.fleet.v1 import report_pb2 as pb
 from xds_server.admin.status import LET_IN_S, StatusBoard, known_names
+from xds_server.applications.traffic.book import TrafficBook
+from xds_server.applications.traffic.verdict import SILENT_PICKER_S
 from xds_server.control.fleet_control import Control
 from xds_server.control.operation import ChangeOptions
 from xds_server.fleet.store import RevisionStore
 from xds_server.server.reports import PickerReports
-from xds_server.traffic.book import TrafficBook
-from xds_server.traffic.verdict import SILENT_PICKER_S
 
 OPTIONS = ChangeOptions("ann", "why")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from structlog.testing import capture_logs
 
 from xds_server.admin.status_log import DAMPED, StatusLog
-from xds_server.traffic.verdict import Verdict, Word
+from xds_server.applications.traffic.verdict import Verdict, Word
 
 
 def test_a_changed_word_is_logged_once() -> None:

@@ -12,9 +12,9 @@ import pytest
 
 from support.time import Clock
 from tidegate_api.fleet.v1 import report_pb2
+from xds_server.applications.traffic.inquiry import TooManyInquiries
 from xds_server.server import inquiries
 from xds_server.server.inquiries import MAX_RECORDS, Inquiries
-from xds_server.traffic.inquiry import TooManyInquiries
 
 Answer = report_pb2.InquiryAnswer
 

@@ -14,10 +14,10 @@ from tidegate_api.admin.v1 import admin_pb2 as api
 from xds_server.admin.access.caller import CallEnded
 from xds_server.admin.access.calls import CallContext
 from xds_server.admin.answers.operations import ModelCalls
+from xds_server.applications.loading.acting import ModelActions
+from xds_server.applications.loading.keeper import LoadKeeper
+from xds_server.applications.loading.replicas import TritonCalls
 from xds_server.fleet.store import RevisionStore
-from xds_server.loading.acting import ModelActions
-from xds_server.loading.keeper import LoadKeeper
-from xds_server.loading.replicas import TritonCalls
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -1,0 +1,1 @@
+"""Finds replicas by DNS, files and Kubernetes, and lets them join and leave pools."""

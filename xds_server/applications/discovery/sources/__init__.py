@@ -1,0 +1,1 @@
+"""Sources of endpoints, one module each, behind ``discovery.values.Source``."""

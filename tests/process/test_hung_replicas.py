@@ -113,6 +113,10 @@ async def hung_one(
         async def spread() -> bool:
             return hung.reads >= len(asked) and all(replica.asked for replica in replicas)
 
+        def more() -> None:  # where chance gave a replica none: those that answer at once look idle
+            if hung.reads >= len(asked):
+                asked.append(asyncio.create_task(ask(http, stack)))
+
         async def wait() -> bool:
             waiting = await metric(http, stack.picker_metrics, "tidegate_picker_waiting")
             return hung.reads == 3 * slots and waiting == len(asked) - 3 * slots
@@ -127,7 +131,7 @@ async def hung_one(
                 gate.set()
                 await until(took)
                 open_all(replicas[1:])
-            await until(spread)
+            await until(spread, more)
             first.ready = lives
             yield hung
         finally:

@@ -1,9 +1,10 @@
-"""Benchmark of all routing policies on all traffic: the tables of docs/reports/routing.md.
+"""Benchmark of all routing policies on all traffic: the table of docs/reports/routing.md.
 
     python bench/routing.py [--quick] [--jobs 2] [--out DIR] [--docs docs/reports/routing.md]
 
 Simulates the suite (`bench/simulate/suite/plan.py`) and writes results.md, results.json,
-index.html and plots to the folder; with --docs also the part of that file between the markers.
+policies.csv (kept in results/VERSION/routing), index.html and plots to the folder; with
+--docs also the comparisons of `auto` between the markers of that file.
 Stored cells are not run again, so an interrupted run resumes. A change of the routing code
 invalidates only the cells of the picker's policies.
 """
@@ -11,6 +12,7 @@ invalidates only the cells of the picker's policies.
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 import shutil
@@ -29,7 +31,7 @@ from bench.simulate.suite.document import MarkersError, replaced
 from bench.simulate.suite.plan import SUITES, narrowed
 from bench.simulate.suite.run import Suite
 from bench.simulate.suite.store import Store
-from bench.simulate.suite.tables import markdown, reports
+from bench.simulate.suite.tables import comparisons, markdown, records, reports
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -84,16 +86,17 @@ def main() -> int:
             lambda: progress.advance(tasks[-1]),
         )
     sections = suite.sections()
-    text = markdown(sections)
-    if made_of := commit():
-        text = f"Made at commit {made_of}.\n\n{text}"
+    made_of = f"Made at commit {known}.\n\n" if (known := commit()) else ""
     made = reports(sections)
-    (args.out / "results.md").write_text(text + "\n", "utf-8")
+    (args.out / "results.md").write_text(f"{made_of}{markdown(sections)}\n", "utf-8")
+    with (args.out / "policies.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(records(sections))
     (args.out / "results.json").write_text(json.dumps([as_json(each) for each in made]), "utf-8")
     (args.out / "index.html").write_text(page(*made), "utf-8")
     for each, name in zip(made, dict.fromkeys(one.chapter.name for one in sections), strict=True):
         write_pngs(each, args.out / "plots", name)
     if args.docs:
+        text = f"{made_of}{comparisons(sections)}".strip()
         args.docs.write_text(replaced(args.docs.read_text("utf-8"), text), "utf-8")
     console.print(f"{len(sections)} tables in {time.monotonic() - started:.0f} s: {args.out}")
     return 0

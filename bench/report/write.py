@@ -50,28 +50,21 @@ def write_report(results: Mapping[str, Any], out: Path) -> list[Path]:
     images, note = _drawn(found)
     _save(images, out)
     markdown, page = out / "report.md", out / "report.html"
-    body = _markdown(results, verdicts, found, images, note, "")
+    body = _markdown(results, verdicts, found, images, note)
     markdown.write_text(f"# {_TITLE}\n\n{body}\n", encoding="utf-8")
     page.write_text(_html(results, verdicts, found, images, note), encoding="utf-8")
     return [markdown, page]
 
 
 def fill(results: Mapping[str, Any], page: Path) -> list[Path]:
-    """Write results between the markers of a page, and plots into a folder named after the page.
+    """Write machine, versions and aims between the markers of a page.
 
     Raises:
         OSError: A file cannot be read or written.
         ValueError: The page has no markers.
     """
     before, after = around(page)
-    found = sections(results)
-    images, note = _drawn(found)
-    folder = page.with_suffix("")
-    folder.mkdir(exist_ok=True)
-    _save(images, folder)
-    body = _markdown(
-        results, verdict_table(results), found, images, note, f"{folder.name}/", level="###"
-    )
+    body = "\n\n".join([*about(results), markdown_table(verdict_table(results))])
     page.write_text(f"{before}{BEGIN}\n\n{body}\n\n{END}{after}", encoding="utf-8")
     return [page]
 
@@ -156,14 +149,12 @@ def _markdown(
     found: Sequence[ReportSection],
     images: Mapping[int, Sequence[tuple[str, bytes]]],
     note: str,
-    folder: str,
-    level: str = "##",
 ) -> str:
     parts = [*about(results), *([note] if note else []), markdown_table(verdicts)]
     for number, section in enumerate(found):
-        parts += [f"{level} {section.title}", *section.text]
+        parts += [f"## {section.title}", *section.text]
         parts += [markdown_table(table) for table in section.tables]
-        parts += [f"![{name}]({folder}{name})" for name, _ in images.get(number, ())]
+        parts += [f"![{name}]({name})" for name, _ in images.get(number, ())]
     return "\n\n".join(parts)
 
 

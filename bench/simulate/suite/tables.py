@@ -21,6 +21,12 @@ _HEADS: Final = (
     *("hits", "spread", "in time", "shed", "lost"),
     *("TTFT mean vs auto", "p99 vs auto", "e2e p99 vs auto"),
 )
+_COLUMNS: Final = (
+    "policy",
+    *(f"{name}_s" for name in _TIMES),
+    *("hits", "spread", "in_time", "shed", "lost"),
+    *("ttft_mean_vs_auto", "ttft_p99_vs_auto", "e2e_p99_vs_auto"),
+)
 NONE: Final = "-"
 TOLERANCE: Final = 0.03
 """Relative difference up to which ``auto`` counts as no worse than another policy."""
@@ -77,9 +83,22 @@ def reports(sections: Iterable[SuiteSection]) -> list[Report]:
     return list(made.values())
 
 
+def records(sections: Iterable[SuiteSection]) -> list[list[str]]:
+    """Return the rows of all tables, below their titles, with traffic, load and rate: for a CSV."""
+    heads = ["traffic", "load", "requests_per_s", *_COLUMNS]
+    return [
+        heads,
+        *(
+            [section.chapter.title, f"{section.load:.0%}", f"{section.rate:.3g}", *_cells(row)]
+            for section in sections
+            for row in rows(section)
+        ),
+    ]
+
+
 def markdown(sections: Sequence[SuiteSection]) -> str:
-    """Return the text of the documentation: the targets, then each chapter, collapsed."""
-    parts = [_aims(sections)]
+    """Return all results: the targets, then each chapter, collapsed."""
+    parts = [comparisons(sections)]
     seen: set[str] = set()
     for section in sections:
         chapter = section.chapter
@@ -151,7 +170,7 @@ _RIVALS: Final = ("oracle", "probe")
 _BEST_OF: Final = ("e2e_p50", "e2e_p99", "goodput_own")
 
 
-def _aims(sections: Sequence[SuiteSection]) -> str:
+def comparisons(sections: Sequence[SuiteSection]) -> str:
     """Return the comparisons of ``auto`` with its reference policies, one line per section."""
     heads = (
         "traffic, load",

@@ -53,7 +53,7 @@ def bench(
     ] = False,
     docs: Annotated[
         Path | None,
-        typer.Option("--docs", metavar="FILE", help="Also write the results into this page."),
+        typer.Option("--docs", metavar="FILE", help="Also write the verdicts into this page."),
     ] = None,
 ) -> None:
     """Measure Tidegate and other routers and write a report. Needs a checkout."""

@@ -11,7 +11,7 @@ from bench.simulate.suite.document import BEGIN, END, MarkersError, replaced
 from bench.simulate.suite.plan import AUTO, Arm, Chapter, TrafficSource
 from bench.simulate.suite.run import Suite, SuiteSection
 from bench.simulate.suite.store import Store
-from bench.simulate.suite.tables import best, judged, markdown, reports
+from bench.simulate.suite.tables import best, comparisons, judged, markdown, records, reports
 
 TRACES = Path(__file__).resolve().parents[4] / "contract" / "fixtures" / "traces"
 CHAPTERS = (
@@ -53,6 +53,16 @@ def test_a_second_run_does_nothing(kept: Path) -> None:
     totals, done, sections = run(kept)
     assert (totals, done) == ([0, 0], 0)
     assert markdown(sections) == markdown(run(kept)[2])
+
+
+def test_all_rows_are_records(kept: Path) -> None:
+    """The CSV has a row for each policy, arm and load; the page has the comparisons alone."""
+    sections = run(kept)[2]
+    heads, *found = records(sections)
+    assert len(found) == 8
+    assert {len(each) for each in found} == {len(heads)}
+    assert [each[1] for each in found] == ["50%"] * 4 + ["80%"] * 4
+    assert comparisons(sections).count("\n| Small trace") == 2
 
 
 def test_a_cut_run_goes_on(kept: Path, tmp_path: Path) -> None:

@@ -19,7 +19,9 @@ Rules:
    whole run took more than ``MARGIN`` times its record. A layer without a record never fails. None
    is committed: the share of native code, system calls and coverage differs by layer, and so does
    what another machine is slower at than at the fixed computation.
-4. A small selection runs in one process, without pytest-xdist: starting workers takes longer.
+4. The last lines say which tests failed, in every layer, with the first line of why, and why a
+   layer without a failed test failed: of a long log often only its end is kept.
+5. A small selection runs in one process, without pytest-xdist: starting workers takes longer.
 """
 
 from __future__ import annotations
@@ -32,11 +34,12 @@ import subprocess
 import sys
 import threading
 import time
+import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 LAYERS: Final[dict[str, tuple[str, ...]]] = {
@@ -53,7 +56,18 @@ OPT_IN: Final = ("tests/engines", "tests/kubernetes", "tests/monitoring", "tests
 RECORD: Final = ROOT / "tests" / "cpu.json"
 LAST: Final = ROOT / "build" / "cpu.json"
 """What the last whole run took: not committed."""
+REPORTS: Final = ROOT / "build" / "layers"
+"""What pytest wrote of each layer's tests (JUnit's XML): not committed."""
 MARGIN: Final = 1.10
+WHY: Final[Mapping[int, str]] = {
+    1: "no test failed; what pytest or a plugin printed last, such as coverage, says what did",
+    2: "interrupted, or a file of tests cannot be collected",
+    3: "an internal error of pytest or of a plugin",
+    4: "pytest was called wrongly, or a conftest.py cannot be imported",
+    5: "no test was collected",
+}
+"""What pytest's exit codes say where its report names no failed test."""
+WHY_CHARACTERS: Final = 200
 WORKERS: Final = ("-n", "2", "--dist", "loadfile")
 WAITING: Final[dict[str, tuple[str, ...]]] = dict.fromkeys(
     ("lab", "process"), ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder")
@@ -178,8 +192,9 @@ def _folders(name: str) -> list[str]:
 
 
 def run_layers(*, coverage: bool) -> int:
-    """Run every layer, print what each took, and return the exit code."""
+    """Run every layer, print what each took and what failed, and return the exit code."""
     runs: dict[str, Run] = {}
+    reports: dict[str, Path] = {}
     for name in LAYERS:
         folders = _folders(name)
         if not folders:
@@ -190,15 +205,54 @@ def run_layers(*, coverage: bool) -> int:
             ("--cov", "--cov-report=", *(("--cov-append",) if runs else ())) if covered else ()
         )
         _say(f"--- {label}: {' '.join(folders)}")
+        report = REPORTS / f"{name}.xml"
+        report.unlink(missing_ok=True)
+        options = (*options, f"--junitxml={report}")
         runs[label] = run_pytest((*WAITING.get(name, WORKERS), *options, *folders))
+        reports[label] = report
     LAST.parent.mkdir(exist_ok=True)
     took = {name: round(run.standard_s, 1) for name, run in runs.items()}
     LAST.write_text(json.dumps({_python(): took}, indent=2) + "\n")
     _say(table(runs, _record()))
     failed = [name for name, run in runs.items() if run.code]
-    if failed:
-        _say(f"failed: {', '.join(failed)}")
+    for name in failed:
+        _say(f"{name} failed with exit code {runs[name].code}:")
+        for line in why(runs[name].code, reports[name]):
+            _say(f"  {line}")
     return 1 if failed else 0
+
+
+def why(code: int, report: Path) -> list[str]:
+    """Return why a layer failed: a line for each test that did, or one for the exit code.
+
+    Args:
+        code: Pytest's exit code, negative for a signal.
+        report: Pytest's report of the layer; it is not there if pytest died.
+    """
+    try:
+        suites = ET.parse(report).getroot()  # noqa: S314 - pytest has just written it
+    except FileNotFoundError:
+        return [f"pytest ended before it wrote a report: {_meaning(code)}"]
+    except ET.ParseError as error:
+        return [f"pytest's report is damaged ({error}): {_meaning(code)}"]
+    tests = list(_failed_tests(suites))
+    return tests if tests and code == 1 else [*tests, _meaning(code)]
+
+
+def _meaning(code: int) -> str:
+    if code < 0:
+        return f"signal {-code} ended pytest"
+    return WHY.get(code, "pytest does not say what this exit code means")
+
+
+def _failed_tests(suites: ET.Element) -> Iterator[str]:
+    for case in suites.iter("testcase"):
+        place = case.get("classname", "").replace(".", "/") + ".py"
+        for found in case:
+            if found.tag in {"failure", "error"}:
+                message = found.get("message") or found.text or ""
+                first = message.strip().partition("\n")[0][:WHY_CHARACTERS]
+                yield f"{place}::{case.get('name')}: {first}"
 
 
 def table(runs: Mapping[str, Run], record: Mapping[str, float]) -> str:

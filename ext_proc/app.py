@@ -116,7 +116,6 @@ class Picker:
             index_blocks=lambda: router.index.blocks,
             reused=router.reuse.tokens,
             abandoned=router.registry.abandoned.__len__,
-            waiting=lambda: router.queue.count,
             require_pick=settings.require_pick,
             traffic=self._traffic,
         )

@@ -221,7 +221,7 @@ class Exchange:
         self.passed: str | None = None
         """Reason why no replica was chosen without a refusal; ``None`` otherwise."""
         self.pool = ""
-        """Name of the pool of a request without a pick; empty if it is not known."""
+        """Name of the pool of a request without a pick, or that waited; empty = not known."""
         self.unreadable: str | None = None
         """Error of a body that could not be read; ``None`` otherwise."""
 
@@ -530,6 +530,7 @@ class Exchange:
         decision = self._router.wait(waiting, now, unix_now)
         if decision is None:
             self.state, self._later, known.waited = QUEUED, _Later(waiting), True
+            self.pool = pool.name
             # Envoy sets no time for the replies of a duplex body.
             return KeepWaiting(None if known.held is not None else waiting.due - now + ASKED_MORE_S)
         if isinstance(decision, Refusal):

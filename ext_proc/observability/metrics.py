@@ -86,7 +86,6 @@ class Metrics:
         index_blocks: Returns the number of blocks in the prefix index.
         reused: Returns the tokens that endpoints report as served from their caches.
         abandoned: Returns the number of open charges for abandoned work.
-        waiting: Returns the number of requests that wait for a replica with room.
         require_pick: Requests without a pick are refused.
         traffic: Counts prompts and refusals for the control server; by default one of its own.
     """
@@ -100,7 +99,6 @@ class Metrics:
         index_blocks: Callable[[], int] = int,
         reused: Callable[[], Mapping[str, float]] = dict,
         abandoned: Callable[[], int] = int,
-        waiting: Callable[[], int] = int,
         require_pick: bool = False,
         traffic: TrafficCounts | None = None,
     ) -> None:
@@ -215,11 +213,6 @@ class Metrics:
             registry=registry,
         ).set_function(abandoned)
         Gauge(
-            "tidegate_picker_waiting",
-            "Requests that wait in the picker for a replica with room.",
-            registry=registry,
-        ).set_function(waiting)
-        Gauge(
             "tidegate_picker_index_blocks", "Blocks in the prefix index.", registry=registry
         ).set_function(index_blocks)
 
@@ -252,9 +245,10 @@ class Metrics:
         """Count a stream that failed."""
         self._errors.add((kind,))
 
-    def queued(self, end: str, waited_s: float) -> None:
+    def queued(self, end: str, waited_s: float, pool: str) -> None:
         """Observe the end of a wait for a replica: ``picked``, ``refused`` or ``left``."""
         self._queued.observe(end, waited_s)
+        self._traffic.queued(pool, waited_s)
 
     def took(self, thinking_s: float, waiting_s: float | None) -> None:
         """Observe one decision; ``None`` = it did not wait for a body."""

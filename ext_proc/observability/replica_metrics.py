@@ -7,6 +7,7 @@ for larger fleets the extremes in ``/debug/state`` are more useful than a page.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -228,7 +229,14 @@ class SlotMetrics(Collector):
             " this worker count.",
             labels=["pool"],
         )
-        pools, held = dict(self._pools()), dict(self._waiting())
+        waits = GaugeMetricFamily(
+            "tidegate_picker_waiting",
+            "Requests that wait in the picker for a replica with room.",
+            labels=["pool"],
+        )
+        pools, held = dict(self._pools()), Counter[str]()
+        for (pool, _), count in self._waiting().items():
+            held[pool] += count
         shown = (
             ([name, each.key.id, model, known.source], known.slots)
             for name, pool in pools.items()
@@ -242,10 +250,11 @@ class SlotMetrics(Collector):
             usage = self._limits.usage(each).values()
             if usage:
                 used.add_metric([name], max(one.utilisation for one in usage))
-                waiting = sum(count for (pool, _), count in held.items() if pool == name)
-                needed.add_metric([name], max(one.needed(waiting) for one in usage))
+                needed.add_metric([name], max(one.needed(held[name]) for one in usage))
+            waits.add_metric([name], held[name])
         yield used
         yield needed
+        yield waits
 
 
 class ToldMetrics(Collector):

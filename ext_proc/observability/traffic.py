@@ -50,7 +50,8 @@ class VariantCounts:
         self.first_byte: dict[int, int] = {}
         """Requests by bucket of the time from their start to the first byte."""
         self.duration: dict[int, int] = {}
-        """Requests by bucket of the time from their start to their end."""
+        """Requests by bucket of the time from their start to their end; of the empty variant, those
+        that waited in the picker, by bucket of their wait."""
         self.prompt_tokens = 0
         self.cached_tokens = 0
 
@@ -175,6 +176,13 @@ class TrafficCounts:
         if counts is not None:
             counts.requests += 1
             counts.failed[reason] = counts.failed.get(reason, 0) + 1
+
+    def queued(self, pool: str, waited_s: float) -> None:
+        """Count a request of a pool that waited in the picker, however the wait ended."""
+        counts = self._variant(pool, "")
+        if counts is not None:
+            bucket = bucket_of(waited_s)
+            counts.duration[bucket] = counts.duration.get(bucket, 0) + 1
 
     def _place(
         self, cluster: str, served: str | None

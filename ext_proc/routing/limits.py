@@ -226,6 +226,14 @@ class Limits:
         known = None if pool.limit == "none" else self.known(key, model)
         return None if known is None else Limit(limit_of(known.slots), known.source)
 
+    def in_force(self, pool: Pool, key: EndpointKey) -> Iterator[tuple[str, Limit]]:
+        """Yield the limits in force of a replica, by model; ``WHOLE`` = of the replica."""
+        fixed = pool.per_endpoint_in_flight
+        for name in (WHOLE,) if fixed else [name for name, _ in self.of(key)]:
+            limit = self.limit(pool, key, name)
+            if limit is not None:
+                yield name, limit
+
     def room(self, pool: Pool, candidate: Candidate, model: str | None) -> int | None:
         """Return how many further requests for a model a candidate takes; 0 or less: it is full.
 

@@ -335,7 +335,10 @@ class Router:
         pool_state = self._pool_states.get(request.pool)
         if pool_state is None:
             return {"refused": "unknown-pool", "why": f"no pool is named {request.pool!r}"}
-        return self._explainer.would(pool_state, request, now, unix_now)
+        told = self._explainer.would(pool_state, request, now, unix_now)
+        if pool_state.pool.hold_s:
+            told["queue"] = self.queue.line(request.pool, request.features.model, now)
+        return told
 
     # --- Waiting for a replica with room --------------------------------------------------------
 
@@ -529,5 +532,6 @@ class Router:
             "recent": self.recent.describe(now),
             "deaths": self.suspicion.deaths.describe(now),
             "abandoned": self.registry.abandoned.describe(),
+            "queue": self.queue.describe(now),
             "counters": counters(self.ledger, self.peers, self.leases, self.index, self.trials),
         }

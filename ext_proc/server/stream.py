@@ -205,7 +205,8 @@ class ExchangeStream:
         self._queued_at = None
         actions = self._exchange.released()
         refused = isinstance(actions[0], Refuse)
-        tools.metrics.queued("refused" if refused else "picked", waited_s)
+        end = "refused" if refused else "picked"
+        tools.metrics.queued(end, waited_s, self._exchange.pool)
         self._count(actions, begin)
         return [tools.writer.write(action) for action in actions]
 
@@ -253,7 +254,8 @@ class ExchangeStream:
         event = Stopped() if stopped else Lost(clean)
         self._exchange.on(event, tools.clock(), tools.wall_clock())
         if self._queued_at is not None:
-            tools.metrics.queued("left", tools.clock() - self._queued_at)
+            waited_s = tools.clock() - self._queued_at
+            tools.metrics.queued("left", waited_s, self._exchange.pool)
         if self._exchange.moved:
             tools.metrics.moved()
         if self._span is not None:

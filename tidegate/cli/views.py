@@ -132,6 +132,7 @@ def _unreported(row: Row) -> Row:
         "minute": None,
         "peers": None,
         "hour": None,
+        "limits": [],
     }
 
 
@@ -149,6 +150,10 @@ def _reported(one: ReplicaStatus) -> Row:
         "minute": _times(one.minute) if one.HasField("minute") else None,
         "peers": _times(one.peers) if one.HasField("peers") else None,
         "hour": _times(one.hour) if one.HasField("hour") else None,
+        "limits": [
+            {"model": each.model or None, "most": each.most, "source": each.source}
+            for each in one.limits
+        ],
     }
 
 
@@ -211,6 +216,14 @@ def pool_status(one: PoolStatus, *, counted: bool = True) -> Row:
     return {
         "pool": one.pool,
         "refused": dict(one.refused),
+        "queue": {
+            "waiting": one.waiting if one.HasField("waiting") else None,
+            "ended": one.queued if counted else None,
+            **{
+                name: round(getattr(one, name), 4) if one.HasField(name) else None
+                for name in ("wait_seconds", "queued_p50", "queued_p99")
+            },
+        },
         "variants": [
             {
                 "variant": each.variant,

@@ -46,7 +46,8 @@ LET_IN_S: Final = 5.0
 they look at it once a second, and it was true while it was restarted."""
 _WANTING: Final = frozenset(
     {
-        *("saturated", "no-endpoints", "wrong-version", "suspect-waits", "no-pick"),
+        *("saturated", "queue-full", "deadline-unmet", "no-endpoints", "wrong-version"),
+        *("suspect-waits", "no-pick"),
         # Envoy's own, as pickers count them.
         *("rate-limited", "overflow", "overloaded", "no-healthy-upstream", "no-cluster"),
         *("timeout", "unreached", "broken", "local"),
@@ -188,6 +189,7 @@ class StatusBoard:
                     minute=_times(rates.sums),
                     peers=_times(since(variants[variant], rates.sums)),
                     hour=_times(self._traffic.hour(pool.name, endpoint.id)),
+                    limits=[admin_pb2.RequestLimit(**each._asdict()) for each in state.limits],
                 )
 
     def models(self, only: str) -> Iterator[admin_pb2.PlacedModel]:
@@ -254,8 +256,17 @@ class StatusBoard:
     # --- Parts ------------------------------------------------------------------------------------
 
     def _pool(self, pool: PoolSpec, states: Mapping[Key, State]) -> admin_pb2.PoolStatus:
-        refused = self._traffic.variant(pool.name, "").sums.failed
-        answer = admin_pb2.PoolStatus(pool=pool.name, refused=refused)
+        whole = self._traffic.variant(pool.name, "")
+        waiting, known = self._replicas.waiting(pool.name), bool(self._replicas.ages())
+        answer = admin_pb2.PoolStatus(
+            pool=pool.name,
+            refused=whole.sums.failed,
+            waiting=waiting.requests if known else None,
+            wait_seconds=waiting.wait_s,
+            queued=sum(whole.sums.duration.values()),
+            queued_p50=whole.duration_s(0.5),
+            queued_p99=whole.duration_s(0.99),
+        )
         for view in _variants(pool, states):
             rates = self._traffic.variant(pool.name, view.name)
             answer.variants.add(
@@ -364,6 +375,7 @@ class StatusBoard:
             failing,
             refused,
             sum(each.gave_up for each in rates),
+            self._traffic.variant(pool.name, "").sums.failed.get("deadline-passed", 0),
         )
 
     def _refused(self, pool: str) -> Mapping[str, int]:

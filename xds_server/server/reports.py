@@ -27,6 +27,7 @@ from xds_server.applications.traffic.placements import PlacementBook
 from xds_server.applications.traffic.reading import (
     ReportError,
     read_placements,
+    read_queues,
     read_states,
     read_traffic,
 )
@@ -201,12 +202,13 @@ class PickerReports(report_pb2_grpc.PickerReportsServicer):
         try:
             counted = read_traffic(report.traffic) if report.HasField("traffic") else None
             states = read_states(report.replicas) if report.HasField("replicas") else None
+            queues = read_queues(report.replicas)
             told = report.HasField("placements")
             placements = read_placements(report.placements) if told else None
         except ReportError as error:
             return str(error)
         if states is not None:
-            self.replicas.take(picker, states, report.group)
+            self.replicas.take(picker, states, report.group, queues)
         if placements is not None:
             self.placements.take(picker, placements)
         if counted is not None and self.traffic is not None:

@@ -60,7 +60,7 @@ class Details:
         self._clock = clock
         self._generation = traffic.generation
         self._began = clock()
-        self._variants: dict[_Key, tuple[int, int, int]] = {}
+        self._variants: dict[_Key, tuple[int, ...]] = {}
         """What was sent on this stream of each variant, as far as it shows a change."""
         self._endpoints: dict[_Key, int] = {}
         self._seen = -1
@@ -81,6 +81,7 @@ class Details:
         """Add the states of all replicas and, if it is due, the traffic that has changed."""
         self._seen = self._watch.changes
         report.replicas.replicas.extend(self._watch.states())
+        report.replicas.queues.extend(self._watch.queues())
         if traffic:
             self._add_traffic(report.traffic)
         if self._placement is not None and (traffic or self._placement_is_due):
@@ -131,7 +132,9 @@ class Details:
         message.life = (self._life + self._generation) % _LIVES
         message.age_seconds = max(0.0, self._clock() - self._began)
         for key, variant in counts.variants.items():
-            state = (variant.requests, variant.prompt_tokens, variant.cached_tokens)
+            prompts = variant.prompt_tokens, variant.cached_tokens
+            # Of the empty variant the waits that have ended.
+            state = (variant.requests, *prompts, 0 if key[1] else sum(variant.duration.values()))
             if self._variants.get(key) != state:
                 self._variants[key] = state
                 message.variants.append(_variant(key, variant))

@@ -15,6 +15,7 @@ Rules:
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
 
 MAX_LINES: Final = 20
 MAX_AGE_MS: Final = 2**31
+MAX_LIMITS: Final = 8
+"""Models of a replica whose limits are reported."""
+MAX_QUEUES: Final = 1024
+"""Pools whose queues are reported."""
 SLOW: Final = "slow"
 SLOWER: Final = "slower"
 QUEUE: Final = "queue"
@@ -212,6 +217,9 @@ class ReplicaWatch:
                     state.notes.add(
                         name=noted, cause=note.cause, for_seconds=max(now - note.since, 0.0)
                     )
+                limits = router.limits.in_force(pool, key)
+                for model, limit in islice(limits, MAX_LIMITS):
+                    state.limits.add(model=model, most=limit.most, source=limit.source)
                 if replica.readings:
                     age = now - min(each.at for each in replica.readings)
                     state.reading_age_ms = int(min(max(age, 0.0) * 1000.0, MAX_AGE_MS))
@@ -221,6 +229,20 @@ class ReplicaWatch:
                     if share < 1.0:
                         state.ramp_percent = round(share * 100.0)
                 yield state
+
+    def queues(self) -> Iterator[report_pb2.PoolQueue]:
+        """Yield the pools of which requests wait."""
+        now, queue = self._clock(), self._router.queue
+        found: dict[str, report_pb2.PoolQueue] = {}
+        for (pool, model), count in queue.counts().items():
+            if pool not in found and len(found) >= MAX_QUEUES:
+                continue
+            told = found.setdefault(pool, report_pb2.PoolQueue(pool=pool))
+            told.waiting += count
+            wait_s = queue.wait_s(pool, model, now)
+            if wait_s is not None:
+                told.wait_seconds = max(told.wait_seconds, wait_s)
+        yield from found.values()
 
     def _conditions(
         self, pool: str, key: EndpointKey, *, silent: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from ext_proc.routing.queue.waiting import MOST_S
+from ext_proc.routing.queue.waiting import HIGH, LOW, MOST_S
 
 STANDING_S: Final = 1.0
 """A queue that was not empty for so long is one that stands: the replicas do not keep up."""
@@ -72,6 +72,16 @@ class WaitLine:
         if rate is None or not self.count:
             return None
         return (sum(self.by_band[: band + 1]) + 1) / rate
+
+    def describe(self, now: float) -> dict[str, object]:
+        """Return what waits, by band, and how fast it leaves, ready for JSON."""
+        return {
+            "high": self.by_band[HIGH],
+            "low": self.by_band[LOW],
+            "not_empty_s": round(now - self.begun, 3) if self.count else None,
+            "leave_per_s": self.rate(now),
+            "expected_wait_s": self.wait_s(LOW, now),
+        }
 
     def patience_s(self, now: float) -> float:
         """Return how long a request that joins now may be expected to wait."""

@@ -96,6 +96,21 @@ class Queue:
         line = self._lines.get((pool, model or ""))
         return None if line is None else line.rate(now)
 
+    def describe(self, now: float) -> dict[str, object]:
+        """Return what waits, ready for JSON."""
+        return {
+            "waiting": self.count,
+            "bytes": self.bytes,
+            "lines": [
+                {"pool": pool, "model": model, **line.describe(now)}
+                for (pool, model), line in self._lines.items()
+            ],
+        }
+
+    def line(self, pool: str, model: str | None, now: float) -> dict[str, object]:
+        """Return what waits of a pool and model, ready for JSON."""
+        return (self._lines.get((pool, model or "")) or WaitLine()).describe(now)
+
     @property
     def next_due(self) -> float | None:
         """When the next wait ends, monotonic seconds; ``None`` if no request waits."""

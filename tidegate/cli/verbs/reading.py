@@ -68,7 +68,7 @@ def get(
                 views.endpoints(fleet, pickers=pickers), replica_states(stub, READ_TIMEOUT_S)
             )
             shown = [_endpoints_table(rows)]
-            if any(row["minute"] for row in rows):
+            if any(row["minute"] or row["limits"] for row in rows):
                 shown = [*shown, _times_table(rows)]
         elif what is What.FLEET:
             _print_fleet(stub.GetFleet(api.GetFleetRequest(), timeout=READ_TIMEOUT_S), flags)
@@ -195,13 +195,25 @@ def _endpoints_table(rows: list[dict[str, Any]]) -> Table:
     )
 
 
+def _limits(limits: list[dict[str, Any]]) -> str | None:
+    """Return the limits of a replica with their sources; ``None`` = there is none."""
+    return (
+        ", ".join(
+            f"{each['model'] + ': ' if each['model'] else ''}{each['most']} {each['source']}"
+            for each in limits
+        )
+        or None
+    )
+
+
 def _times_table(rows: list[dict[str, Any]]) -> Table:
-    """Return the requests of the last minute, and how long they took on average."""
+    """Return the requests of the last minute, how long they took on average, and limits."""
     from tidegate.terminal.output import table
 
     titles = ("endpoint", "#requests", "#errors", "#first byte", "#mean", "#peers", "#hour")
+    limited = any(row["limits"] for row in rows)
     return table(
-        titles,
+        (*titles, *(("limit",) if limited else ())),
         [
             (
                 row["endpoint"],
@@ -209,6 +221,7 @@ def _times_table(rows: list[dict[str, Any]]) -> Table:
                 row["errors"],
                 _mean(row["minute"], "first_byte_seconds"),
                 *(_mean(row[each]) for each in ("minute", "peers", "hour")),
+                *((_limits(row["limits"]),) if limited else ()),
             )
             for row in rows
         ],

@@ -104,7 +104,25 @@ def _opening(data: dict[str, Any]) -> list[Table | str | Text]:
         for row in data["pools"]
         for reason, count in sorted(row["refused"].items())
     ]
-    return [*shown, Text("\n".join(refusals))] if refusals else shown
+    lines = [*(line for row in data["pools"] for line in _queue_lines(row)), *refusals]
+    return [*shown, Text("\n".join(lines))] if lines else shown
+
+
+def _queue_lines(row: dict[str, Any]) -> Iterator[str]:
+    """Yield what waits of a pool, and how long requests have waited in the last minute."""
+    from tidegate.cli.views import seconds
+
+    queue = row["queue"]
+    if queue["waiting"]:
+        wait = seconds(queue["wait_seconds"])
+        expected = "" if wait is None else f"; one that comes now is expected to wait {wait}"
+        yield f"pool {row['pool']}: {queue['waiting']} requests wait in pickers{expected}"
+    if queue["ended"]:
+        p50, p99 = seconds(queue["queued_p50"]), seconds(queue["queued_p99"])
+        yield (
+            f"pool {row['pool']}: {queue['ended']} requests waited in the last minute,"
+            f" p50 {p50}, p99 {p99}"
+        )
 
 
 def _pools_table(rows: list[dict[str, Any]]) -> Table:

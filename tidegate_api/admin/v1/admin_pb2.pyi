@@ -963,7 +963,22 @@ class PoolStatus(_message.Message):
     POOL_FIELD_NUMBER: _builtins.int
     VARIANTS_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    WAIT_SECONDS_FIELD_NUMBER: _builtins.int
+    QUEUED_FIELD_NUMBER: _builtins.int
+    QUEUED_P50_FIELD_NUMBER: _builtins.int
+    QUEUED_P99_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
+    waiting: _builtins.int
+    """Requests that wait in pickers for a replica with room; unset = no picker reports."""
+    wait_seconds: _builtins.float
+    """How long one that comes now is expected to wait, in seconds; unset = not known, or none waits."""
+    queued: _builtins.int
+    """Requests whose waits ended in the last minute, however they ended, and quantiles of these waits
+    in seconds; unset = there were none.
+    """
+    queued_p50: _builtins.float
+    queued_p99: _builtins.float
     @_builtins.property
     def variants(self) -> _containers.RepeatedCompositeFieldContainer[Global___VariantStatus]: ...
     @_builtins.property
@@ -976,12 +991,32 @@ class PoolStatus(_message.Message):
         pool: _builtins.str = ...,
         variants: _abc.Iterable[Global___VariantStatus] | None = ...,
         refused: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        waiting: _builtins.int | None = ...,
+        wait_seconds: _builtins.float | None = ...,
+        queued: _builtins.int = ...,
+        queued_p50: _builtins.float | None = ...,
+        queued_p99: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_queued_p50", b"_queued_p50", "_queued_p99", b"_queued_p99", "_wait_seconds", b"_wait_seconds", "_waiting", b"_waiting", "queued_p50", b"queued_p50", "queued_p99", b"queued_p99", "wait_seconds", b"wait_seconds", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool", "refused", b"refused", "variants", b"variants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_queued_p50", b"_queued_p50", "_queued_p99", b"_queued_p99", "_wait_seconds", b"_wait_seconds", "_waiting", b"_waiting", "pool", b"pool", "queued", b"queued", "queued_p50", b"queued_p50", "queued_p99", b"queued_p99", "refused", b"refused", "variants", b"variants", "wait_seconds", b"wait_seconds", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__queued_p50: _TypeAlias = _typing.Literal["queued_p50"]  # noqa: Y015
+    _WhichOneofArgType__queued_p50: _TypeAlias = _typing.Literal["_queued_p50", b"_queued_p50"]  # noqa: Y015
+    _WhichOneofReturnType__queued_p99: _TypeAlias = _typing.Literal["queued_p99"]  # noqa: Y015
+    _WhichOneofArgType__queued_p99: _TypeAlias = _typing.Literal["_queued_p99", b"_queued_p99"]  # noqa: Y015
+    _WhichOneofReturnType__wait_seconds: _TypeAlias = _typing.Literal["wait_seconds"]  # noqa: Y015
+    _WhichOneofArgType__wait_seconds: _TypeAlias = _typing.Literal["_wait_seconds", b"_wait_seconds"]  # noqa: Y015
+    _WhichOneofReturnType__waiting: _TypeAlias = _typing.Literal["waiting"]  # noqa: Y015
+    _WhichOneofArgType__waiting: _TypeAlias = _typing.Literal["_waiting", b"_waiting"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__queued_p50) -> _WhichOneofReturnType__queued_p50 | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__queued_p99) -> _WhichOneofReturnType__queued_p99 | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__wait_seconds) -> _WhichOneofReturnType__wait_seconds | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__waiting) -> _WhichOneofReturnType__waiting | None: ...
 
 Global___PoolStatus: _TypeAlias = PoolStatus  # noqa: Y015
 
@@ -1148,6 +1183,7 @@ class ReplicaStatus(_message.Message):
     PEERS_FIELD_NUMBER: _builtins.int
     HOUR_FIELD_NUMBER: _builtins.int
     COUNTED_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     endpoint: _builtins.str
     variant: _builtins.str
@@ -1186,6 +1222,10 @@ class ReplicaStatus(_message.Message):
     def peers(self) -> Global___RequestTimes: ...
     @_builtins.property
     def hour(self) -> Global___RequestTimes: ...
+    @_builtins.property
+    def limits(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestLimit]:
+        """Most requests in flight that pickers give it."""
+
     def __init__(
         self,
         *,
@@ -1206,10 +1246,11 @@ class ReplicaStatus(_message.Message):
         peers: Global___RequestTimes | None = ...,
         hour: Global___RequestTimes | None = ...,
         counted: _builtins.bool = ...,
+        limits: _abc.Iterable[Global___RequestLimit] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_age_seconds", b"_age_seconds", "_in_flight", b"_in_flight", "_ramp_percent", b"_ramp_percent", "age_seconds", b"age_seconds", "hour", b"hour", "in_flight", b"in_flight", "minute", b"minute", "peers", b"peers", "ramp_percent", b"ramp_percent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_age_seconds", b"_age_seconds", "_in_flight", b"_in_flight", "_ramp_percent", b"_ramp_percent", "age_seconds", b"age_seconds", "conditions", b"conditions", "counted", b"counted", "endpoint", b"endpoint", "errors", b"errors", "hour", b"hour", "in_flight", b"in_flight", "minute", b"minute", "notes", b"notes", "peers", b"peers", "pickers", b"pickers", "pool", b"pool", "ramp_percent", b"ramp_percent", "requests", b"requests", "state", b"state", "usable", b"usable", "variant", b"variant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_age_seconds", b"_age_seconds", "_in_flight", b"_in_flight", "_ramp_percent", b"_ramp_percent", "age_seconds", b"age_seconds", "conditions", b"conditions", "counted", b"counted", "endpoint", b"endpoint", "errors", b"errors", "hour", b"hour", "in_flight", b"in_flight", "limits", b"limits", "minute", b"minute", "notes", b"notes", "peers", b"peers", "pickers", b"pickers", "pool", b"pool", "ramp_percent", b"ramp_percent", "requests", b"requests", "state", b"state", "usable", b"usable", "variant", b"variant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__age_seconds: _TypeAlias = _typing.Literal["age_seconds"]  # noqa: Y015
     _WhichOneofArgType__age_seconds: _TypeAlias = _typing.Literal["_age_seconds", b"_age_seconds"]  # noqa: Y015
@@ -1225,6 +1266,35 @@ class ReplicaStatus(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ramp_percent) -> _WhichOneofReturnType__ramp_percent | None: ...
 
 Global___ReplicaStatus: _TypeAlias = ReplicaStatus  # noqa: Y015
+
+@_typing.final
+class RequestLimit(_message.Message):
+    """RequestLimit is the limit of the requests in flight for a model of a replica."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    MOST_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Empty = of the replica as a whole."""
+    most: _builtins.int
+    source: _builtins.str
+    """"set", "declared", "observed" or "learned"."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        most: _builtins.int = ...,
+        source: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "most", b"most", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestLimit: _TypeAlias = RequestLimit  # noqa: Y015
 
 @_typing.final
 class RequestTimes(_message.Message):

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"tidegate_api/fleet/v1/report.proto\x12\x11tidegate.fleet.v1\"-\n\tHeldModel\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\tendpoints\x18\x02 \x03(\t\"\x1a\n\tModelHeld\x12\r\n\x05notes\x18\x01 \x03(\t\"*\n\x07Inquiry\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0f\n\x07request\x18\x02 \x01(\t\"_\n\rInquiryAnswer\x12\x11\n\tpicker_id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x14\n\x0crecords_json\x18\x03 \x03(\t\x12\x15\n\rsince_seconds\x18\x04 \x01(\x01\"\xd2\x03\n\x0cPickerReport\x12\x11\n\tpicker_id\x18\x01 \x01(\t\x12\x32\n\tendpoints\x18\x02 \x03(\x0b\x32\x1f.tidegate.fleet.v1.EndpointLoad\x12,\n\x08\x66indings\x18\x03 \x03(\x0b\x32\x1a.tidegate.fleet.v1.Finding\x12\r\n\x05group\x18\x04 \x01(\t\x12\r\n\x05taken\x18\x05 \x01(\t\x12;\n\x06passes\x18\x06 \x03(\x0b\x32+.tidegate.fleet.v1.PickerReport.PassesEntry\x12+\n\x07traffic\x18\x07 \x01(\x0b\x32\x1a.tidegate.fleet.v1.Traffic\x12\x32\n\x08replicas\x18\x08 \x01(\x0b\x32 .tidegate.fleet.v1.ReplicaStates\x12\x31\n\nplacements\x18\x14 \x01(\x0b\x32\x1d.tidegate.fleet.v1.Placements\x12/\n\x07leaving\x18\x15 \x03(\x0b\x32\x1e.tidegate.fleet.v1.LeavingLoad\x1a-\n\x0bPassesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x98\x01\n\x07Traffic\x12\x0c\n\x04life\x18\x01 \x01(\x06\x12\x13\n\x0b\x61ge_seconds\x18\x02 \x01(\x01\x12\x33\n\x08variants\x18\x03 \x03(\x0b\x32!.tidegate.fleet.v1.VariantTraffic\x12\x35\n\tendpoints\x18\x04 \x03(\x0b\x32\".tidegate.fleet.v1.EndpointTraffic\"\xbf\x02\n\x0eVariantTraffic\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x0f\n\x07variant\x18\x02 \x01(\t\x12\x10\n\x08requests\x18\x03 \x01(\x04\x12=\n\x06\x66\x61iled\x18\x04 \x03(\x0b\x32-.tidegate.fleet.v1.VariantTraffic.FailedEntry\x12\x30\n\nfirst_byte\x18\x05 \x01(\x0b\x32\x1c.tidegate.fleet.v1.Histogram\x12.\n\x08\x64uration\x18\x06 \x01(\x0b\x32\x1c.tidegate.fleet.v1.Histogram\x12\x15\n\rprompt_tokens\x18\x07 \x01(\x04\x12\x15\n\rcached_tokens\x18\x08 \x01(\x04\x1a-\n\x0b\x46\x61iledEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\",\n\tHistogram\x12\x0f\n\x07\x62uckets\x18\x01 \x03(\r\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\"\x8f\x01\n\x0f\x45ndpointTraffic\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x10\n\x08requests\x18\x03 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x04 \x01(\x04\x12\r\n\x05timed\x18\x05 \x01(\x04\x12\x10\n\x08timed_us\x18\x06 \x01(\x04\x12\r\n\x05\x62\x65gun\x18\x07 \x01(\x04\x12\x10\n\x08\x62\x65gun_us\x18\x08 \x01(\x04\"B\n\rReplicaStates\x12\x31\n\x08replicas\x18\x01 \x03(\x0b\x32\x1f.tidegate.fleet.v1.ReplicaState\"\xe3\x01\n\x0cReplicaState\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x30\n\nconditions\x18\x03 \x03(\x0b\x32\x1c.tidegate.fleet.v1.Condition\x12\x1b\n\x0ereading_age_ms\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x0cramp_percent\x18\x05 \x01(\rH\x01\x88\x01\x01\x12+\n\x05notes\x18\x06 \x03(\x0b\x32\x1c.tidegate.fleet.v1.ConditionB\x11\n\x0f_reading_age_msB\x0f\n\r_ramp_percent\"~\n\tCondition\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x63\x61use\x18\x02 \x01(\t\x12\x19\n\x0cleft_seconds\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12\x18\n\x0b\x66or_seconds\x18\x04 \x01(\x02H\x01\x88\x01\x01\x42\x0f\n\r_left_secondsB\x0e\n\x0c_for_seconds\"@\n\nPlacements\x12\x32\n\x08replicas\x18\x01 \x03(\x0b\x32 .tidegate.fleet.v1.ReplicaModels\"|\n\rReplicaModels\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06\x61ge_ms\x18\x02 \x01(\r\x12\r\n\x05whole\x18\x03 \x01(\x08\x12\x31\n\x06models\x18\x04 \x03(\x0b\x32!.tidegate.fleet.v1.ModelPlacement\x12\r\n\x05moved\x18\x05 \x01(\x04\"_\n\x0eModelPlacement\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0e\n\x06\x66or_ms\x18\x05 \x01(\x04\";\n\x0bLeavingLoad\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x11\n\tin_flight\x18\x03 \x01(\r\"@\n\x0c\x45ndpointLoad\x12\n\n\x02id\x18\x01 \x01(\t\x12\x11\n\tin_flight\x18\x02 \x01(\r\x12\x11\n\tsequences\x18\x03 \x01(\r\"L\n\x07\x46inding\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x12\n\nconditions\x18\x04 \x03(\t\"\x0f\n\rReportSummary2\xaa\x01\n\rPickerReports\x12M\n\x06Report\x12\x1f.tidegate.fleet.v1.PickerReport\x1a .tidegate.fleet.v1.ReportSummary(\x01\x12J\n\x06\x41nswer\x12 .tidegate.fleet.v1.InquiryAnswer\x1a\x1a.tidegate.fleet.v1.Inquiry(\x01\x30\x01\x32U\n\x0bModelDrains\x12\x46\n\x04Hold\x12\x1c.tidegate.fleet.v1.HeldModel\x1a\x1c.tidegate.fleet.v1.ModelHeld(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"tidegate_api/fleet/v1/report.proto\x12\x11tidegate.fleet.v1\"-\n\tHeldModel\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\tendpoints\x18\x02 \x03(\t\"\x1a\n\tModelHeld\x12\r\n\x05notes\x18\x01 \x03(\t\"*\n\x07Inquiry\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0f\n\x07request\x18\x02 \x01(\t\"_\n\rInquiryAnswer\x12\x11\n\tpicker_id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x14\n\x0crecords_json\x18\x03 \x03(\t\x12\x15\n\rsince_seconds\x18\x04 \x01(\x01\"\xd2\x03\n\x0cPickerReport\x12\x11\n\tpicker_id\x18\x01 \x01(\t\x12\x32\n\tendpoints\x18\x02 \x03(\x0b\x32\x1f.tidegate.fleet.v1.EndpointLoad\x12,\n\x08\x66indings\x18\x03 \x03(\x0b\x32\x1a.tidegate.fleet.v1.Finding\x12\r\n\x05group\x18\x04 \x01(\t\x12\r\n\x05taken\x18\x05 \x01(\t\x12;\n\x06passes\x18\x06 \x03(\x0b\x32+.tidegate.fleet.v1.PickerReport.PassesEntry\x12+\n\x07traffic\x18\x07 \x01(\x0b\x32\x1a.tidegate.fleet.v1.Traffic\x12\x32\n\x08replicas\x18\x08 \x01(\x0b\x32 .tidegate.fleet.v1.ReplicaStates\x12\x31\n\nplacements\x18\x14 \x01(\x0b\x32\x1d.tidegate.fleet.v1.Placements\x12/\n\x07leaving\x18\x15 \x03(\x0b\x32\x1e.tidegate.fleet.v1.LeavingLoad\x1a-\n\x0bPassesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x98\x01\n\x07Traffic\x12\x0c\n\x04life\x18\x01 \x01(\x06\x12\x13\n\x0b\x61ge_seconds\x18\x02 \x01(\x01\x12\x33\n\x08variants\x18\x03 \x03(\x0b\x32!.tidegate.fleet.v1.VariantTraffic\x12\x35\n\tendpoints\x18\x04 \x03(\x0b\x32\".tidegate.fleet.v1.EndpointTraffic\"\xbf\x02\n\x0eVariantTraffic\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x0f\n\x07variant\x18\x02 \x01(\t\x12\x10\n\x08requests\x18\x03 \x01(\x04\x12=\n\x06\x66\x61iled\x18\x04 \x03(\x0b\x32-.tidegate.fleet.v1.VariantTraffic.FailedEntry\x12\x30\n\nfirst_byte\x18\x05 \x01(\x0b\x32\x1c.tidegate.fleet.v1.Histogram\x12.\n\x08\x64uration\x18\x06 \x01(\x0b\x32\x1c.tidegate.fleet.v1.Histogram\x12\x15\n\rprompt_tokens\x18\x07 \x01(\x04\x12\x15\n\rcached_tokens\x18\x08 \x01(\x04\x1a-\n\x0b\x46\x61iledEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\",\n\tHistogram\x12\x0f\n\x07\x62uckets\x18\x01 \x03(\r\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\"\x8f\x01\n\x0f\x45ndpointTraffic\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x10\n\x08requests\x18\x03 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x04 \x01(\x04\x12\r\n\x05timed\x18\x05 \x01(\x04\x12\x10\n\x08timed_us\x18\x06 \x01(\x04\x12\r\n\x05\x62\x65gun\x18\x07 \x01(\x04\x12\x10\n\x08\x62\x65gun_us\x18\x08 \x01(\x04\"p\n\rReplicaStates\x12\x31\n\x08replicas\x18\x01 \x03(\x0b\x32\x1f.tidegate.fleet.v1.ReplicaState\x12,\n\x06queues\x18\x02 \x03(\x0b\x32\x1c.tidegate.fleet.v1.PoolQueue\"V\n\tPoolQueue\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x19\n\x0cwait_seconds\x18\x03 \x01(\x02H\x00\x88\x01\x01\x42\x0f\n\r_wait_seconds\"\x94\x02\n\x0cReplicaState\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x30\n\nconditions\x18\x03 \x03(\x0b\x32\x1c.tidegate.fleet.v1.Condition\x12\x1b\n\x0ereading_age_ms\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x0cramp_percent\x18\x05 \x01(\rH\x01\x88\x01\x01\x12+\n\x05notes\x18\x06 \x03(\x0b\x32\x1c.tidegate.fleet.v1.Condition\x12/\n\x06limits\x18\x07 \x03(\x0b\x32\x1f.tidegate.fleet.v1.ReplicaLimitB\x11\n\x0f_reading_age_msB\x0f\n\r_ramp_percent\";\n\x0cReplicaLimit\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04most\x18\x02 \x01(\r\x12\x0e\n\x06source\x18\x03 \x01(\t\"~\n\tCondition\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x63\x61use\x18\x02 \x01(\t\x12\x19\n\x0cleft_seconds\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12\x18\n\x0b\x66or_seconds\x18\x04 \x01(\x02H\x01\x88\x01\x01\x42\x0f\n\r_left_secondsB\x0e\n\x0c_for_seconds\"@\n\nPlacements\x12\x32\n\x08replicas\x18\x01 \x03(\x0b\x32 .tidegate.fleet.v1.ReplicaModels\"|\n\rReplicaModels\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06\x61ge_ms\x18\x02 \x01(\r\x12\r\n\x05whole\x18\x03 \x01(\x08\x12\x31\n\x06models\x18\x04 \x03(\x0b\x32!.tidegate.fleet.v1.ModelPlacement\x12\r\n\x05moved\x18\x05 \x01(\x04\"_\n\x0eModelPlacement\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0e\n\x06\x66or_ms\x18\x05 \x01(\x04\";\n\x0bLeavingLoad\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x11\n\tin_flight\x18\x03 \x01(\r\"@\n\x0c\x45ndpointLoad\x12\n\n\x02id\x18\x01 \x01(\t\x12\x11\n\tin_flight\x18\x02 \x01(\r\x12\x11\n\tsequences\x18\x03 \x01(\r\"L\n\x07\x46inding\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x12\n\nconditions\x18\x04 \x03(\t\"\x0f\n\rReportSummary2\xaa\x01\n\rPickerReports\x12M\n\x06Report\x12\x1f.tidegate.fleet.v1.PickerReport\x1a .tidegate.fleet.v1.ReportSummary(\x01\x12J\n\x06\x41nswer\x12 .tidegate.fleet.v1.InquiryAnswer\x1a\x1a.tidegate.fleet.v1.Inquiry(\x01\x30\x01\x32U\n\x0bModelDrains\x12\x46\n\x04Hold\x12\x1c.tidegate.fleet.v1.HeldModel\x1a\x1c.tidegate.fleet.v1.ModelHeld(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -58,27 +58,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENDPOINTTRAFFIC']._serialized_start=1266
   _globals['_ENDPOINTTRAFFIC']._serialized_end=1409
   _globals['_REPLICASTATES']._serialized_start=1411
-  _globals['_REPLICASTATES']._serialized_end=1477
-  _globals['_REPLICASTATE']._serialized_start=1480
-  _globals['_REPLICASTATE']._serialized_end=1707
-  _globals['_CONDITION']._serialized_start=1709
-  _globals['_CONDITION']._serialized_end=1835
-  _globals['_PLACEMENTS']._serialized_start=1837
-  _globals['_PLACEMENTS']._serialized_end=1901
-  _globals['_REPLICAMODELS']._serialized_start=1903
-  _globals['_REPLICAMODELS']._serialized_end=2027
-  _globals['_MODELPLACEMENT']._serialized_start=2029
-  _globals['_MODELPLACEMENT']._serialized_end=2124
-  _globals['_LEAVINGLOAD']._serialized_start=2126
-  _globals['_LEAVINGLOAD']._serialized_end=2185
-  _globals['_ENDPOINTLOAD']._serialized_start=2187
-  _globals['_ENDPOINTLOAD']._serialized_end=2251
-  _globals['_FINDING']._serialized_start=2253
-  _globals['_FINDING']._serialized_end=2329
-  _globals['_REPORTSUMMARY']._serialized_start=2331
-  _globals['_REPORTSUMMARY']._serialized_end=2346
-  _globals['_PICKERREPORTS']._serialized_start=2349
-  _globals['_PICKERREPORTS']._serialized_end=2519
-  _globals['_MODELDRAINS']._serialized_start=2521
-  _globals['_MODELDRAINS']._serialized_end=2606
+  _globals['_REPLICASTATES']._serialized_end=1523
+  _globals['_POOLQUEUE']._serialized_start=1525
+  _globals['_POOLQUEUE']._serialized_end=1611
+  _globals['_REPLICASTATE']._serialized_start=1614
+  _globals['_REPLICASTATE']._serialized_end=1890
+  _globals['_REPLICALIMIT']._serialized_start=1892
+  _globals['_REPLICALIMIT']._serialized_end=1951
+  _globals['_CONDITION']._serialized_start=1953
+  _globals['_CONDITION']._serialized_end=2079
+  _globals['_PLACEMENTS']._serialized_start=2081
+  _globals['_PLACEMENTS']._serialized_end=2145
+  _globals['_REPLICAMODELS']._serialized_start=2147
+  _globals['_REPLICAMODELS']._serialized_end=2271
+  _globals['_MODELPLACEMENT']._serialized_start=2273
+  _globals['_MODELPLACEMENT']._serialized_end=2368
+  _globals['_LEAVINGLOAD']._serialized_start=2370
+  _globals['_LEAVINGLOAD']._serialized_end=2429
+  _globals['_ENDPOINTLOAD']._serialized_start=2431
+  _globals['_ENDPOINTLOAD']._serialized_end=2495
+  _globals['_FINDING']._serialized_start=2497
+  _globals['_FINDING']._serialized_end=2573
+  _globals['_REPORTSUMMARY']._serialized_start=2575
+  _globals['_REPORTSUMMARY']._serialized_end=2590
+  _globals['_PICKERREPORTS']._serialized_start=2593
+  _globals['_PICKERREPORTS']._serialized_end=2763
+  _globals['_MODELDRAINS']._serialized_start=2765
+  _globals['_MODELDRAINS']._serialized_end=2850
 # @@protoc_insertion_point(module_scope)

@@ -313,7 +313,9 @@ class VariantTraffic(_message.Message):
 
     @_builtins.property
     def duration(self) -> Global___Histogram:
-        """Seconds from a request's start to its end."""
+        """Seconds from a request's start to its end; of the empty variant, seconds that requests waited in
+        the picker for a replica with room.
+        """
 
     def __init__(
         self,
@@ -417,22 +419,60 @@ class ReplicaStates(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REPLICAS_FIELD_NUMBER: _builtins.int
+    QUEUES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaState]:
         """At most 65,536."""
+
+    @_builtins.property
+    def queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolQueue]:
+        """Pools of which requests wait in the picker; at most 1,024."""
 
     def __init__(
         self,
         *,
         replicas: _abc.Iterable[Global___ReplicaState] | None = ...,
+        queues: _abc.Iterable[Global___PoolQueue] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["replicas", b"replicas"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queues", b"queues", "replicas", b"replicas"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReplicaStates: _TypeAlias = ReplicaStates  # noqa: Y015
+
+@_typing.final
+class PoolQueue(_message.Message):
+    """PoolQueue has the requests of a pool that wait in the picker for a replica with room."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    WAIT_SECONDS_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    waiting: _builtins.int
+    wait_seconds: _builtins.float
+    """How long a request that comes now is expected to wait, of the model with the longest wait;
+    unset = not known.
+    """
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        waiting: _builtins.int = ...,
+        wait_seconds: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_wait_seconds", b"_wait_seconds", "wait_seconds", b"wait_seconds"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wait_seconds", b"_wait_seconds", "pool", b"pool", "wait_seconds", b"wait_seconds", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__wait_seconds: _TypeAlias = _typing.Literal["wait_seconds"]  # noqa: Y015
+    _WhichOneofArgType__wait_seconds: _TypeAlias = _typing.Literal["_wait_seconds", b"_wait_seconds"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__wait_seconds) -> _WhichOneofReturnType__wait_seconds | None: ...
+
+Global___PoolQueue: _TypeAlias = PoolQueue  # noqa: Y015
 
 @_typing.final
 class ReplicaState(_message.Message):
@@ -444,6 +484,7 @@ class ReplicaState(_message.Message):
     READING_AGE_MS_FIELD_NUMBER: _builtins.int
     RAMP_PERCENT_FIELD_NUMBER: _builtins.int
     NOTES_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     id: _builtins.str
     reading_age_ms: _builtins.int
@@ -458,6 +499,10 @@ class ReplicaState(_message.Message):
     def notes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Condition]:
         """What is wrong with it that does not keep requests from it, for example "slow"; at most 8."""
 
+    @_builtins.property
+    def limits(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaLimit]:
+        """Most requests in flight that it is given; at most 8 models."""
+
     def __init__(
         self,
         *,
@@ -467,10 +512,11 @@ class ReplicaState(_message.Message):
         reading_age_ms: _builtins.int | None = ...,
         ramp_percent: _builtins.int | None = ...,
         notes: _abc.Iterable[Global___Condition] | None = ...,
+        limits: _abc.Iterable[Global___ReplicaLimit] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_ramp_percent", b"_ramp_percent", "_reading_age_ms", b"_reading_age_ms", "ramp_percent", b"ramp_percent", "reading_age_ms", b"reading_age_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ramp_percent", b"_ramp_percent", "_reading_age_ms", b"_reading_age_ms", "conditions", b"conditions", "id", b"id", "notes", b"notes", "pool", b"pool", "ramp_percent", b"ramp_percent", "reading_age_ms", b"reading_age_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ramp_percent", b"_ramp_percent", "_reading_age_ms", b"_reading_age_ms", "conditions", b"conditions", "id", b"id", "limits", b"limits", "notes", b"notes", "pool", b"pool", "ramp_percent", b"ramp_percent", "reading_age_ms", b"reading_age_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ramp_percent: _TypeAlias = _typing.Literal["ramp_percent"]  # noqa: Y015
     _WhichOneofArgType__ramp_percent: _TypeAlias = _typing.Literal["_ramp_percent", b"_ramp_percent"]  # noqa: Y015
@@ -482,6 +528,35 @@ class ReplicaState(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__reading_age_ms) -> _WhichOneofReturnType__reading_age_ms | None: ...
 
 Global___ReplicaState: _TypeAlias = ReplicaState  # noqa: Y015
+
+@_typing.final
+class ReplicaLimit(_message.Message):
+    """ReplicaLimit is the limit of the requests in flight for a model of a replica."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    MOST_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Empty = of the replica as a whole."""
+    most: _builtins.int
+    source: _builtins.str
+    """"set", "declared", "observed" or "learned"."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        most: _builtins.int = ...,
+        source: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "most", b"most", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaLimit: _TypeAlias = ReplicaLimit  # noqa: Y015
 
 @_typing.final
 class Condition(_message.Message):

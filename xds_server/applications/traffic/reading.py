@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from tidegate_common.histogram import BUCKETS
 from xds_server.applications.traffic.lives import Counted
 from xds_server.applications.traffic.placements import PlacedState, ReplicaModels
-from xds_server.applications.traffic.replicas import Condition, Reported
+from xds_server.applications.traffic.replicas import Condition, Reported, ToldLimit, ToldQueue
 from xds_server.applications.traffic.sums import Sums
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ MAX_COUNT: Final = 2**53
 MAX_LEFT_S: Final = 86_400.0
 MAX_PERCENT: Final = 100
 MAX_ROWS: Final = 65_536
+MAX_QUEUES: Final = 1024
 MODEL_STATES: Final = ("READY", "LOADING", "UNAVAILABLE")
 
 
@@ -89,8 +90,8 @@ def read_states(message: report_pb2.ReplicaStates) -> Mapping[Key, Reported]:
         raise ReportError(f"a report has the states of more than {MAX_ENDPOINTS} replicas")
     found: dict[Key, Reported] = {}
     for each in message.replicas:
-        if max(len(each.conditions), len(each.notes)) > MAX_CONDITIONS:
-            raise ReportError(f"a replica has more than {MAX_CONDITIONS} conditions")
+        if max(len(each.conditions), len(each.notes), len(each.limits)) > MAX_CONDITIONS:
+            raise ReportError(f"a replica has more than {MAX_CONDITIONS} conditions or limits")
         ramp = each.ramp_percent if each.HasField("ramp_percent") else None
         if ramp is not None and ramp > MAX_PERCENT:
             raise ReportError(f"ramp_percent is {ramp}; it must be at most {MAX_PERCENT}")
@@ -99,7 +100,28 @@ def read_states(message: report_pb2.ReplicaStates) -> Mapping[Key, Reported]:
             each.reading_age_ms / 1000.0 if each.HasField("reading_age_ms") else None,
             ramp,
             tuple(_condition(one) for one in each.notes),
+            tuple(
+                ToldLimit(_words(one.model), one.most, _text(one.source, MAX_WORD_CHARS))
+                for one in each.limits
+            ),
         )
+    return found
+
+
+def read_queues(message: report_pb2.ReplicaStates) -> Mapping[str, ToldQueue]:
+    """Return what waits in a picker, by pool.
+
+    Raises:
+        ReportError: It breaks a bound.
+    """
+    if len(message.queues) > MAX_QUEUES:
+        raise ReportError(f"a report has queues of more than {MAX_QUEUES} pools")
+    found: dict[str, ToldQueue] = {}
+    for each in message.queues:
+        wait_s = each.wait_seconds if each.HasField("wait_seconds") else None
+        if wait_s is not None and not 0.0 <= wait_s < inf:
+            raise ReportError(f"wait_seconds is {wait_s}; it must be finite and at least 0")
+        found[_text(each.pool)] = ToldQueue(each.waiting, wait_s)
     return found
 
 

@@ -15,6 +15,7 @@ Rules:
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -45,6 +46,24 @@ class Condition(NamedTuple):
     """Seconds since it was first seen; ``None`` = not known."""
 
 
+class ToldLimit(NamedTuple):
+    """The limit of the requests in flight for a model of a replica."""
+
+    model: str
+    """Empty = of the replica as a whole."""
+    most: int
+    source: str
+    """``set``, ``declared``, ``observed`` or ``learned``."""
+
+
+class ToldQueue(NamedTuple):
+    """The requests of a pool that wait in pickers."""
+
+    requests: int
+    wait_s: float | None
+    """How long one that comes now is expected to wait; ``None`` = not known."""
+
+
 class Reported(NamedTuple):
     """A replica as one picker sees it."""
 
@@ -54,6 +73,7 @@ class Reported(NamedTuple):
     """Share of its weight in slow start; ``None`` = it is not in slow start."""
     notes: tuple[Condition, ...] = ()
     """What is wrong with it that does not keep requests from it."""
+    limits: tuple[ToldLimit, ...] = ()
 
 
 class State(NamedTuple):
@@ -66,6 +86,8 @@ class State(NamedTuple):
     """Number of pickers that report on it; 0 = nothing is known."""
     notes: tuple[Condition, ...] = ()
     """What is wrong with it that does not keep requests from it."""
+    limits: tuple[ToldLimit, ...] = ()
+    """Of each model the lowest that a picker keeps."""
 
     @property
     def left_alone(self) -> bool:
@@ -87,20 +109,41 @@ class ReplicaBook:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._by_picker: dict[str, tuple[float, str, Mapping[Key, Reported]]] = {}
+        self._queues: dict[str, Mapping[str, ToldQueue]] = {}
 
-    def take(self, picker: str, states: Mapping[Key, Reported], group: str = "") -> None:
+    def take(
+        self,
+        picker: str,
+        states: Mapping[Key, Reported],
+        group: str = "",
+        queues: Mapping[str, ToldQueue] = MappingProxyType({}),
+    ) -> None:
         """Replace what a picker reports.
 
         Args:
             picker: Its id.
             states: The replicas, by pool and endpoint id.
             group: The picker of which it is a worker; empty = of none.
+            queues: What waits in the picker, by pool.
         """
         self._by_picker[picker] = self._clock(), group or picker, states
+        self._queues[picker] = queues
 
     def gone(self, picker: str) -> None:
         """Forget a picker whose stream has ended."""
         self._by_picker.pop(picker, None)
+        self._queues.pop(picker, None)
+
+    def waiting(self, pool: str) -> ToldQueue:
+        """Return what waits of a pool in all pickers, and the longest expected wait."""
+        now = self._clock()
+        found = [
+            queues[pool]
+            for picker, queues in self._queues.items()
+            if pool in queues and now - self._by_picker[picker][0] <= STALE_S
+        ]
+        waits = [each.wait_s for each in found if each.wait_s is not None]
+        return ToldQueue(sum(each.requests for each in found), max(waits, default=None))
 
     def ages(self) -> dict[str, float]:
         """Return the age of each picker's last states in seconds."""
@@ -143,12 +186,12 @@ def _as_one(state: State) -> State:
 
 def _aged(reported: Reported, passed_s: float) -> State:
     """Return one picker's report as it is ``passed_s`` seconds later."""
-    conditions, age, ramp, notes = reported
+    conditions, age, ramp, notes, limits = reported
     if conditions:
         conditions = tuple([_later(each, passed_s) for each in conditions])
     if notes:
         notes = tuple([_later(each, passed_s) for each in notes])
-    return State(conditions, None if age is None else age + passed_s, ramp, 1, notes)
+    return State(conditions, None if age is None else age + passed_s, ramp, 1, notes, limits)
 
 
 def _later(condition: Condition, passed_s: float) -> Condition:
@@ -163,7 +206,13 @@ def merge(one: State, other: State) -> State:
     """Return what two groups of pickers see together; associative and commutative."""
     conditions = _joined(one.conditions, other.conditions)
     notes = _joined(one.notes, other.notes)
-    return State(conditions, *_numbers(one, other), one.pickers + other.pickers, notes)
+    limits = one.limits or other.limits
+    if one.limits and other.limits and one.limits != other.limits:
+        lowest: dict[str, ToldLimit] = {}
+        for each in sorted((*one.limits, *other.limits)):
+            lowest.setdefault(each.model, each)
+        limits = tuple(lowest.values())
+    return State(conditions, *_numbers(one, other), one.pickers + other.pickers, notes, limits)
 
 
 def _joined(one: tuple[Condition, ...], other: tuple[Condition, ...]) -> tuple[Condition, ...]:

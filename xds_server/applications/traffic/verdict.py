@@ -30,6 +30,14 @@ MAX_NAMED: Final = 3
 LATE_CLIENT_S: Final = 10.0
 """A client that has not acknowledged a change for so long is late."""
 MAX_REASONS: Final = 50
+_CAUSES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "saturated": "every replica is at its limit",
+        "queue-full": "the queue is full",
+        "deadline-unmet": "no replica would have room before their deadlines",
+    }
+)
+"""Reasons of refusals in words; others are words already."""
 _HOUR_S: Final = 3600.0
 _DAY_S: Final = 86_400.0
 
@@ -68,6 +76,8 @@ class PoolView(NamedTuple):
     """The refused requests by reason."""
     gave_up: int = 0
     """Requests of the last minute whose callers left before an answer began."""
+    expired: int = 0
+    """Requests of the last minute that were refused because their deadlines had passed."""
 
     @property
     def drawn(self) -> list[VariantView]:
@@ -207,15 +217,17 @@ def _some_refused(seen: Situation) -> Iterator[str]:
         total = pool.requests + pool.refused
         if pool.refused >= MIN_FAILED and pool.refused >= DEGRADED_SHARE * total:
             where = f"pool {pool.name}: " if pool.name else ""
-            counts = f"{pool.refused} of {total} requests"
-            why = f": {_counted(pool.reasons)}" if pool.reasons else ""
+            counts = f"{pool.refused} of {total} requests ({pool.refused / total:.0%})"
+            named = {_CAUSES.get(reason, reason): n for reason, n in pool.reasons.items()}
+            why = f": {_counted(named)}" if named else ""
             yield f"{where}{counts} were refused in the last minute{why}"
 
 
 def _callers_leave(seen: Situation) -> Iterator[str]:
     for pool in seen.pools:
-        if pool.gave_up >= MIN_FAILED and pool.gave_up >= LEAVING_SHARE * pool.requests:
-            counts = f"{pool.gave_up} of {pool.requests} callers"
+        left, total = pool.gave_up + pool.expired, pool.requests + pool.expired
+        if left >= MIN_FAILED and left >= LEAVING_SHARE * total:
+            counts = f"{left} of {total} callers ({left / total:.0%})"
             yield f"pool {pool.name}: {counts} left in the last minute before an answer began"
 
 

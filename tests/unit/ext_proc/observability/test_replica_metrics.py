@@ -107,3 +107,4 @@ def test_slots_are_shown_for_autoscalers():
     assert sample("tidegate_picker_replicas_needed", {"pool": "llm"}) == 1
     waiting |= {("llm", "toy-llm"): 2, ("llm", ""): 1, ("other", ""): 9}
     assert sample("tidegate_picker_replicas_needed", {"pool": "llm"}) == 3
+    assert sample("tidegate_picker_waiting", {"pool": "llm"}) == 3

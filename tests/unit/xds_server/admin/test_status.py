@@ -291,16 +291,56 @@ async def test_what_envoy_refuses_is_a_reason(whole: Whole) -> None:
     traffic = pb.Traffic(life=1, variants=variants)
     whole.take(pb.PickerReport(picker_id="p1", traffic=traffic))
     assert list(whole.status().reasons) == [
-        "pool llm: 6 of 6 requests were refused in the last minute: rate-limited (6)",
-        "6 of 6 requests were refused in the last minute: rate-limited (6)",
+        "pool llm: 6 of 6 requests (100%) were refused in the last minute: rate-limited (6)",
+        "6 of 6 requests (100%) were refused in the last minute: rate-limited (6)",
     ]
+
+
+async def test_a_full_queue_is_a_reason_in_words(whole: Whole) -> None:
+    """With its share; and requests whose deadlines passed count as callers that left."""
+    failed = {"queue-full": 20, "saturated": 5, "deadline-passed": 8}
+    variants = [
+        pb.VariantTraffic(pool="llm", requests=33, failed=failed),
+        pb.VariantTraffic(pool="llm", variant="stable", requests=25),
+    ]
+    whole.take(pb.PickerReport(picker_id="p1", traffic=pb.Traffic(life=1, variants=variants)))
+    refused = "pool llm: 25 of 50 requests (50%) were refused in the last minute:"
+    assert list(whole.status().reasons) == [
+        f"{refused} the queue is full (20), every replica is at its limit (5)",
+        "pool llm: 8 of 33 callers (24%) left in the last minute before an answer began",
+    ]
+
+
+async def test_what_waits_is_told_of_all_pickers(whole: Whole) -> None:
+    """How many, the longest expected wait, and how long requests have waited; not 0 if unknown."""
+    assert not whole.status().pools[0].HasField("waiting")
+    waits = pb.VariantTraffic(pool="llm", duration=pb.Histogram(buckets=[50], counts=[3]))
+    for picker, wait_s in (("p1", 0.5), ("p2", None)):
+        states = pb.ReplicaStates()
+        states.queues.add(pool="llm", waiting=4, wait_seconds=wait_s)
+        traffic = pb.Traffic(life=1 if wait_s else 2, variants=[waits])
+        whole.take(pb.PickerReport(picker_id=picker, replicas=states, traffic=traffic))
+    pool = whole.status().pools[0]
+    assert (pool.waiting, pool.wait_seconds, pool.queued) == (8, 0.5, 6)
+    assert pool.queued_p50 == pool.queued_p99 == pytest.approx(0.112, rel=0.1)
+
+
+async def test_limits_of_replicas_are_told_with_their_sources(whole: Whole) -> None:
+    """The lowest that a picker keeps."""
+    for picker, most in (("p1", 20), ("p2", 10)):
+        states = pb.ReplicaStates()
+        one = states.replicas.add(pool="llm", id="r1")
+        one.limits.add(most=most, source="declared")
+        whole.take(pb.PickerReport(picker_id=picker, replicas=states))
+    (limit,) = whole.replicas()["r1"].limits
+    assert (limit.model, limit.most, limit.source) == ("", 10, "declared")
 
 
 async def test_callers_that_give_up_are_a_reason(whole: Whole) -> None:
     """Answers that come too late fail no request, and callers are gone."""
     variants = [pb.VariantTraffic(pool="llm", variant="stable", requests=50, failed={"gave-up": 9})]
     whole.take(pb.PickerReport(picker_id="p1", traffic=pb.Traffic(life=1, variants=variants)))
-    why = "pool llm: 9 of 50 callers left in the last minute before an answer began"
+    why = "pool llm: 9 of 50 callers (18%) left in the last minute before an answer began"
     assert (whole.status().verdict, whole.status().why) == ("DEGRADED", why)
 
 

@@ -38,7 +38,16 @@ def told(admin: FakeAdmin) -> FakeAdmin:
     )
     idle = api.VariantStatus(variant="canary", weight=5, replicas=1, usable=1, seconds=60.0)
     status.pools.append(
-        api.PoolStatus(pool="llm", variants=[stable, idle], refused={"saturated": 4})
+        api.PoolStatus(
+            pool="llm",
+            variants=[stable, idle],
+            refused={"saturated": 4},
+            waiting=7,
+            wait_seconds=0.25,
+            queued=90,
+            queued_p50=0.05,
+            queued_p99=1.5,
+        )
     )
 
     def replicas(_self: Any, _request: Any, _context: Any) -> api.GetReplicasResponse:
@@ -50,6 +59,10 @@ def told(admin: FakeAdmin) -> FakeAdmin:
             conditions=[frozen],
             age_seconds=8.25,
             pickers=1,
+            limits=[
+                api.RequestLimit(model="a", most=5, source="declared"),
+                api.RequestLimit(most=2, source="set"),
+            ],
         )
         r2 = api.ReplicaStatus(
             pool="llm", endpoint="r2", state="draining, 3 left", pickers=1, usable=False
@@ -76,6 +89,9 @@ def test_status_opens_with_the_verdict(run: Run, told: FakeAdmin) -> None:
     assert "llm stable 1 of 2 usable 2.0 3 - 118 ms 1.4 s" in rows
     assert "canary 1 of 1 usable 0.0 0 - - -" in rows
     assert "pool llm: 4 requests refused in the last minute: saturated" in text
+    waits = "7 requests wait in pickers; one that comes now is expected to wait 250 ms"
+    assert f"pool llm: {waits}" in text
+    assert "pool llm: 90 requests waited in the last minute, p50 50 ms, p99 1.5 s" in text
     assert "differs from the fleet file applied last: pool llm: variant canary" in text
     assert text.index("DEGRADED") < text.index("revision 7, settled")
 
@@ -88,6 +104,14 @@ def test_status_as_data(run: Run, told: FakeAdmin) -> None:
     assert (stable["requests_per_second"], stable["cached"]) == (2.0, "25%")
     assert (idle["duration_p50"], idle["cached"]) == (None, None)
     assert data["reports"] == {"picker-1": 2.0}
+    queue = data["pools"][0]["queue"]
+    assert (queue["waiting"], queue["ended"], queue["queued_p99"]) == (7, 90, 1.5)
+    told.status.pools[0].ClearField("waiting")
+    told.status.pools[0].ClearField("queued_p99")
+    told.status.reports.clear()
+    data = json.loads(run("status", "--server", told.address, "-o", "json").out)
+    queue = data["pools"][0]["queue"]
+    assert (queue["waiting"], queue["ended"], queue["queued_p99"]) == (None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +136,7 @@ def test_endpoints_have_state_and_age(run: Run, told: FakeAdmin) -> None:
     text = " ".join(" ".join(rows).split())
     assert "frozen 12 s more" in text
     assert "draining, 3 left" in text
+    assert "a: 5 declared, 2 set" in text
     first, second = json.loads(run("get", "endpoints", "--server", told.address, "-o", "json").out)
     assert (first["state"], first["age_seconds"]) == ("frozen 12 s more", 8.25)
     assert first["conditions"][0]["cause"] == "no sign of life"

@@ -9,13 +9,16 @@ import pytest
 from ext_proc.control.reporting import details
 from ext_proc.control.reporting.details import PLACEMENT_S, Details
 from ext_proc.control.reporting.watch import ReplicaWatch
+from ext_proc.exchange import Exchange
 from ext_proc.feedback.places import Places
 from ext_proc.observability import traffic as counting
 from ext_proc.observability.traffic import TrafficCounts
 from ext_proc.routing.values.listing import Listing, PlacementState, Row
 from ext_proc.routing.values.pool import Endpoint, EndpointKey
 from ext_proc.routing.values.reading import Reading
+from ext_proc.routing.values.request import Features, Form, Request
 from ext_proc.routing.values.settings import SlowStart
+from support.exchanges import head, run
 from support.streams import llm, replicas, router
 from tidegate_api.fleet.v1 import report_pb2
 
@@ -88,6 +91,28 @@ def test_states_have_the_age_of_readings_and_slow_start() -> None:
     assert (warm.id, warm.reading_age_ms, warm.HasField("ramp_percent")) == ("r1", 1500, False)
     assert not ramping.HasField("reading_age_ms")
     assert 0 < ramping.ramp_percent < 100
+
+
+def test_limits_queues_and_waits_are_reported() -> None:
+    """A pool in which no request waits has no queue; waits that ended are counts of the pool."""
+    made = Setting(endpoints=replicas(1), per_endpoint_in_flight=1, hold_s=4.0)
+    (state,) = made.report().replicas.replicas
+    (limit,) = state.limits
+    assert (limit.model, limit.most, limit.source) == ("", 1, "set")
+    run(made.router, head(end_of_stream=True))
+    Exchange(made.router).on(head(end_of_stream=True), made.now, made.now)
+    told = made.router.explain(
+        Request("llm", None, "http", Features(Form.GENERATE)), made.now, made.now
+    )
+    assert told["refused"] == "saturated"
+    assert told["queue"]["high"] + told["queue"]["low"] == 0  # it waits for another model
+    assert made.router.state(made.now)["queue"]["waiting"] == 1
+    (queue,) = made.report().replicas.queues
+    assert (queue.pool, queue.waiting, queue.HasField("wait_seconds")) == ("llm", 1, False)
+    made.traffic.queued("llm", 0.5)
+    (waits,) = made.report().traffic.variants
+    assert (waits.variant, waits.requests, list(waits.duration.counts)) == ("", 0, [1])
+    assert not made.report().traffic.variants
 
 
 def test_placement_is_sent_when_it_has_changed() -> None:

@@ -165,3 +165,17 @@ def test_a_wait_ends(deadline, last, kind):
     assert queue.expire(due) == 1
     assert [each.kind for each in heard] == [kind]
     assert queue.next_due is None
+
+
+def test_what_waits_is_described():
+    """By pool, model and band; what is not known is None."""
+    queue = Queue(random.Random(1))
+    joined(queue, waiting(size=5), waiting(priority=2, size=5))
+    line = {"high": 1, "low": 1, "not_empty_s": 2.0, "leave_per_s": None, "expected_wait_s": None}
+    assert queue.describe(2.0) == {
+        "waiting": 2,
+        "bytes": 10,
+        "lines": [{"pool": "llm", "model": "m", **line}],
+    }
+    empty = dict.fromkeys(line) | {"high": 0, "low": 0}
+    assert queue.line("llm", "other", 2.0) == empty

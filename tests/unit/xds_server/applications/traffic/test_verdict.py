@@ -57,7 +57,7 @@ SICK = ReplicaView("llm", "r1", "frozen 4 s more", left_alone=True)
         (seen(pool(requests=500, failed=5)), Word.DEGRADED, "5 of 500 requests failed"),
         (seen(pool(requests=501, failed=5)), Word.OK, "all replicas"),
         (seen(versions=["pool llm: r1 2"]), Word.DEGRADED, "pool llm: r1 2"),
-        (seen(pool(requests=95, refused=5)), Word.DEGRADED, "5 of 100 requests were refused"),
+        (seen(pool(requests=95, refused=5)), Word.DEGRADED, "5 of 100 requests (5%) were refused"),
         (
             seen(pool(requests=493), passed={"no-body": 2, "too-late": 5}),
             Word.DEGRADED,

@@ -18,21 +18,26 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import ssl
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Final
 
-import aiohttp
 import grpc
 import yarl
 
 from gateway.merge.answers import Fault, Said
-from tidegate_common.upstream.contexts import ReplicaContexts
-from tidegate_common.upstream.tunnel import Tunnel
+from tidegate_common.upstream.client import (
+    OK,
+    AskError,
+    AskFault,
+    ReplicaChannel,
+    ReplicaClient,
+    url_at,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
     from gateway.targets import AskedReplica
+    from tidegate_common.upstream.client import ReplicaTurn
     from tidegate_common.upstream.contexts import ReplicaTls
 
     Far = tuple[str, ReplicaTls | None]
@@ -42,33 +47,15 @@ AT_ONCE: Final = 64
 MAX_ANSWER: Final = 4 * 2**20
 MAX_TOTAL: Final = 32 * 2**20
 MAX_CHANNELS: Final = 1024
-_CHUNK: Final = 64 * 1024
-_OK: Final = 200
-_CHANNEL_OPTIONS: Final = (
-    ("grpc.max_receive_message_length", MAX_ANSWER),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.enable_retries", 0),
-    # Channels to one address do not share a connection with those of others in the process.
-    ("grpc.use_local_subchannel_pool", 1),
-)
-_FAULTS: Final[dict[grpc.StatusCode, Fault]] = {
+_CODES: Final[dict[grpc.StatusCode, Fault]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: "timeout",
-    grpc.StatusCode.UNAVAILABLE: "unreachable",
     grpc.StatusCode.CANCELLED: "unreachable",
     grpc.StatusCode.RESOURCE_EXHAUSTED: "too-large",
 }
-
-
-class _Kept(NamedTuple):
-    channel: grpc.aio.Channel
-    tunnel: Tunnel | None
-
-    async def close(self) -> None:
-        await self.channel.close(1.0)
-        if self.tunnel is not None:
-            await self.tunnel.close()
+_FAULTS: Final[dict[AskFault, Fault]] = {
+    AskFault.LATE: "timeout",
+    AskFault.TOO_LARGE: "too-large",
+}
 
 
 class _Budget:
@@ -85,35 +72,19 @@ class _Budget:
         return self._left >= 0
 
 
-class Asker:
+class Asker(ReplicaClient):
     """Connections to replicas; an async context manager. See the module's rules."""
 
     def __init__(self) -> None:
-        self._places = asyncio.Semaphore(AT_ONCE)
-        self._session: aiohttp.ClientSession | None = None
-        self._channels: dict[Far, _Kept] = {}
-        self._contexts = ReplicaContexts()
+        super().__init__(AT_ONCE, keep_s=5.0)
+        self._channels: dict[Far, ReplicaChannel] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
-    async def __aenter__(self) -> Self:
-        connector = aiohttp.TCPConnector(limit=AT_ONCE, keepalive_timeout=5.0)
-        self._session = aiohttp.ClientSession(
-            connector=connector, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
-        )
-        return self
-
     async def __aexit__(self, *_: object) -> None:
-        if self._session is not None:
-            await self._session.close()
+        """Close all connections and channels."""
+        await super().__aexit__()
         self.keep(())
         await asyncio.gather(*self._closing)
-
-    @property
-    def session(self) -> aiohttp.ClientSession:
-        """The HTTP session, while the context is open."""
-        if self._session is None:
-            raise RuntimeError("enter the asker first")
-        return self._session
 
     @property
     def channels(self) -> int:
@@ -147,21 +118,18 @@ class Asker:
         """
         left = _Budget()
 
-        async def ask(target: AskedReplica) -> Said:
-            options = await self._contexts.options(target.tls)
-            scheme = "https" if options else "http"
-            url = yarl.URL(f"{scheme}://{target.address}{target.path(path)}", encoded=True)
-            name = target.key.id
-            async with self.session.request(
-                method, url, data=body or None, headers=headers, allow_redirects=False, **options
-            ) as answer:
-                read = bytearray()
-                async for chunk in answer.content.iter_chunked(_CHUNK):
-                    read += chunk
-                    if len(read) > MAX_ANSWER or not left.takes(len(chunk)):
-                        return Said(name, fault="too-large")
-                kind = answer.headers.get("content-type", "")
-                return Said(name, answer.status, bytes(read), kind, good=answer.status == _OK)
+        async def ask(target: AskedReplica, turn: ReplicaTurn) -> Said:
+            url = url_at(target.address, target.path(path), target.tls)
+            status, read, kind = await turn.http(
+                method,
+                yarl.URL(url, encoded=True),
+                tls=target.tls,
+                body=body,
+                headers=headers,
+                max_bytes=MAX_ANSWER,
+                takes=left.takes,
+            )
+            return Said(target.key.id, status, read, kind, good=status == OK)
 
         return await self._all(targets, ask, timeout_s)
 
@@ -178,65 +146,48 @@ class Asker:
         """
         left = _Budget()
 
-        async def ask(target: AskedReplica) -> Said:
+        async def ask(target: AskedReplica, turn: ReplicaTurn) -> Said:
             name = target.key.id
-            if target.tls is not None:
-                await self._contexts.of(target.tls, "h2")  # no attempt without files
-            call: Any = self._channel((target.address, target.tls)).unary_unary(method)
+            await turn.check(target.tls)
+            channel = self._channel((target.address, target.tls))
             try:
-                body = await call(target.message(message), timeout=timeout_s)
-                if not left.takes(len(body)):
-                    return Said(name, fault="too-large")
-                return Said(name, 0, body, good=True)
+                body = await channel.call(method, target.message(message), timeout_s)
             except grpc.aio.AioRpcError as error:
-                fault = _FAULTS.get(error.code())
-                details = error.details() or ""
-                return Said(name, error.code().value[0], b"", details, fault)
+                fault = _CODES.get(error.code())
+                return Said(name, error.code().value[0], b"", error.details() or "", fault)
+            if not left.takes(len(body)):
+                return Said(name, fault="too-large")
+            return Said(name, 0, body, good=True)
 
         return await self._all(targets, ask, timeout_s)
 
     async def _all(
         self,
         targets: Sequence[AskedReplica],
-        ask: Callable[[AskedReplica], Awaitable[Said]],
+        ask: Callable[[AskedReplica, ReplicaTurn], Awaitable[Said]],
         timeout_s: float,
     ) -> list[Said]:
         async def one(target: AskedReplica) -> Said:
             try:
-                async with asyncio.timeout(timeout_s), self._places:
-                    return await ask(target)
-            except TimeoutError:
+                async with asyncio.timeout(timeout_s), self.turn(timeout_s) as turn:
+                    return await ask(target, turn)
+            except TimeoutError:  # it waited for its turn, too
                 return Said(target.key.id, fault="timeout")
-            except aiohttp.ClientSSLError as error:
-                self._contexts.failed(target.address, error)
-                return Said(target.key.id, fault="unreachable")
-            except (aiohttp.ClientError, OSError, ValueError):
-                return Said(target.key.id, fault="unreachable")
+            except AskError as error:
+                return Said(target.key.id, fault=_FAULTS.get(error.fault, "unreachable"))
 
         return list(await asyncio.gather(*map(one, targets)))
 
-    def _channel(self, far: Far) -> grpc.aio.Channel:
+    def _channel(self, far: Far) -> ReplicaChannel:
         found = self._channels.pop(far, None)
         if found is None:
-            found = self._open(*far)
+            found = ReplicaChannel(*far, self.contexts, MAX_ANSWER)
             while len(self._channels) >= MAX_CHANNELS:
                 self._drop(next(iter(self._channels)))
         self._channels[far] = found  # the last one is the last used
-        return found.channel
-
-    def _open(self, address: str, tls: ReplicaTls | None) -> _Kept:
-        if tls is None:
-            return _Kept(grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS), None)
-
-        def failed(error: Exception) -> None:
-            if isinstance(error, ssl.SSLError):
-                self._contexts.failed(address, error)
-
-        tunnel = Tunnel(address, lambda: self._contexts.of(tls, "h2"), tls.server_name, failed)
-        options = (*_CHANNEL_OPTIONS, ("grpc.default_authority", address))
-        return _Kept(grpc.aio.insecure_channel(tunnel.open(), options=options), tunnel)
+        return found
 
     def _drop(self, far: Far) -> None:
-        task = asyncio.create_task(self._channels.pop(far).close())
+        task = asyncio.create_task(self._channels.pop(far).close(1.0))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)

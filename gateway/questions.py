@@ -30,7 +30,7 @@ from gateway.targets import (
     says_engine,
 )
 from tidegate_api.kserve.v1 import kserve_pb2
-from tidegate_api.pools import ENGINE_READY_PATHS, TRITON_PATHS
+from tidegate_api.pools import TRITON_PATHS, ready_paths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -275,8 +275,7 @@ class Questions:
 
     async def _probe_http(self, targets: list[AskedReplica], path: str, timeout_s: float) -> int:
         good = 0
-        others = ENGINE_READY_PATHS if path.startswith(TRITON_PATHS) else ()
-        for each in (path, *others):
+        for each in ready_paths(path):
             said = await self._asker.over_http(targets, "GET", each, timeout_s=timeout_s)
             good += len(good_of(said))
             # An engine does not know Triton's paths.

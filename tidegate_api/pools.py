@@ -66,6 +66,16 @@ ENGINE_READY_PATHS: Final = ("/health", "/health/ready")
 """Readiness of engines without Triton's API, which answer its readiness path with 404: vLLM, SGLang
 and ``trtllm-serve``, and Triton's OpenAI server."""
 
+
+def ready_paths(path: str) -> tuple[str, ...]:
+    """Return where a replica tells its readiness, the first that it does not answer with 404.
+
+    One that answers a readiness path of Triton's with 404 is no Triton, which answers 400 for
+    models that it does not know.
+    """
+    return (path, *ENGINE_READY_PATHS) if path.startswith(TRITON_PATHS) else (path,)
+
+
 MAX_VARIANTS: Final = 256
 """Most variants of a pool."""
 

@@ -18,7 +18,7 @@ Rules:
    chats in their answers (``telemetry.usage``), these counts are such answers.
 6. At most ``MAX_TEMPLATES`` pools have a template, and as many a tokenizer alone; files have at
    most ``MAX_FILE_BYTES``, answers ``MAX_ANSWER_BYTES``.
-7. Where the pool speaks TLS to its replicas, so do questions (``ReplicaContexts``).
+7. Where the pool speaks TLS to its replicas, so do questions (``ReplicaClient``).
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from collections import Counter, deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import aiohttp
 import orjson
 import structlog
 
 from ext_proc.control.tokenizer_files import FileTokenizer
 from ext_proc.requests import Chats, Pieces, Sample
-from tidegate_common.upstream.contexts import ReplicaContexts
+from tidegate_common.upstream.client import OK, AskError, ReplicaClient, url_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ext_proc.requests import ChatTemplate, Tokenizer
     from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool
+    from tidegate_common.upstream.contexts import ReplicaContexts
 
 MAX_TEMPLATES: Final = 32
 MAX_FILE_BYTES: Final = 16 * 2**20
@@ -56,7 +56,6 @@ TIMEOUT_S: Final = 5.0
 _TOKENS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 _ASKED: Final = ("messages", "tools", "add_generation_prompt", "prompt")
 _OPTIONS: Final = ("reasoning_effort", "documents")
-_OK: Final = 200
 
 PROBE: Final[Mapping[str, Any]] = {
     "messages": [
@@ -193,7 +192,7 @@ class ChatFiles:
         choose: Callable[[], float] = random.random,
         contexts: ReplicaContexts | None = None,
     ) -> None:
-        self._contexts = ReplicaContexts() if contexts is None else contexts
+        self.client = ReplicaClient(AT_ONCE, contexts)
         self._tokenizers = tokenizers
         self._read = read
         self._choose = choose
@@ -252,9 +251,8 @@ class ChatFiles:
 
     async def run(self) -> None:
         """Load and check until cancelled."""
-        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         until_check = 0.0
-        async with aiohttp.ClientSession(timeout=timeout) as session:
+        async with self.client:
             while True:
                 await asyncio.sleep(TICK_S)
                 for pool in list(self._pools.values()):
@@ -262,15 +260,14 @@ class ChatFiles:
                 due = until_check <= 0
                 until_check = CHECK_S if due else until_check - TICK_S
                 for name in list(self.ready):
-                    await self.check(session, name, due=due)
+                    await self.check(name, due=due)
                 for name in list(self._plain) if due else ():
-                    await self.check_text(session, name)
+                    await self.check_text(name)
 
-    async def check(self, session: aiohttp.ClientSession, name: str, *, due: bool) -> None:
+    async def check(self, name: str, *, due: bool) -> None:
         """Ask some of a pool's engines about a chat, where one is kept.
 
         Args:
-            session: Asks.
             name: The pool.
             due: Keep the next chat.
         """
@@ -287,11 +284,9 @@ class ChatFiles:
         self._probe.discard(name)
         before, differs = chats.trusted, 0
         asked = self._some(pool)
-        answers = await self._answers(session, pool, asked, sample.members)
+        answers = await self._answers(pool, asked, sample.members)
         for each, found in zip(asked, answers, strict=True):
-            if found is not None and not await self._agrees(
-                session, chats, pool, each, sample, found
-            ):
+            if found is not None and not await self._agrees(chats, pool, each, sample, found):
                 differs = len(found)
         after = chats.trusted
         if after is before:
@@ -311,7 +306,6 @@ class ChatFiles:
 
     async def _agrees(
         self,
-        session: aiohttp.ClientSession,
         chats: Chats,
         pool: Pool,
         each: Endpoint,
@@ -326,7 +320,7 @@ class ChatFiles:
             engine.chats.append(equal)
             if not equal:
                 ids = chats.ids(PROBE)
-                (other,) = await self._answers(session, pool, [each], PROBE)
+                (other,) = await self._answers(pool, [each], PROBE)
                 if other is None or ids is None:
                     return False
                 probed, answer = ids, other
@@ -334,7 +328,7 @@ class ChatFiles:
         engine.words = "" if same else _differ(probed.tokens, answer)
         return equal
 
-    async def check_text(self, session: aiohttp.ClientSession, name: str) -> None:
+    async def check_text(self, name: str) -> None:
         """Ask some engines of a pool with a tokenizer and no template about `TEXT` (rule 4)."""
         pool = self._plain.get(name)
         tokenizer = None if pool is None else self._tokenizers.get(pool.tokenizer)
@@ -342,7 +336,7 @@ class ChatFiles:
         if pool is None or ids is None:
             return
         asked = self._some(pool)
-        answers = await self._answers(session, pool, asked, {"prompt": TEXT})
+        answers = await self._answers(pool, asked, {"prompt": TEXT})
         for each, found in zip(asked, answers, strict=True):
             if found is not None:
                 equal = list(ids) == found
@@ -358,22 +352,17 @@ class ChatFiles:
 
     async def _answers(
         self,
-        session: aiohttp.ClientSession,
         pool: Pool,
         asked: Sequence[Endpoint],
         members: Mapping[str, Any],
     ) -> list[list[int] | None]:
-        found = await asyncio.gather(
-            *(self._ask(session, pool, each.http or "", members) for each in asked)
-        )
+        found = await asyncio.gather(*(self._ask(pool, each.http or "", members) for each in asked))
         missing = found.count(None)
         if missing or not asked:
             self._unanswered[pool.name] = self._unanswered.get(pool.name, 0) + max(missing, 1)
         return found
 
-    async def _ask(
-        self, session: aiohttp.ClientSession, pool: Pool, address: str, members: Mapping[str, Any]
-    ) -> list[int] | None:
+    async def _ask(self, pool: Pool, address: str, members: Mapping[str, Any]) -> list[int] | None:
         body: dict[str, Any] = {name: members[name] for name in _ASKED if name in members}
         if "model" in members:
             body["model"] = members["model"]
@@ -386,15 +375,19 @@ class ChatFiles:
             options.setdefault("enable_thinking", options["reasoning_effort"] != "none")
         if options:
             body["chat_template_kwargs"] = options
-        headers = {"content-type": "application/json"}
+        tls = pool.upstream_tls
         try:
-            tls = await self._contexts.options(pool.upstream_tls)
-            url = f"{'https' if tls else 'http'}://{address}/tokenize"
-            async with session.post(url, data=orjson.dumps(body), headers=headers, **tls) as answer:
-                if answer.status != _OK:
-                    return None
-                document = orjson.loads(await _read_bounded(answer))
-        except (aiohttp.ClientError, TimeoutError, ValueError, TypeError):
+            async with self.client.turn(TIMEOUT_S) as turn:
+                status, answer, _ = await turn.http(
+                    "POST",
+                    url_at(address, "/tokenize", tls),
+                    tls=tls,
+                    body=orjson.dumps(body),
+                    headers={"content-type": "application/json"},
+                    max_bytes=MAX_ANSWER_BYTES,
+                )
+            document = orjson.loads(answer) if status == OK else None
+        except (AskError, ValueError, TypeError):
             return None
         tokens = document.get("tokens") if isinstance(document, dict) else None
         if not isinstance(tokens, list) or not all(isinstance(each, int) for each in tokens):
@@ -454,19 +447,3 @@ def _differ(tokens: int, found: Sequence[int]) -> str:
 
 def _files(pool: Pool) -> Files:
     return Files(pool.chat_template, pool.tokenizer)
-
-
-async def _read_bounded(answer: aiohttp.ClientResponse) -> bytes:
-    """Return a body.
-
-    Raises:
-        ValueError: It is too long.
-    """
-    parts: list[bytes] = []
-    size = 0
-    async for part in answer.content.iter_any():
-        size += len(part)
-        if size > MAX_ANSWER_BYTES:
-            raise ValueError("the answer is too long")
-        parts.append(part)
-    return b"".join(parts)

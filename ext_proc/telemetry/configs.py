@@ -24,15 +24,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
-import aiohttp
 import orjson
 
-from tidegate_common.upstream.contexts import ReplicaContexts
+from tidegate_common.upstream.client import NOT_FOUND, OK, AskError, AskFault, ReplicaClient, url_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from tidegate_common.upstream.contexts import ReplicaTls
+    from tidegate_common.upstream.contexts import ReplicaContexts, ReplicaTls
 
 TIMEOUT_S: Final = 1.0
 AGAIN_S: Final = 30.0
@@ -40,11 +39,9 @@ MAX_BYTES: Final = 1024 * 1024
 MAX_MODELS: Final = 64
 MAX_DEPTH: Final = 4
 """Most ensembles within each other whose slots are added."""
-MAX_CONNECTIONS: Final = 16
-"""Maximum open at one time; further questions wait within their own timeout."""
+AT_ONCE: Final = 16
+"""Most questions at one time; further ones wait."""
 _BATCHERS: Final = ("dynamic_batching", "sequence_batching")
-_OK: Final = 200
-_NOT_FOUND: Final = 404
 
 
 class AskedTriton(NamedTuple):
@@ -120,7 +117,7 @@ class ModelConfigs:
         self, on_change: Callable[[], None], contexts: ReplicaContexts | None = None
     ) -> None:
         self._on_change = on_change
-        self._contexts = ReplicaContexts() if contexts is None else contexts
+        self._client = ReplicaClient(AT_ONCE, contexts)
         self._wanted: dict[str, AskedTriton] = {}
         self._known: dict[str, dict[str, ModelConfig]] = {}
         """By replica and model."""
@@ -171,13 +168,11 @@ class ModelConfigs:
 
     async def run(self) -> None:
         """Ask until cancelled."""
-        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-        connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS, force_close=True)
-        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+        async with self._client:
             while True:
                 self._wake.clear()
                 pending = {each: self._pending(each) for each in self._wanted}
-                asked = [self._ask(session, each, models) for each, models in pending.items()]
+                asked = [self._ask(each, models) for each, models in pending.items()]
                 await asyncio.gather(*asked)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(AGAIN_S if any(pending.values()) else None):
@@ -195,39 +190,27 @@ class ModelConfigs:
         models = sorted(self._wanted[endpoint].models | steps)[:MAX_MODELS]
         return [model for model in models if model not in known]
 
-    async def _ask(self, session: aiohttp.ClientSession, endpoint: str, models: list[str]) -> None:
+    async def _ask(self, endpoint: str, models: list[str]) -> None:
         target = self._wanted[endpoint]
         for model in models:
+            url = url_at(target.http, f"/v2/models/{quote(model, safe='')}/config", target.tls)
+            status, body = 0, b""
             try:
-                options = await self._contexts.options(target.tls)
-            except ValueError:  # files that cannot be used
-                return
-            scheme = "https" if options else "http"
-            url = f"{scheme}://{target.http}/v2/models/{quote(model, safe='')}/config"
-            status, config = await _config(session, url, options)
+                async with self._client.turn(TIMEOUT_S) as turn:
+                    status, body, _ = await turn.http(
+                        "GET", url, tls=target.tls, max_bytes=MAX_BYTES
+                    )
+            except AskError as error:
+                if error.fault is AskFault.NO_FILES:
+                    return
             if self._wanted.get(endpoint) != target:
                 return
-            if status == _NOT_FOUND:
+            if status == NOT_FOUND:
                 self._no_tritons.add(endpoint)
                 return
+            config = read_config(body) if status == OK else None
             if config is not None:
                 self._known.setdefault(endpoint, {})[model] = config
                 self._on_change()
                 if config.steps:
                     self._wake.set()
-
-
-async def _config(
-    session: aiohttp.ClientSession, url: str, options: dict[str, Any]
-) -> tuple[int | None, ModelConfig | None]:
-    """Return the status of an answer, and what it says."""
-    try:
-        async with session.get(url, allow_redirects=False, **options) as answer:
-            if answer.status != _OK:
-                return answer.status, None
-            body = await answer.content.read(MAX_BYTES + 1)
-            while not answer.content.at_eof() and len(body) <= MAX_BYTES:
-                body += await answer.content.read(MAX_BYTES + 1 - len(body))
-    except (aiohttp.ClientError, OSError, ValueError):  # a timeout is an OSError
-        return None, None
-    return _OK, read_config(body) if len(body) <= MAX_BYTES else None

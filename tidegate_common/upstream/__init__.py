@@ -1,1 +1,1 @@
-"""TLS towards replicas: a pool's ``upstream_tls`` for whoever asks replicas."""
+"""Requests to replicas, with the TLS of their pool, for all that ask them."""

@@ -23,7 +23,7 @@ import os
 import ssl
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, Self
 
 import structlog
 
@@ -58,6 +58,11 @@ class ReplicaTls(NamedTuple):
     key: str | None = None
     server_name: str | None = None
     """Name to ask for, and, with ``ca``, the name that a replica's certificate must have."""
+
+    @classmethod
+    def of(cls, given: _Settings) -> Self:
+        """Return settings of another kind as these."""
+        return cls(given.ca, given.certificate, given.key, given.server_name)
 
 
 class _Settings(Protocol):

@@ -69,7 +69,7 @@ class Lab:
 
     async def let_answers_be_late(self, count: int) -> None:
         """Let the time for answers pass once exactly ``count`` of them are missing."""
-        await self._clock.until(lambda: AT_ONCE - self._asker._places._value == count)
+        await self._clock.until(lambda: AT_ONCE - self._asker.places._value == count)
         self._clock.advance(ANSWER_S)
 
     async def pause(self, seconds: float) -> None:

@@ -5,7 +5,7 @@ Rules:
 1. Each question has ``READ_S`` seconds, each change ``CHANGE_S``, and warm-up requests ``WARM_S``.
    An answer has at most ``MAX_ANSWER`` bytes. What is beyond is a fault of that replica.
 2. At most ``AT_ONCE`` requests are open. Waiting for a turn does not count into the time.
-3. No redirect is followed. TLS is that of the pool, with its files as they are at the time.
+3. No redirect is followed. TLS is that of the pool (``ReplicaClient``).
 4. An unload has ended when the index shows no version of the model in use any more: Triton answers
    at once, and lets running requests end.
 
@@ -16,19 +16,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import quote
 
-import aiohttp
 import yarl
 
 from tidegate_common.parity import ParityError
-from tidegate_common.upstream.contexts import client_context
+from tidegate_common.upstream.client import (
+    NOT_FOUND,
+    OK,
+    AskError,
+    AskFault,
+    ReplicaClient,
+    url_at,
+)
+from tidegate_common.upstream.contexts import ReplicaTls
 from xds_server.applications.loading import parity, plan
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from xds_server.applications.loading.operation import Kind
     from xds_server.fleet.model.fields import UpstreamTls
 
@@ -42,9 +47,6 @@ NO_MODEL: Final = "tidegate-asks-whether-unloads-are-allowed"
 """A model that no repository has: unloading it changes nothing, and is refused where no unload is
 allowed."""
 
-_OK: Final = 200
-_NOT_FOUND: Final = 404
-_CHUNK: Final = 64 * 1024
 _MAX_TEXT: Final = 300
 
 
@@ -63,31 +65,11 @@ class TritonAddress(NamedTuple):
     tls: UpstreamTls | None
 
 
-class TritonCalls:
+class TritonCalls(ReplicaClient):
     """Calls to replicas; an asynchronous context manager. See the module's rules."""
 
     def __init__(self) -> None:
-        self._session: aiohttp.ClientSession | None = None
-        self._gate = asyncio.Semaphore(AT_ONCE)
-
-    async def __aenter__(self) -> Self:
-        """Open the connections' pool."""
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(force_close=True, limit=AT_ONCE),
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
-        return self
-
-    async def __aexit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
-        """Close all connections."""
-        if self._session is not None:
-            await self._session.close()
+        super().__init__(AT_ONCE)
 
     async def entry(self, replica: TritonAddress, model: str) -> plan.RepositoryEntry:
         """Return what the replica's repository index says of a model.
@@ -120,7 +102,7 @@ class TritonCalls:
             status, body = await self._open("GET", replica.metrics, None, READ_S)
         except ReplicaFault:
             return None
-        return plan.free_memory(body.decode(errors="replace")) if status == _OK else None
+        return plan.free_memory(body.decode(errors="replace")) if status == OK else None
 
     async def change(self, replica: TritonAddress, kind: Kind, model: str) -> None:
         """Load or unload a model.
@@ -168,12 +150,12 @@ class TritonCalls:
         self, replica: TritonAddress, method: str, path: str, timeout_s: float, body: bytes = b""
     ) -> bytes:
         status, answer = await self._ask(replica, method, path, timeout_s, body)
-        if status == _OK:
+        if status == OK:
             return answer
         text = _text(answer)
         if plan.NOT_EXPLICIT in text:
             raise ReplicaFault(plan.NEEDS_EXPLICIT)
-        if status == _NOT_FOUND and path == "/v2/repository/index":
+        if status == NOT_FOUND and path == "/v2/repository/index":
             raise ReplicaFault("it has no model repository: it is no Triton")
         raise ReplicaFault(f"{status}: {text}" if text else f"it answered {status}")
 
@@ -182,46 +164,29 @@ class TritonCalls:
     ) -> tuple[int, bytes]:
         if replica.http is None:
             raise ReplicaFault("it has no HTTP address; give it `http` in the fleet file")
-        scheme = "http" if replica.tls is None else "https"
-        url = f"{scheme}://{replica.http}{path}"
-        return await self._open(method, url, replica.tls, timeout_s, body)
+        tls = None if replica.tls is None else ReplicaTls.of(replica.tls)
+        return await self._open(method, url_at(replica.http, path, tls), tls, timeout_s, body)
 
     async def _open(
-        self, method: str, url: str, tls: UpstreamTls | None, timeout_s: float, body: bytes = b""
+        self, method: str, url: str, tls: ReplicaTls | None, timeout_s: float, body: bytes = b""
     ) -> tuple[int, bytes]:
-        if self._session is None:
-            raise RuntimeError("not entered")
-        async with self._gate:
-            try:
-                context = (
-                    None
-                    if tls is None
-                    else await asyncio.to_thread(client_context, tls, "http/1.1")
+        try:
+            async with self.turn(timeout_s) as turn:
+                status, answer, _ = await turn.http(
+                    method,
+                    yarl.URL(url, encoded=True),
+                    tls=tls,
+                    body=body,
+                    headers={"content-type": "application/json"} if body else None,
+                    max_bytes=MAX_ANSWER,
                 )
-                async with (
-                    asyncio.timeout(timeout_s),
-                    self._session.request(
-                        method,
-                        yarl.URL(url, encoded=True),
-                        data=body or None,
-                        headers={"content-type": "application/json"} if body else None,
-                        allow_redirects=False,
-                        timeout=aiohttp.ClientTimeout(total=None),
-                        ssl=True if context is None else context,
-                        server_hostname=None if tls is None else tls.server_name,
-                    ) as answer,
-                ):
-                    read = bytearray()
-                    async for chunk in answer.content.iter_chunked(_CHUNK):
-                        read += chunk
-                        if len(read) > MAX_ANSWER:
-                            raise ReplicaFault(f"its answer is larger than {MAX_ANSWER >> 20} MiB")
-                    return answer.status, bytes(read)
-            except TimeoutError:
+        except AskError as error:
+            if error.fault is AskFault.LATE:
                 raise ReplicaFault(f"no answer in {timeout_s:.0f} s") from None
-            except (aiohttp.ClientError, OSError, ValueError) as error:
-                reason = str(error)[:_MAX_TEXT] or type(error).__name__
-                raise ReplicaFault(f"it cannot be asked: {reason}") from error
+            if error.fault is AskFault.TOO_LARGE:
+                raise ReplicaFault(f"its answer is larger than {MAX_ANSWER >> 20} MiB") from None
+            raise ReplicaFault(f"it cannot be asked: {str(error)[:_MAX_TEXT]}") from error
+        return status, answer
 
 
 def _text(body: bytes) -> str:

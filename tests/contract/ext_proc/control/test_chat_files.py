@@ -7,7 +7,6 @@ import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
-import aiohttp
 import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
@@ -195,9 +194,9 @@ async def test_an_engine_is_asked_when_a_template_is_loaded(read, engine):
     text = "<s>" + "".join(each["content"] for each in PROBE["messages"])
     engine.answer = {"tokens": ids(text)}
     with capture_logs() as logs:
-        async with aiohttp.ClientSession() as session:
-            await files.check(session, "llm", due=False)
-            await files.check(session, "llm", due=False)
+        async with files.client:
+            await files.check("llm", due=False)
+            await files.check("llm", due=False)
     assert engine.asked == [{**PROBE, "model": "m"}]
     assert files.state()["llm"]["checks"] == {"agreed": 1, "differed": 0, "unanswered": 0}
     assert [each["event"] for each in logs] == ["chat_template_agrees"]
@@ -210,9 +209,9 @@ async def test_a_clients_chat_is_asked_about(read, engine):
     body = {**MESSAGES, "model": "m", "reasoning_effort": "low", "temperature": 1, "tools": None}
     engine.answer = {"tokens": ids("other")}
     with capture_logs() as logs:
-        async with aiohttp.ClientSession() as session:
+        async with files.client:
             for _ in range(3):
-                await files.check(session, "llm", due=True)
+                await files.check("llm", due=True)
                 features = Features(Form.OPENAI, chat=body)
                 files.ready["llm"].blocks(features, 4, 0)
     assert engine.asked[1] == {
@@ -227,11 +226,11 @@ async def test_a_clients_chat_is_asked_about(read, engine):
 
 async def asked(files, times=1):
     """Let a pool's engines be asked about a client's chat."""
-    async with aiohttp.ClientSession() as session:
+    async with files.client:
         for _ in range(times):
             files.ready["llm"].want_sample()
             files.ready["llm"].blocks(Features(Form.OPENAI, chat=MESSAGES), 4, 0)
-            await files.check(session, "llm", due=False)
+            await files.check("llm", due=False)
 
 
 async def test_a_replica_with_another_template_is_named(read, monkeypatch):
@@ -242,7 +241,7 @@ async def test_a_replica_with_another_template_is_named(read, monkeypatch):
     await loaded(files, replace(one, endpoints=(*one.endpoints, two)))
     more = "!"
 
-    async def ask(session, pool, address, members):  # noqa: ARG001 - an interface
+    async def ask(pool, address, members):  # noqa: ARG001 - an interface
         text = "<s>" + "".join(each["content"] for each in members["messages"])
         return ids(text + (more if address == "v2" else ""))
 
@@ -294,12 +293,12 @@ async def test_another_tokenizer_is_named(engine):
     files = ChatFiles({"/k.json": Letters()})
     files.set_pools(by_name(pool(template="", address=engine.address)))
     engine.answer = {"tokens": ids(TEXT)}
-    async with aiohttp.ClientSession() as session:
-        await files.check_text(session, "llm")
+    async with files.client:
+        await files.check_text("llm")
         assert not list(files.notes())
         engine.answer = {"tokens": ids(TEXT.upper())}
-        await files.check_text(session, "llm")
-        await files.check_text(session, "unknown")
+        await files.check_text("llm")
+        await files.check_text("unknown")
     assert engine.asked == [{"prompt": TEXT}] * 2
     ((place, why),) = files.notes()
     assert (place[1].id, why) == ("v1", f"its {len(TEXT)} tokens of a test text are others")
@@ -325,8 +324,8 @@ async def test_an_engine_that_answers_no_ids_says_nothing(
     files = ChatFiles({"/k.json": Letters()})
     await loaded(files, pool(template=read, address=engine.address))
     engine.status, engine.answer = status, answer
-    async with aiohttp.ClientSession() as session:
-        await files.check(session, "llm", due=False)
+    async with files.client:
+        await files.check("llm", due=False)
     found = files.state()["llm"]
     assert (found["template"], found["checks"]["unanswered"]) == ("unchecked", 1)
 
@@ -334,11 +333,11 @@ async def test_an_engine_that_answers_no_ids_says_nothing(
 async def test_without_an_engine_nothing_is_asked(read):
     """A pool may be empty, and an engine may be gone."""
     files = ChatFiles({"/k.json": Letters()})
-    async with aiohttp.ClientSession() as session:
+    async with files.client:
         await loaded(files, pool(template=read))
-        await files.check(session, "llm", due=False)
-        await files.check(session, "unknown", due=False)
+        await files.check("llm", due=False)
+        await files.check("unknown", due=False)
         files.set_pools({})
         await loaded(files, pool(template=read, address="127.0.0.1:1"))
-        await files.check(session, "llm", due=False)
+        await files.check("llm", due=False)
     assert files.state()["llm"]["checks"]["unanswered"] == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-import aiohttp
 import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
@@ -87,16 +86,16 @@ async def over_grpc(pair: Pair) -> AsyncIterator[str]:
 
 async def look(http: str | None, rpc: str | None, tls: ReplicaTls) -> Listing | NoListing:
     """Look once."""
-    async with aiohttp.ClientSession() as session:
-        target = LookTarget(KEY, http, rpc, 1.0, tls)
-        return await Looker(lambda *_: False).ask(session, target)
+    looker = Looker(lambda *_: False)
+    async with looker.client:
+        return await looker.ask(LookTarget(KEY, http, rpc, 1.0, tls))
 
 
 async def probe(address: str, tls: ReplicaTls) -> bool:
     """Probe once."""
-    async with aiohttp.ClientSession() as session:
-        url = f"https://{address}/v2/models/m/ready"
-        return await Prober(lambda *_: None).probe(session, url, tls) is None
+    prober = Prober(lambda *_: None)
+    async with prober.client:
+        return await prober.probe(f"https://{address}/v2/models/m/ready", tls) is None
 
 
 def test_questions_speak_what_the_pool_s_replicas_speak(lab: Lab) -> None:

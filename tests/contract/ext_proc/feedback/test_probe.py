@@ -6,7 +6,6 @@ import asyncio
 import socket
 from contextlib import asynccontextmanager, suppress
 
-import aiohttp
 import pytest
 from aiohttp import web
 
@@ -101,17 +100,17 @@ async def test_an_engine_without_tritons_api_is_asked_its_own_way(paths, ready):
     prober = Prober(lambda *_: None)
     url = f"http://127.0.0.1:{runner.addresses[0][1]}/v2/models/m/ready"
     try:
-        async with aiohttp.ClientSession() as session:
-            assert (await prober.probe(session, url) is None) is ready
+        async with prober.client:
+            assert (await prober.probe(url) is None) is ready
             asked.clear()
-            assert (await prober.probe(session, url) is None) is ready
+            assert (await prober.probe(url) is None) is ready
             if ready:
                 assert asked == list(paths)
                 paths.clear()
                 paths["/v2/models/m/ready"] = 200
-                assert await prober.probe(session, url) is None
+                assert await prober.probe(url) is None
                 asked.clear()
-                assert await prober.probe(session, url) is None
+                assert await prober.probe(url) is None
                 assert asked == ["/v2/models/m/ready"]
     finally:
         await runner.cleanup()
@@ -120,8 +119,9 @@ async def test_an_engine_without_tritons_api_is_asked_its_own_way(paths, ready):
 async def test_a_path_that_is_not_tritons_is_asked_alone():
     """A declared path says what it means, also with 404."""
     status = [404]
-    async with replica(status) as url, aiohttp.ClientSession() as session:
-        said = await Prober(lambda *_: None).probe(session, url)
+    prober = Prober(lambda *_: None)
+    async with replica(status) as url, prober.client:
+        said = await prober.probe(url)
         assert said == "answers 404 at /ready"
 
 
@@ -139,7 +139,7 @@ async def test_a_closed_port_is_a_no_and_a_return_is_seen():
         while not (await results.get())[2]:
             pass
         prober.set_targets(set())
-        assert prober._tasks == {}
+        assert len(prober._tasks) == 0
 
 
 @pytest.mark.parametrize(
@@ -167,9 +167,10 @@ async def test_what_is_not_ready_is_told(answers, path, said):
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
-        async with aiohttp.ClientSession() as session:
+        prober = Prober(lambda *_: None)
+        async with prober.client:
             url = f"http://127.0.0.1:{runner.addresses[0][1]}{path}"
-            assert await Prober(lambda *_: None).probe(session, url) == said
+            assert await prober.probe(url) == said
     finally:
         await runner.cleanup()
 
@@ -179,9 +180,9 @@ async def test_a_replica_that_does_not_answer_is_told_from_a_dead_one(monkeypatc
     monkeypatch.setattr("ext_proc.feedback.probe.TIMEOUT_S", 0.05)
     silent = socket.create_server(("127.0.0.1", 0))  # the kernel takes connections for it
     port = silent.getsockname()[1]
-    prober, limit = Prober(lambda *_: None), aiohttp.ClientTimeout(total=0.05)
-    async with aiohttp.ClientSession(timeout=limit) as session:
-        frozen = await prober.probe(session, f"http://127.0.0.1:{port}/v2/models/m/ready")
+    prober = Prober(lambda *_: None)
+    async with prober.client:
+        frozen = await prober.probe(f"http://127.0.0.1:{port}/v2/models/m/ready")
         silent.close()
-        dead = await prober.probe(session, f"http://127.0.0.1:{port}/v2/models/m/ready")
+        dead = await prober.probe(f"http://127.0.0.1:{port}/v2/models/m/ready")
     assert (frozen, dead) == ("does not answer within 0.05 s", "refuses connections")

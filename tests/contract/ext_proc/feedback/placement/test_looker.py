@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager, suppress
 
-import aiohttp
 import grpc
 import pytest
 from aiohttp import web
@@ -65,8 +64,9 @@ async def looking(targets, differs=lambda: False):
 
 async def ask(target):
     """Ask once."""
-    async with aiohttp.ClientSession() as session:
-        return await Looker(lambda *_: False).ask(session, target)
+    looker = Looker(lambda *_: False)
+    async with looker.client:
+        return await looker.ask(target)
 
 
 def test_each_replica_is_asked_once_for_all_its_pools():
@@ -171,7 +171,7 @@ async def test_looks_go_on_and_come_at_once_when_called_for(monkeypatch):
         assert len(asked) == 2
         looker.set_targets(set())
         looker.look(KEY)
-        assert (looker._tasks, looker._wanted) == ({}, {})
+        assert (len(looker._tasks), looker._wanted) == (0, {})
 
 
 async def test_a_replica_that_goes_is_told_and_followed_quickly():

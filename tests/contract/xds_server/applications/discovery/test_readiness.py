@@ -217,8 +217,9 @@ async def test_files_that_are_not_here_ask_nothing() -> None:
         with capture_logs() as logged:
             for number in (0, 0, *range(MAX_SAID + 9)):
                 assert await is_ready(asked(address, tls={"ca": f"/nowhere/{number}.crt"}))
-    assert [each["event"] for each in logged] == ["readiness_not_asked"] * MAX_SAID
-    assert "No such file" in logged[0]["files"]
+    unasked = [each for each in logged if each["event"] == "readiness_not_asked"]
+    assert len(unasked) == MAX_SAID
+    assert "No such file" in unasked[0]["files"]
 
 
 @pytest.mark.parametrize("kind", ["http", "grpc"])
@@ -270,7 +271,7 @@ async def test_questions_at_one_time_are_bounded() -> None:
 
 async def test_it_asks_only_while_it_is_open() -> None:
     """A mistake in the order of a start is said."""
-    with pytest.raises(RuntimeError, match="not entered"):
+    with pytest.raises(RuntimeError, match="enter the client"):
         await Readiness()(asked("127.0.0.1:1"))
     never = Readiness()
     await never.__aexit__(None, None, None)

@@ -43,7 +43,8 @@ def until_safe(
     Args:
         stub: The admin API.
         endpoint: The replica, as in a drain.
-        until: When to give up, in seconds of the clock; it is asked once in any case.
+        until: When to give up, in seconds of the clock. It is asked once in any case, and an answer
+            to the first question may take ``READ_TIMEOUT_S``.
         clock: Monotonic seconds.
         sleep: Waits for some seconds.
 
@@ -54,11 +55,12 @@ def until_safe(
         grpc.RpcError: The call fails for another reason than that the server is away.
     """
     began = clock()
+    asked = False
     while True:
-        left = until - clock()
-        answer = GetDrainResponse(waits_for=["the control server does not answer"])
+        bound = min(max(until - clock(), EVERY_S), READ_TIMEOUT_S) if asked else READ_TIMEOUT_S
+        asked = True
+        answer = None
         try:
-            bound = min(max(left, EVERY_S), READ_TIMEOUT_S)
             answer = stub.GetDrain(GetDrainRequest(endpoint=endpoint), timeout=bound)
         except grpc.RpcError as error:
             # The error of a unary call is also a grpc.Call; the type stubs do not declare it.
@@ -68,22 +70,28 @@ def until_safe(
             if code not in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}:
                 raise
         left = until - clock()
-        if answer.safe or left <= 0:
+        if (answer is not None and answer.safe) or left <= 0:
             return stopped(endpoint, answer, clock() - began)
         sleep(min(EVERY_S, left))
 
 
-def stopped(endpoint: str, answer: GetDrainResponse, waited_s: float) -> StopAnswer:
-    """Return an answer for people and programs."""
-    reasons = list(answer.waits_for)
+def stopped(endpoint: str, answer: GetDrainResponse | None, waited_s: float) -> StopAnswer:
+    """Return an answer for people and programs.
+
+    Args:
+        endpoint: The replica, as in a drain.
+        answer: The last answer; ``None`` = the control server gave none, so its counts are unknown.
+        waited_s: Seconds since the first question.
+    """
+    reasons = ["the control server does not answer"] if answer is None else list(answer.waits_for)
     data = {
-        "safe_to_stop": answer.safe,
+        "safe_to_stop": answer is not None and answer.safe,
         "waits_for": reasons,
-        "in_flight": answer.in_flight,
-        "sequences": answer.sequences,
-        "pickers": answer.pickers,
+        "in_flight": None if answer is None else answer.in_flight,
+        "sequences": None if answer is None else answer.sequences,
+        "pickers": None if answer is None else answer.pickers,
     }
-    if answer.safe:
+    if answer is not None and answer.safe:
         by = f"{answer.pickers} picker" + ("s report" if answer.pickers != 1 else " reports")
         return StopAnswer(data, [f"safe to stop: {by} nothing in flight on {endpoint}"], None)
     error = CliError(

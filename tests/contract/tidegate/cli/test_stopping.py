@@ -77,6 +77,14 @@ def test_programs_get_it_too(run: Run, admin: FakeAdmin) -> None:
     assert data["waits_for"] == ["picker p1: 1 request in flight"]
 
 
+def test_counts_that_no_answer_gave_are_unknown(run: Run, admin: FakeAdmin) -> None:
+    """They are null in JSON, not zero: a program would stop a replica that is in use."""
+    answers(admin, grpc.StatusCode.UNAVAILABLE)
+    ran = run("drain", "r1", "--timeout", "0.1", "-o", "json", "--server", admin.address)
+    data = json.loads(ran.out)
+    assert (data["safe_to_stop"], data["in_flight"], data["pickers"]) == (False, None, None)
+
+
 @pytest.mark.parametrize(
     "words", [("drain", "r1", "--no-wait"), ("drain", "r1", "--dry-run"), ("undrain", "r1")]
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import grpc
 
-from tidegate.cli.client import READ_TIMEOUT_S
+from tidegate.cli.client import CHANGE_MARGIN_S, READ_TIMEOUT_S
 from tidegate.terminal.errors import UNFINISHED, CliError
 from tidegate_api.admin.v1.admin_pb2 import GetDrainRequest, GetDrainResponse
 
@@ -43,8 +43,8 @@ def until_safe(
     Args:
         stub: The admin API.
         endpoint: The replica, as in a drain.
-        until: When to give up, in seconds of the clock. It is asked once in any case, and an answer
-            to the first question may take ``READ_TIMEOUT_S``.
+        until: When to give up, in seconds of the clock; it is asked once in any case. An answer to
+            the last question may come ``CHANGE_MARGIN_S`` later.
         clock: Monotonic seconds.
         sleep: Waits for some seconds.
 
@@ -55,11 +55,9 @@ def until_safe(
         grpc.RpcError: The call fails for another reason than that the server is away.
     """
     began = clock()
-    asked = False
     while True:
-        bound = min(max(until - clock(), EVERY_S), READ_TIMEOUT_S) if asked else READ_TIMEOUT_S
-        asked = True
         answer = None
+        bound = min(max(until - clock(), CHANGE_MARGIN_S), READ_TIMEOUT_S)
         try:
             answer = stub.GetDrain(GetDrainRequest(endpoint=endpoint), timeout=bound)
         except grpc.RpcError as error:

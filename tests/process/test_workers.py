@@ -13,6 +13,7 @@ import orjson
 import pytest
 import tritonclient.grpc.aio as triton_grpc
 
+from support.replicas import Replica, stack_over
 from support.traffic import (
     COUNTER,
     GENERATE,
@@ -259,33 +260,30 @@ async def test_a_sequence_survives_the_loss_of_its_worker(http, crew):
     assert {name: await step(name, sequence_end=True) for name in homes} == homes
 
 
-async def test_a_stop_lets_requests_end(http, crew):
-    """After SIGTERM, open requests finish, all workers exit with 0, and no process is left."""
-    await lets_requests_end(http, crew)
+@pytest.mark.usefixtures("demo_extra")
+@pytest.mark.parametrize("transport", ["grpc", "nghttp2"])
+async def test_a_stop_lets_requests_end(http, transport):
+    """After SIGTERM, open requests finish, all workers exit with 0, and later ones are served."""
+    replicas = [Replica(f"r{number}", gaps_s=(0.0,)) for number in (1, 2)]
+    async with stack_over(*replicas, workers=2, transport=transport) as stack:
+        assert [state["transport"] for state in await states(http, stack)] == [transport] * 2
+        end = asyncio.Event()
+        for replica in replicas:
+            replica.ends = end
+        body = {"text_input": fresh_prompt(), "max_tokens": 1, "stream": True}
+        url = stack.http_url + GENERATE_STREAM
+        answers = await asyncio.gather(*(http.post(url, json=body) for _ in range(4)))
+        assert await together(http, stack, 4)
+        stopping = asyncio.create_task(stack._supervisor.kill(PICKER, signal.SIGTERM))
 
+        async def withdrawn() -> bool:
+            return not any(one["ready"] for one in await states(http, stack))
 
-async def test_a_stop_over_the_fast_transport(http, new_stack):
-    """The same with libnghttp2, after concurrent requests."""
-    crew = await new_stack(workers=2, transport="nghttp2")
-    assert [state["transport"] for state in await states(http, crew)] == ["nghttp2"] * 2
-    await lets_requests_end(http, crew)
-
-
-async def lets_requests_end(http, crew):
-    """Stop a picker while requests are open."""
-    body = {"text_input": fresh_prompt(), "max_tokens": 1500, "stream": True}
-    answers = [await http.post(crew.http_url + GENERATE_STREAM, json=body) for _ in range(4)]
-    assert await together(http, crew, 4)
-    log = crew.run.logs / f"{PICKER}.log"
-    stopping = asyncio.create_task(crew._supervisor.kill(PICKER, signal.SIGTERM))
-    for answer in answers:
-        assert answer.status == 200
-        assert b"text_output" in await answer.read()
-    await stopping
-    said = log.read_text()
-    assert "workers_stopped" in said
-    assert "code=0" in said.rpartition("workers_stopped")[2]
-    async with http.post(
-        crew.http_url + GENERATE, json={"text_input": fresh_prompt(), "max_tokens": 1}
-    ) as answer:
-        assert answer.status == 200
+        assert await eventually(withdrawn)
+        end.set()
+        assert {(each.status, await each.text()) for each in answers} == {(200, "first more last")}
+        await stopping
+        said = (stack.run.logs / f"{PICKER}.log").read_text()
+        assert "code=0" in said.rpartition("workers_stopped")[2]
+        async with http.post(stack.http_url + GENERATE, json=body) as answer:
+            assert answer.status == 200

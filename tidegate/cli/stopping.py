@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import grpc
 
-from tidegate.cli.client import CHANGE_MARGIN_S, READ_TIMEOUT_S
+from tidegate.cli.client import READ_TIMEOUT_S
 from tidegate.terminal.errors import UNFINISHED, CliError
 from tidegate_api.admin.v1.admin_pb2 import GetDrainRequest, GetDrainResponse
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 EVERY_S: Final = 0.5
 """Seconds between two questions."""
+LEAST_S: Final = 0.9
+"""Seconds that each question may take: ``--timeout`` is exceeded by less than one second."""
 
 
 class StopAnswer(NamedTuple):
@@ -44,7 +46,7 @@ def until_safe(
         stub: The admin API.
         endpoint: The replica, as in a drain.
         until: When to give up, in seconds of the clock; it is asked once in any case. An answer to
-            the last question may come ``CHANGE_MARGIN_S`` later.
+            the last question may come ``LEAST_S`` later.
         clock: Monotonic seconds.
         sleep: Waits for some seconds.
 
@@ -57,7 +59,7 @@ def until_safe(
     began = clock()
     while True:
         answer = None
-        bound = min(max(until - clock(), CHANGE_MARGIN_S), READ_TIMEOUT_S)
+        bound = min(max(until - clock(), LEAST_S), READ_TIMEOUT_S)
         try:
             answer = stub.GetDrain(GetDrainRequest(endpoint=endpoint), timeout=bound)
         except grpc.RpcError as error:

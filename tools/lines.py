@@ -1,10 +1,13 @@
-"""Lines of product, tests and documentation by folder: ``python -m tools.lines [REVISION]``.
+"""Lines by folder, and words of the documentation: ``python -m tools.lines [REVISION]``.
 
-With a revision, that one's are beside those of the work tree.
+With a revision, that one's are beside those of the work tree. A word of the documentation is what
+stands between white space and has a letter or a digit, outside the parts of pages that
+``docs/generate`` makes from the code. ``docs/`` has at most ``MAX_WORDS``, which a test holds.
 """
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -22,6 +25,10 @@ PRODUCT: Final = (
 )
 SUFFIXES: Final = (".py", ".md")
 GENERATED: Final = ("_pb2.py", "_pb2_grpc.py")
+MAX_WORDS: Final = 65_000
+"""Words of ``docs/`` at most."""
+_MADE: Final = re.compile(r"<!-- generated: (?!end )[^>]+-->.*?<!-- generated: end -->", re.DOTALL)
+_WORD: Final = re.compile(r"\S*[^\W_]\S*")
 
 
 def folder_of(path: str) -> str | None:
@@ -58,6 +65,28 @@ def counted(revision: str | None) -> Counter[str]:
     return found
 
 
+def words(text: str) -> int:
+    """Return the words of a Markdown page that were written by hand."""
+    return len(_WORD.findall(_MADE.sub("", text)))
+
+
+def words_by_folder(revision: str | None) -> Counter[str]:
+    """Return the words of the documentation by folder, of a revision or of the work tree."""
+    found: Counter[str] = Counter()
+    if revision is None:
+        for file in (*ROOT.glob("*.md"), *ROOT.joinpath("docs").rglob("*.md")):
+            found[_words_folder(file.relative_to(ROOT).as_posix())] += words(file.read_text())
+        return found
+    for path in _git("ls-tree", "-r", "--name-only", revision).splitlines():
+        if path.endswith(".md") and (path.startswith("docs/") or "/" not in path):
+            found[_words_folder(path)] += words(_git("show", f"{revision}:{path}"))
+    return found
+
+
+def _words_folder(path: str) -> str:
+    return path.rpartition("/")[0] or path
+
+
 EMPTY_TREE: Final = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 """What git calls a tree without files."""
 
@@ -82,5 +111,20 @@ def table(now: Counter[str], before: Counter[str] | None) -> str:
     )
 
 
+def words_table(now: Counter[str], before: Counter[str] | None) -> str:
+    """Return a line for each folder of the documentation, and one for all of ``docs/``."""
+    named = sorted(now | (before or now))
+    rows = [(name, (before or now)[name], now[name]) for name in named]
+    docs = [row for row in rows if row[0].startswith("docs")]
+    rows.append(("docs/, all", sum(row[1] for row in docs), sum(row[2] for row in docs)))
+    if before is None:
+        return "".join(f"{name:28}{here:>9}\n" for name, _, here in rows)
+    return "".join(f"{name:28}{was:>9}{here:>9}{here - was:>+8}\n" for name, was, here in rows)
+
+
 if __name__ == "__main__":
-    sys.stdout.write(table(counted(None), counted(sys.argv[1]) if sys.argv[1:] else None))
+    then = sys.argv[1] if sys.argv[1:] else None
+    sys.stdout.write("lines\n\n")
+    sys.stdout.write(table(counted(None), counted(then) if then else None))
+    sys.stdout.write("\nwords\n\n")
+    sys.stdout.write(words_table(words_by_folder(None), words_by_folder(then) if then else None))

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from tools.lines import folder_of, table
+from tools.lines import MAX_WORDS, folder_of, table, words, words_by_folder, words_table
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,18 @@ def test_the_product_is_summed_below_the_folders() -> None:
     assert docs.split() == ["docs", "3", "3", "+0"]
     assert product.split() == ["product", "15", "12", "-3"]
     assert table(now, None).splitlines()[-1].split() == ["product", "12"]
+
+
+def test_words_are_what_was_written_by_hand() -> None:
+    """Marks of tables and generated parts do not count."""
+    made = "<!-- generated: cli drain -->\n\nmade by code\n\n<!-- generated: end -->"
+    assert words(f"# A title\n\n| `one` | -- | 2 |\n\n{made}\n\nthe end\n") == 6
+
+
+def test_the_documentation_has_a_bound() -> None:
+    """All pages together have at most ``MAX_WORDS``: a new fact takes the place of another."""
+    found = words_by_folder(None)
+    docs = sum(count for name, count in found.items() if name.startswith("docs"))
+    assert 0 < docs <= MAX_WORDS
+    assert found["README.md"] > 0
+    assert words_table(found, None).splitlines()[-1].split() == ["docs/,", "all", str(docs)]

@@ -231,6 +231,20 @@ def _draws(suite: Mapping[str, Any], section: ReportSection) -> None:
     section.tables.append(Table(title, heads, lines))
 
 
+def _canary(suite: Mapping[str, Any], section: ReportSection) -> None:
+    heads = ("world", "sessions/s", "by", "runs", "rolled back", "promoted", "undecided")
+    for part in sorted({row["part"] for row in suite["rows"]}, reverse=True):
+        lines = []
+        for row in suite["rows"]:
+            if row["part"] == part:
+                ends = [
+                    f"{row[end] / row['runs']:.1%}" for end in ("back", "promoted", "undecided")
+                ]
+                what = (f"{row['name']}, {row['base']:.2%}", f"{row['rate']:g}", row["controller"])
+                lines.append((*what, f"{row['runs']}", *ends))
+        section.tables.append(Table(f"How canaries ended, simulated: {part}", heads, lines))
+
+
 _WRITERS: dict[str, Callable[[Mapping[str, Any], ReportSection], None]] = {
     "throughput": _throughput,
     "overhead": _overhead,
@@ -241,4 +255,5 @@ _WRITERS: dict[str, Callable[[Mapping[str, Any], ReportSection], None]] = {
     "control": _control,
     "scale": _scale,
     "draws": _draws,
+    "canary": _canary,
 }

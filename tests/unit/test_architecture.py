@@ -29,7 +29,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "ext_proc": (
         ("routing.values",),
-        ("blame",),
+        ("blame", "canary"),
         ("routing", "settings", "compiled"),
         ("requests",),
         ("exchange",),
@@ -81,6 +81,7 @@ point is a part of a part that has a layer of its own."""
 
 PURE = (
     "ext_proc.blame",
+    "ext_proc.canary",
     "ext_proc.routing",
     "ext_proc.requests",
     "ext_proc.telemetry.dialects",
@@ -118,6 +119,7 @@ PURE = (
     "gateway.streams.reflection",
     "gateway.targets",
     "tidegate_common.backoff",
+    "tidegate_common.canary",
     "tidegate_common.fine_histogram",
     "tidegate_common.histogram",
     "tidegate_common.lost",

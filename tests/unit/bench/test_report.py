@@ -353,6 +353,17 @@ def test_drawn_fleets_are_told_by_what_the_log_tells() -> None:
     ]
 
 
+def test_canaries_are_told_by_how_they_ended() -> None:
+    """Worlds at the margin first, then those that are good or bad."""
+    row = {"name": "good", "rate": 20.0, "base": 0.01, "controller": "argo", "runs": 20}
+    ends = {"back": 1, "promoted": 18, "undecided": 1}
+    rows = [{**row, **ends, "part": part} for part in ("found", "margins")]
+    (section,) = sections({"suites": {"canary": {**ABOUT, "rows": rows}}})
+    assert [table.title.rsplit(" ", 1)[1] for table in section.tables] == ["margins", "found"]
+    line = ["good, 1.00%", "20", "argo", "20", "5.0%", "90.0%", "5.0%"]
+    assert [list(line) for line in section.tables[0].rows] == [line]
+
+
 def test_telemetry_rows_are_read() -> None:
     """The script's table becomes an axis per source."""
     text = "source endpoints\nscrape 8 32 1.2 90 360 20 40\npush 8 8 0.4 50 55 500 900\n"

@@ -1,0 +1,232 @@
+"""The sessions of a rollout, merged over all pickers, minute by minute. Pure.
+
+Rules:
+
+1. Records are merged by ``tidegate_common.canary.earlier``: a session that several pickers saw is
+   one, and so is what is told twice, late, or by a picker that was restarted.
+2. A minute is closed once every picker that is heard told what it knows of later times, or
+   ``LATE_S`` after its end. What comes later for it is counted in the next minute that is closed:
+   a session's failure counts once, and its first request once.
+3. A failure belongs to the shares of its steps: the canary's when the session began, and what was
+   left to stable when it failed. A session of stable that a step has moved by then is left out by
+   the picker.
+4. The outcome of a canary session is known ``OUTCOME_MIN`` minutes after it began: whether it
+   failed by then. All sessions have the same time for it, so that long ones do not look better.
+5. At most ``MAX_SESSIONS`` sessions are kept. Where they would be more, ``limit`` is halved, and
+   half of all sessions are forgotten by their digests; no picker's sample is larger.
+6. A picker that told nothing for ``SILENT_S`` is missing: ``silent`` names it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+from tidegate_common.canary import ALL, FirstRequest, SessionFailure, SessionRecord, sampled
+from tidegate_common.canary import earlier as merged
+from xds_server.applications.canary.cache import CacheCell
+from xds_server.applications.canary.evidence import Minute
+from xds_server.applications.canary.times import TimeCell
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+LATE_S: Final = 30.0
+SILENT_S: Final = 30.0
+OUTCOME_MIN: Final = 10
+MAX_SESSIONS: Final = 262_144
+MAX_PICKERS: Final = 2_048
+MINUTE_S: Final = 60.0
+
+
+class _Session:
+    """A session and what was counted of it."""
+
+    __slots__ = ("begun", "failed", "first", "known", "record")
+
+    def __init__(self, record: SessionRecord) -> None:
+        self.record = record
+        self.begun = self.first = self.failed = self.known = False
+
+
+class SessionBook:
+    """See the module's rules.
+
+    Args:
+        minute: Minutes since 1970: the first that is closed.
+        shares: The canary's share of new sessions by step, each above 0 and below 1.
+    """
+
+    def __init__(self, minute: int, shares: Sequence[float]) -> None:
+        self._minute = minute
+        self._shares = shares
+        self._sessions: dict[int, _Session] = {}
+        self._open: set[int] = set()
+        """Digests of sessions of which something is still to be counted."""
+        self._heard: dict[str, float] = {}
+        """Unix time up to which each picker told what it knows."""
+        self.limit = ALL
+        self.late = 0
+        """What was counted in a later minute than its own."""
+
+    def take(
+        self, picker: str, records: Iterable[SessionRecord], limit: int, until_s: float
+    ) -> None:
+        """Take a picker's report.
+
+        Args:
+            picker: Its id.
+            records: What has changed.
+            limit: Its sample.
+            until_s: Unix time up to which it has told what it knows.
+        """
+        self._heard[picker] = max(until_s, self._heard.pop(picker, until_s))
+        if len(self._heard) > MAX_PICKERS:
+            del self._heard[next(iter(self._heard))]
+        if limit < self.limit:
+            self._sample(limit)
+        for each in records:
+            if not 0 <= each.step < len(self._shares) or not sampled(each.digest, self.limit):
+                continue
+            session = self._sessions.get(each.digest)
+            if session is None:
+                session = self._sessions[each.digest] = _Session(each)
+            else:
+                session.record = merged(session.record, each)
+            self._open.add(each.digest)
+        while len(self._sessions) > MAX_SESSIONS:
+            self._sample(self.limit // 2)
+
+    def gone(self, picker: str) -> None:
+        """Forget a picker that left the fleet: nobody waits for it."""
+        self._heard.pop(picker, None)
+
+    def silent(self, now_s: float) -> list[str]:
+        """Return the pickers that are not heard, whose part is missing."""
+        return sorted(name for name, until in self._heard.items() if now_s - until >= SILENT_S)
+
+    def close(self, now_s: float) -> list[Minute]:
+        """Return the minutes that are over, in their order (rule 2)."""
+        found: list[Minute] = []
+        while True:
+            end_s = (self._minute + 1) * MINUTE_S
+            told = bool(self._heard) and min(self._heard.values()) >= end_s
+            if now_s < end_s or not (told or now_s >= end_s + LATE_S):
+                return found
+            found.append(self._count(self._minute))
+            self._minute += 1
+
+    def dump(self) -> dict[str, Any]:
+        """Return the state as JSON values."""
+        return {
+            "minute": self._minute,
+            "limit": self.limit,
+            "sessions": [
+                [each.record, each.begun, each.first, each.failed, each.known]
+                for each in self._sessions.values()
+            ],
+        }
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any], shares: Sequence[float]) -> SessionBook:
+        """Return the book whose state ``dump`` returned."""
+        made = cls(state["minute"], shares)
+        made.limit = state["limit"]
+        for told, begun, first, failed, known in state["sessions"]:
+            digest, begun_ms, step, canary, request, failure = told
+            record = SessionRecord(
+                digest,
+                begun_ms,
+                step,
+                canary,
+                None if request is None else _first(*request),
+                None if failure is None else SessionFailure(*failure),
+            )
+            session = made._sessions[digest] = _Session(record)
+            session.begun, session.first, session.failed, session.known = (
+                begun,
+                first,
+                failed,
+                known,
+            )
+            made._open.add(digest)
+        return made
+
+    def _sample(self, limit: int) -> None:
+        self.limit = limit
+        self._sessions = {k: v for k, v in self._sessions.items() if sampled(k, limit)}
+        self._open &= self._sessions.keys()
+
+    def _count(self, minute: int) -> Minute:
+        """Count what happened by the end of a minute and was not counted before."""
+        tally = _Tally(minute)
+        self._open = {each for each in self._open if not tally.add(self._sessions[each])}
+        self.late += tally.late
+        return tally.minute(self._shares)
+
+
+class _Tally:
+    """What is counted in a minute."""
+
+    def __init__(self, minute: int) -> None:
+        self._minute = minute
+        self._failures: Counter[tuple[int, int, bool]] = Counter()
+        self._begun, self._known = [0, 0], [0, 0]
+        self._times: dict[str, dict[str, tuple[Counter[int], Counter[int]]]] = {}
+        self._cache = [0, 0, 0, 0]
+        self.late = 0
+
+    def add(self, session: _Session) -> bool:
+        """Count what is new of a session; return whether nothing more is to be counted of it."""
+        record = session.record
+        began = int(record.begun_ms / 1000.0 // MINUTE_S)
+        failure, first = record.failure, record.first
+        if not session.begun and began <= self._minute:
+            session.begun = True
+            self._begun[not record.canary] += 1
+        if failure is not None and not session.failed and failure.minute <= self._minute:
+            session.failed = True
+            self.late += failure.minute < self._minute
+            self._failures[record.step, max(failure.step, record.step), record.canary] += 1
+        if first is not None and not session.first and first.minute <= self._minute:
+            session.first = True
+            self.late += first.minute < self._minute
+            self._first(first, not record.canary)
+        if not session.known and self._minute - began >= OUTCOME_MIN:
+            session.known = True
+            if record.canary:
+                self._known[0] += 1
+                self._known[1] += failure is not None and failure.minute - began <= OUTCOME_MIN
+        told = session.failed == (failure is not None) and session.first == (first is not None)
+        return session.known and told
+
+    def minute(self, shares: Sequence[float]) -> Minute:
+        """Return what was counted."""
+        cells: dict[tuple[float, float], list[int]] = {}
+        for (step, then, canary), count in self._failures.items():
+            left = 1.0 - shares[min(then, len(shares) - 1)]
+            cells.setdefault((shares[step], left), [0, 0])[not canary] += count
+        return Minute(
+            {key: (both[0], both[1]) for key, both in cells.items()},
+            (self._begun[0], self._begun[1]),
+            (self._known[0], self._known[1]),
+            {
+                kind: {stratum: TimeCell(*both) for stratum, both in strata.items()}
+                for kind, strata in self._times.items()
+            },
+            CacheCell(*self._cache),
+        )
+
+    def _first(self, first: FirstRequest, arm: bool) -> None:
+        for kind, bucket in first.times:
+            strata = self._times.setdefault(kind, {})
+            strata.setdefault(first.stratum, (Counter(), Counter()))[arm][bucket] += 1
+        if first.short is not None:
+            self._cache[2 * arm] += 1
+            self._cache[2 * arm + 1] += first.short
+
+
+def _first(
+    minute: int, stratum: str, times: Sequence[tuple[str, int]], short: bool | None
+) -> FirstRequest:
+    return FirstRequest(minute, stratum, tuple((kind, bucket) for kind, bucket in times), short)

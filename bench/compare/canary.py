@@ -50,7 +50,7 @@ from xds_server.applications.canary.rollout import (
     following,
     percent_of,
 )
-from xds_server.applications.canary.times import TimeCell
+from xds_server.applications.canary.statistics.times import TimeCell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

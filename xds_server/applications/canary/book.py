@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidegate_common.canary import ALL, FirstRequest, SessionFailure, SessionRecord, sampled
 from tidegate_common.canary import earlier as merged
-from xds_server.applications.canary.cache import CacheCell
 from xds_server.applications.canary.evidence import Minute
-from xds_server.applications.canary.times import TimeCell
+from xds_server.applications.canary.statistics.cache import CacheCell
+from xds_server.applications.canary.statistics.times import TimeCell
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

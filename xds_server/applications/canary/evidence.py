@@ -18,16 +18,16 @@ from math import exp, log
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from xds_server.applications.canary.cache import CacheCell, CacheEvidence
-from xds_server.applications.canary.mixture import log_mean
-from xds_server.applications.canary.rates import (
+from xds_server.applications.canary.statistics.cache import CacheCell, CacheEvidence
+from xds_server.applications.canary.statistics.mixture import log_mean
+from xds_server.applications.canary.statistics.rates import (
     FailureCell,
     interval,
     log_below,
     log_not_worse,
     log_worse,
 )
-from xds_server.applications.canary.times import QUANTILES, TimeCell, TimeEvidence
+from xds_server.applications.canary.statistics.times import QUANTILES, TimeCell, TimeEvidence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

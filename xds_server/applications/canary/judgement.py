@@ -18,7 +18,7 @@ from __future__ import annotations
 from math import ceil, inf, log
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from xds_server.applications.canary.mixture import log_weighted
+from xds_server.applications.canary.statistics.mixture import log_weighted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

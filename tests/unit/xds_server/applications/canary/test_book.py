@@ -19,7 +19,7 @@ from tidegate_common.canary import (
 )
 from xds_server.applications.canary import book as module
 from xds_server.applications.canary.book import LATE_S, OUTCOME_MIN, SILENT_S, SessionBook
-from xds_server.applications.canary.times import TimeCell
+from xds_server.applications.canary.statistics.times import TimeCell
 
 MINUTE = 30_000_000
 AT_S = MINUTE * 60.0

@@ -9,7 +9,6 @@ from math import log
 
 import pytest
 
-from xds_server.applications.canary.cache import CacheCell, CacheEvidence
 from xds_server.applications.canary.evidence import (
     KINDS,
     SHOWN,
@@ -20,7 +19,8 @@ from xds_server.applications.canary.evidence import (
     shown,
 )
 from xds_server.applications.canary.judgement import judge
-from xds_server.applications.canary.times import TimeCell
+from xds_server.applications.canary.statistics.cache import CacheCell, CacheEvidence
+from xds_server.applications.canary.statistics.times import TimeCell
 
 
 def minute(rng: random.Random, share: float = 0.5, fails: float = 0.02) -> Minute:

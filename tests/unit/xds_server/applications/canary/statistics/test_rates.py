@@ -8,8 +8,8 @@ from math import exp, isclose, log, prod
 
 import pytest
 
-from xds_server.applications.canary.mixture import log_mean, log_weighted
-from xds_server.applications.canary.rates import (
+from xds_server.applications.canary.statistics.mixture import log_mean, log_weighted
+from xds_server.applications.canary.statistics.rates import (
     BELOW,
     BETTER,
     WORSE,

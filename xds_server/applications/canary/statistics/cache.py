@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from xds_server.applications.canary.mixture import log_mean
-from xds_server.applications.canary.noncentral import log_likelihood_ratio
-from xds_server.applications.canary.rates import log_below
+from xds_server.applications.canary.statistics.mixture import log_mean
+from xds_server.applications.canary.statistics.noncentral import log_likelihood_ratio
+from xds_server.applications.canary.statistics.rates import log_below
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

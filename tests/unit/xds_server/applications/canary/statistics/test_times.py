@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import nchypergeom_fisher
 
 from tidegate_common.fine_histogram import above, fine_bucket, shift_of, threshold
-from xds_server.applications.canary.times import (
+from xds_server.applications.canary.statistics.times import (
     BETTER,
     FADE,
     LEAST_TIMES,

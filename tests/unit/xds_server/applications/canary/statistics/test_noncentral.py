@@ -9,7 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import hypergeom, nchypergeom_fisher
 
-from xds_server.applications.canary.noncentral import MAX_MEMO, log_likelihood_ratio, log_tilt
+from xds_server.applications.canary.statistics.noncentral import (
+    MAX_MEMO,
+    log_likelihood_ratio,
+    log_tilt,
+)
 
 
 @st.composite

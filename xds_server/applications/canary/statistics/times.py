@@ -25,8 +25,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate_common.fine_histogram import above, shift_of, threshold
-from xds_server.applications.canary.mixture import log_mean
-from xds_server.applications.canary.noncentral import log_likelihood_ratio
+from xds_server.applications.canary.statistics.mixture import log_mean
+from xds_server.applications.canary.statistics.noncentral import log_likelihood_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -21,7 +21,7 @@ from __future__ import annotations
 from math import exp, inf, log
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from xds_server.applications.canary.mixture import log_mean
+from xds_server.applications.canary.statistics.mixture import log_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

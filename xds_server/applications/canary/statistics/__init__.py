@@ -1,0 +1,1 @@
+"""E-values from counts: rates of failing sessions, times, caches."""

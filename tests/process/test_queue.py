@@ -158,7 +158,7 @@ async def test_a_picker_that_dies_lets_its_queue_go_only_if_the_pool_is_open(sta
         assert await stack.busy(22)
         for replica in stack.replicas:
             replica.let_all()
-    assert await ended(*first, *waits) == [500 if mode == "closed" else 200] * 22
+    assert await ended(*first, *waits) == [503 if mode == "closed" else 200] * 22
     assert sum(len(replica.headers) for replica in stack.replicas) == served
     await stack.supervisor.restart(PICKER)
     await stack.serving()

@@ -28,20 +28,30 @@ class GatedReplica:
         """Headers of all requests so far."""
         self.most = 0
         """Most requests that it had at one time."""
+        self.port = 0
         self.open = False
         """It answers at once."""
+        self.slots = 0
+        """Requests beyond these get 503 at once; 0 = none does."""
+        self.declined = 0
         self.address = ""
 
     async def __aenter__(self) -> Self:
         app = web.Application()
         app.router.add_get("/{path:.*}", self._ready)
         app.router.add_post("/{path:.*}", self._answer)
-        self._runner = web.AppRunner(app, handler_cancellation=True)
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
         await site.start()
-        self.address = f"127.0.0.1:{self._runner.addresses[0][1]}"
+        self.port = self._runner.addresses[0][1]
+        self.address = f"127.0.0.1:{self.port}"
         return self
+
+    async def restart(self) -> None:
+        """Break all connections, and start again at the same address."""
+        await end(self._runner)
+        await self.__aenter__()
 
     async def __aexit__(self, *_: object) -> None:
         self.let_all()
@@ -52,6 +62,9 @@ class GatedReplica:
 
     async def _answer(self, request: web.Request) -> web.Response:
         await request.read()
+        if self.slots and len(self.held) >= self.slots:
+            self.declined += 1
+            return web.json_response({"error": "full"}, status=503)
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         gate = asyncio.get_running_loop().create_future()
         self.held.append(gate)
@@ -71,7 +84,7 @@ class GatedReplica:
         """Begin anew; it has no request."""
         assert not self.held
         self.headers.clear()
-        self.most, self.open = 0, False
+        self.most, self.open, self.slots, self.declined = 0, False, 0, 0
 
     def let_all(self) -> None:
         """Answer all requests, and further ones at once."""
@@ -144,12 +157,15 @@ class GatedStack(InProcessStack):
         command += ("--workers", str(self._workers), "--transport", self._transport)
         await self.supervisor.start(PICKER, command, service_environment())
 
-    def ask(self, headers: dict[str, str] | None = None) -> asyncio.Task[tuple[int, Any]]:
+    def ask(
+        self, headers: Any = None, path: str = GENERATE, body: object = None
+    ) -> asyncio.Task[tuple[int, Any]]:
         """Send a request; the task returns status and headers of the answer."""
+        sent_body = {"text_input": "x"} if body is None else body
 
         async def sent() -> tuple[int, Any]:
-            url = f"http://{self.listener}{GENERATE}"
-            async with self.http.post(url, json={"text_input": "x"}, headers=headers) as answer:
+            url = f"http://{self.listener}{path}"
+            async with self.http.post(url, json=sent_body, headers=headers) as answer:
                 await answer.read()
                 return answer.status, answer.headers
 

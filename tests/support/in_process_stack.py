@@ -69,7 +69,10 @@ class InProcessStack:
             self.listener, self.picker, self.envoy_admin = (ports.address() for _ in range(3))
             self.ads_address, self.ads_outside, picker_page = (ports.address() for _ in range(3))
             self.http = await exit_.enter_async_context(
-                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60))
+                aiohttp.ClientSession(
+                    connector=aiohttp.TCPConnector(limit=0),
+                    timeout=aiohttp.ClientTimeout(total=60),
+                )
             )
             exit_.push_async_callback(self.stop_control)
             await self.start_control()

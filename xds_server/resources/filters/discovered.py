@@ -45,6 +45,7 @@ from envoy_data_plane.envoy.extensions.filters.http.header_mutation.v3 import (
 )
 from envoy_data_plane.envoy.extensions.filters.http.header_mutation.v3 import Mutations
 from envoy_data_plane.envoy.type.matcher.v3 import ListStringMatcher, StringMatcher
+from envoy_data_plane.envoy.type.v3 import HttpStatus, StatusCode
 
 from tidegate_api.names import (
     AGAIN_HEADER,
@@ -210,6 +211,8 @@ def _external_processor(fleet: Fleet) -> ExternalProcessor:
     return ExternalProcessor(
         grpc_service=GrpcService(envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=PICKER_CLUSTER)),
         failure_mode_allow=fleet.pickers.fail_open,
+        # Where it is closed: not 500, after which clients do not come again.
+        status_on_error=HttpStatus(code=StatusCode.ServiceUnavailable),
         message_timeout=timedelta(seconds=fleet.pickers.timeout),
         # What a picker may ask for while a request waits for a replica.
         max_message_timeout=timedelta(seconds=max(fleet.pickers.timeout, LONGEST_ANSWER_S)),

@@ -1,0 +1,304 @@
+"""The queue with hostile callers, and with parts that die, through a real Envoy."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import aiohttp
+import pytest
+from multidict import CIMultiDict
+
+from support.gated_replicas import GENERATE, GatedStack
+from support.in_process_stack import PICKER
+from support.traffic import eventually, metric
+from tidegate.stack.envoy import (
+    envoy_binary,
+    envoy_command,
+    envoy_environment,
+    render_bootstrap,
+)
+from tidegate.stack.processes.ports import HeldPorts
+from tidegate.stack.processes.waiting import http_ok, wait_until
+from tidegate_api.names import PICKER_CLUSTER, REASON_HEADER, TIMEOUT_HEADER
+
+HELD = 500
+INFER = "/v2/models/toy-llm/infer"
+
+
+@pytest.fixture(scope="module")
+async def shared():
+    """Run two replicas with one slot each behind a picker."""
+    async with GatedStack() as running:
+        yield running
+
+
+@pytest.fixture
+async def stack(shared):
+    """Return that stack, in which nothing runs."""
+    for replica in shared.replicas:
+        replica.reset()
+    yield shared
+    for replica in shared.replicas:
+        replica.let_all()
+
+
+async def all_busy(stack):
+    """Fill the replicas; return the requests."""
+    first = [stack.ask(), stack.ask()]
+    assert await stack.busy()
+    return first
+
+
+async def statuses(*tasks):
+    """Return the statuses of answers."""
+    return [(await task)[0] for task in tasks]
+
+
+def let_all(stack):
+    """Let the replicas answer."""
+    for replica in stack.replicas:
+        replica.let_all()
+
+
+def order(stack):
+    """Return the ids of the requests that replicas got, in their order."""
+    return [each["x-name"] for replica in stack.replicas for each in replica.headers[1:]]
+
+
+async def test_lies_about_deadlines_are_no_deadlines(stack):
+    """What is no number of milliseconds is not read; all wait and are answered."""
+    first = await all_busy(stack)
+    lies = [
+        {TIMEOUT_HEADER: value}
+        for value in ("-1", "nan", "1e9", "0", "9" * 400, "0x10", "ten", " ")
+    ]
+    lies += [{"grpc-timeout": value} for value in ("-1S", "nanS", "999999999S", "1", "5m5m")]
+    waits = [stack.ask(each) for each in lies]
+    assert await stack.waiting(len(lies))
+    let_all(stack)
+    assert await statuses(*first, *waits) == [200] * (2 + len(lies))
+
+
+async def test_of_two_deadlines_the_earlier_holds(stack):
+    """Of the two headers, and of one that is sent twice no reading makes a later one."""
+    first = await all_busy(stack)
+    both = {TIMEOUT_HEADER: "60000", "grpc-timeout": "200m"}
+    twice = CIMultiDict([(TIMEOUT_HEADER, "200"), (TIMEOUT_HEADER, "200")])
+    for headers in (both, {TIMEOUT_HEADER: "200", "grpc-timeout": "1H"}):
+        status, answer = await stack.ask(headers)
+        assert (status, answer[REASON_HEADER]) == (504, "deadline-passed")
+    repeated = stack.ask(twice)
+    assert sum(len(each.headers) for each in stack.replicas) == 2
+    let_all(stack)
+    await repeated
+    assert await statuses(*first) == [200] * 2
+
+
+async def test_no_priority_goes_before_those_who_say_nothing(stack):
+    """Whatever number a caller claims: it can only lower itself."""
+    first = await all_busy(stack)
+    waits = [stack.ask({"x-name": "modest"})]
+    assert await stack.waiting(1)
+    claims = (1, 0, -1, 2**63, 2**64 - 1, 1e300, "1", None, True, [1], 2)
+    for number, claim in enumerate(claims):
+        body = {
+            "parameters": {"priority": claim},
+            "inputs": [{"name": "x", "shape": [1], "datatype": "INT32", "data": [1]}],
+        }
+        waits.append(stack.ask({"x-name": f"claim-{number}"}, INFER, body))
+        # Triton refuses some of these itself; what the picker refuses does not wait.
+        assert await eventually(lambda n=number: joined(stack, waits, n + 2))
+    stack.replicas[0].let()
+    assert await eventually(lambda: has(stack, "modest"))
+    assert order(stack) == ["modest"]
+    let_all(stack)
+    assert set(await statuses(*first, *waits)) <= {200, 400}
+
+
+async def joined(stack, waits, count):
+    """Return whether each of these requests waits or was answered."""
+    done = sum(task.done() for task in waits)
+    return await stack.count("tidegate_picker_waiting") + done == count
+
+
+async def has(stack, name):
+    """Return whether a replica got a request."""
+    return name in order(stack)
+
+
+async def test_callers_that_leave_in_waves_leave_nothing_behind(stack):
+    """Replicas get those that stay and no others, and the queue is empty afterwards."""
+    first = await all_busy(stack)
+    stay = []
+    for wave in range(3):
+        gone = [stack.ask() for _ in range(60)]
+        stay += [stack.ask() for _ in range(3)]
+        assert await stack.waiting(60 + len(stay))
+        for task in gone:
+            task.cancel()
+        assert await stack.waiting(len(stay)), wave
+    let_all(stack)
+    assert await statuses(*first, *stay) == [200] * 11
+    assert sum(len(each.headers) for each in stack.replicas) == 11
+    assert await stack.waiting(0)
+
+
+async def test_slow_bodies_keep_no_place_in_the_queue(stack):
+    """A request waits from the end of its body; those behind it do not wait for that."""
+    first = await all_busy(stack)
+    host, _, port = stack.listener.rpartition(":")
+    slow = [await asyncio.open_connection(host, int(port)) for _ in range(20)]
+    try:
+        head = f"POST {GENERATE} HTTP/1.1\r\nhost: t\r\ncontent-length: 18\r\n\r\n"
+        for _, writer in slow:
+            writer.write(head.encode() + b'{"text_input":"x"')
+            await writer.drain()
+        waits = [stack.ask() for _ in range(4)]
+        assert await stack.waiting(4)
+        let_all(stack)
+        assert await statuses(*first, *waits) == [200] * 6
+        for replica in stack.replicas:
+            replica.open = False
+        first = await all_busy(stack)
+        for _, writer in slow:
+            writer.write(b"}")
+        assert await stack.waiting(20)
+        let_all(stack)
+        for reader, _ in slow:
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        assert await statuses(*first) == [200] * 2
+    finally:
+        for _, writer in slow:
+            writer.close()
+
+
+async def test_a_replica_that_restarts_gets_no_more_than_its_limit(stack):
+    """What it had is repeated or broken; what waits goes to the other one, and then to both."""
+    first = await all_busy(stack)
+    waits = [stack.ask() for _ in range(8)]
+    assert await stack.waiting(8)
+    await stack.replicas[0].restart()
+    for _ in range(4):
+        assert await eventually(lambda: has_one(stack.replicas[1]))
+        stack.replicas[1].let()
+    let_all(stack)
+    assert await statuses(*waits) == [200] * 8
+    assert set(await statuses(*first)) <= {200, 503}
+    assert stack.replicas[0].most <= 1
+    # The repeat of what broke passes no limit, so one more than it.
+    assert stack.replicas[1].most <= 2
+
+
+async def has_one(replica):
+    """Return whether a replica has a request that waits for its answer."""
+    return any(not gate.done() for gate in replica.held)
+
+
+async def test_retries_do_not_amplify_overload(stack):
+    """At 3 times what replicas have room for, Envoy's retries send them no more than was admitted.
+
+    The replicas decline what is above their slots, which Envoy would repeat.
+    """
+    fleet = stack.first_fleet()
+    fleet["pools"][0]["routing"]["max_wait"] = "200ms"
+    await stack.apply(fleet)
+    for replica in stack.replicas:
+        replica.slots = 1
+
+    async def caller():
+        return [(await stack.ask())[0] for _ in range(3)]
+
+    async def let_some():
+        while True:
+            for replica in stack.replicas:
+                if any(not gate.done() for gate in replica.held):
+                    replica.let()
+            await asyncio.sleep(0.05)
+
+    letting = asyncio.create_task(let_some())
+    asked = [
+        status for each in await asyncio.gather(*(caller() for _ in range(40))) for status in each
+    ]
+    letting.cancel()
+    admitted = asked.count(200)
+    seen = sum(len(each.headers) + each.declined for each in stack.replicas)
+    assert set(asked) == {200, 429}
+    assert asked.count(429) > admitted / 2
+    assert seen <= 1.05 * admitted
+    await stack.apply(stack.first_fleet())
+
+
+async def test_a_picker_that_stops_in_order_answers_what_waits(stack):
+    """It takes no new requests, and lets go what it has."""
+    first = await all_busy(stack)
+    waits = [stack.ask() for _ in range(10)]
+    assert await stack.waiting(10)
+    pid = stack.supervisor.pid(PICKER)
+    stopping = asyncio.create_task(stack.supervisor.kill(PICKER, signal.SIGTERM))
+    let_all(stack)
+    assert await statuses(*first, *waits) == [200] * 12
+    await stopping
+    await stack.supervisor.restart(PICKER)
+    assert stack.supervisor.pid(PICKER) != pid
+    await stack.serving()
+
+
+@pytest.mark.parametrize("mode", ["closed", "open"])
+async def test_500_requests_of_a_picker_that_dies_do_not_flood_the_replicas(stack, mode):
+    """Closed: all are told to come again. Open: they wait in Envoy, and none is lost.
+
+    For that `max_connections_per_endpoint` must be set; without it all go at once.
+    """
+    fleet = stack.first_fleet()
+    fleet["pools"][0]["routing"]["without_picker"] = mode
+    fleet["pools"][0]["circuit_breaker"]["max_connections_per_endpoint"] = 4
+    await stack.apply(fleet)
+    first = await all_busy(stack)
+    waits = [stack.ask() for _ in range(HELD)]
+    assert await stack.waiting(HELD)
+    await stack.supervisor.kill(PICKER)
+    let_all(stack)
+    answers = [await each for each in (*first, *waits)]
+    if mode == "closed":
+        assert {status for status, _ in answers} == {503}
+        assert {headers["retry-after"] for _, headers in answers} == {"1"}
+        assert sum(len(each.headers) for each in stack.replicas) == 2
+    else:
+        assert {status for status, _ in answers} == {200}
+        assert max(each.most for each in stack.replicas) <= 4
+        assert sum(len(each.headers) for each in stack.replicas) == HELD + 2
+    await stack.supervisor.restart(PICKER)
+    await stack.serving()
+    await stack.apply(stack.first_fleet())
+
+
+async def test_two_envoys_share_one_queue(stack):
+    """What comes through either waits in one order, and replicas get one request at a time."""
+    with HeldPorts() as ports:
+        page = ports.address()
+        text = render_bootstrap("envoy-2", "test", stack.client_address, page, "delta")
+        command = envoy_command(envoy_binary(), stack.run.write("envoy-2.yaml", text), 1)
+        await stack.supervisor.start("envoy-2", command, envoy_environment())
+        await wait_until(
+            lambda: http_ok(stack.http, f"http://{page}/ready"),
+            "the second Envoy",
+            timeout_s=60,
+            supervisors=(stack.supervisor,),
+        )
+        # Both listen at the one address; which of them gets a connection is Linux's draw, so each
+        # request has a connection of its own.
+        connector, kept = aiohttp.TCPConnector(limit=0, force_close=True), stack.http
+        async with aiohttp.ClientSession(connector=connector) as stack.http:
+            first = await all_busy(stack)
+            waits = [stack.ask() for _ in range(60)]
+            assert await stack.waiting(60)
+            held = {"envoy_cluster_name": PICKER_CLUSTER}
+            for each in (stack.envoy_admin, page):
+                stats, active = f"{each}/stats/prometheus?", "envoy_cluster_upstream_rq_active"
+                assert await metric(stack.http, stats, active, **held)
+            let_all(stack)
+            assert await statuses(*first, *waits) == [200] * 62
+        stack.http = kept
+        assert [each.most for each in stack.replicas] == [1, 1]
+        await stack.supervisor.kill("envoy-2", signal.SIGTERM)

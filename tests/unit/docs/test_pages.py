@@ -86,3 +86,15 @@ def test_no_example_for_an_own_envoy_repeats_a_body_whose_end_is_not_known():
         text = path.read_text()
         if any(f"request_body_mode: {mode}" in text for mode in parts):
             assert text.count("retry_policy:") == text.count("retriable_request_headers"), path
+
+
+def test_a_decision_is_short_and_dated():
+    """A page of decisions has its date, context, decision and consequences in 250 words."""
+    pages = sorted(path for path in (DOCS / "decisions").glob("*.md") if path.name != "index.md")
+    assert len(pages) >= 10
+    for path in pages:
+        text = path.read_text()
+        assert re.search(r"^\d{4}-\d{2}-\d{2}$", text, re.MULTILINE), path
+        for part in ("**Context.**", "**Decision.**", "**Consequences.**"):
+            assert part in text, (path, part)
+        assert len(text.split()) <= 250, path

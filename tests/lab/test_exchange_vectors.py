@@ -1,6 +1,6 @@
 """Vectors of the endpoint-picker protocol that need a real Envoy.
 
-``docs/reference/vectors.md`` says which test holds which vector.
+``docs/reference/vectors.md`` says what differs from the vectors.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from collections import Counter
 from html import escape
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,6 +33,7 @@ _READING: Final = (
     " if the interval contains the bound."
 )
 _VERDICTS: Final = ("reached", "missed", "undecided")
+OPEN_VERDICTS: Final = ("missed", "undecided")
 _TITLE: Final = "Tidegate beside its peers"
 BEGIN: Final = "<!-- bench: begin -->"
 END: Final = "<!-- bench: end -->"
@@ -57,14 +59,19 @@ def write_report(results: Mapping[str, Any], out: Path) -> list[Path]:
 
 
 def fill(results: Mapping[str, Any], page: Path) -> list[Path]:
-    """Write machine, versions and aims between the markers of a page.
+    """Write machine, versions and the aims that were not reached between the markers of a page.
 
     Raises:
         OSError: A file cannot be read or written.
         ValueError: The page has no markers.
     """
     before, after = around(page)
-    body = "\n\n".join([*about(results), markdown_table(verdict_table(results))])
+    verdicts = verdict_table(results)
+    open_ = [row for row in verdicts.rows if row[3] in OPEN_VERDICTS]
+    counts = Counter(row[3] for row in verdicts.rows)
+    said = f"Aims: {', '.join(f'{count} {name}' for name, count in sorted(counts.items()))}."
+    table = Table("Aims that were not reached", verdicts.heads, open_)
+    body = "\n\n".join([*about(results), said, markdown_table(table)])
     page.write_text(f"{before}{BEGIN}\n\n{body}\n\n{END}{after}", encoding="utf-8")
     return [page]
 

@@ -211,7 +211,8 @@ def test_a_page_is_filled_between_its_markers(tmp_path: Path) -> None:
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "old" not in text
-    assert text.count("**Aims**") == 1
+    assert text.count("**Aims that were not reached**") == 1
+    assert "\nAims: " in text
     assert "### fleet" not in text
     page.write_text("nothing")
     with pytest.raises(ValueError, match="has no lines"):

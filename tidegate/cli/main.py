@@ -15,6 +15,7 @@ from tidegate.cli.verbs import (
     benching,
     changing,
     comparing,
+    doctoring,
     explaining,
     files,
     reading,
@@ -102,6 +103,12 @@ VERBS: Final = (
     Verb("request", _READ, explaining.request, "tidegate request 7f3c1d90"),
     Verb(
         "config-dump", _READ, dumping.config_dump, "tidegate config-dump --type CDS --name 'llm/*'"
+    ),
+    Verb(
+        "doctor",
+        _READ,
+        doctoring.doctor,
+        "tidegate doctor -f fleet.yaml --server 127.0.0.1:18001 --envoy 127.0.0.1:19000",
     ),
     Verb("validate", _READ, files.validate, "tidegate validate fleet.yaml"),
     Verb(

@@ -53,9 +53,9 @@ def address(given: str) -> str:
     return given
 
 
-def addresses(given: list[str]) -> list[str]:
+def addresses(given: list[str] | None) -> list[str]:
     """Return the values of an option that takes addresses; raises as ``address``."""
-    return [address(each) for each in given]
+    return [address(each) for each in given or ()]
 
 
 def page(given: str) -> str:

@@ -101,7 +101,7 @@ def validate(
     from xds_server.fleet.rules.warnings import warnings
 
     text, source = read_text(fleet)
-    loaded = _loaded(text, source)
+    loaded = load(text, source)
     if envoy:
         hold_with_envoy(loaded, source)
     changes = None if server is None else dry_run(server, text, source, tls.tls)
@@ -113,7 +113,7 @@ def validate(
     if against is not None:
         from xds_server.fleet.diff import diff
 
-        changes = list(diff(_loaded(*read_text(against)), loaded))
+        changes = list(diff(load(*read_text(against)), loaded))
     needs, warned = picker_needs(loaded), warnings(loaded)
     endpoints = sum(len(pool.endpoints) for pool in loaded.pools)
     if output is not Output.TABLE:
@@ -174,7 +174,12 @@ def dry_run(server: str, text: str, source: str, tls: ClientTls | None) -> list[
         return list(stub.Apply(request, timeout=READ_TIMEOUT_S).changes)
 
 
-def _loaded(text: str, source: str) -> Fleet:
+def load(text: str, source: str) -> Fleet:
+    """Return the fleet of a file's text.
+
+    Raises:
+        CliError: It is none; each error is named with its line.
+    """
     from xds_server.fleet.load import FleetError, load_text
 
     try:

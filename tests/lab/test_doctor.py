@@ -39,8 +39,8 @@ async def test_each_fault_planted_at_real_tritons_is_found(stack):
         ("speaks HTTP/1.1 there, not gRPC", {"endpoint": {"grpc": one.http, "http": None}}),
         ("breaks the connection off", {"endpoint": {"http": one.grpc, "grpc": None}}),
         ("metrics page: refuses", {"endpoint": {"metrics": f"http://{CLOSED}/metrics"}}),
-        ("in place of a metrics page", {"endpoint": {"metrics": f"http://{one.metrics}/none"}}),
-        ("is no metrics page", {"endpoint": {"metrics": f"http://{one.http}/v2"}}),
+        ("the page has no sample", {"endpoint": {"metrics": f"http://{one.metrics}/none"}}),
+        ("in place of a metrics page", {"endpoint": {"metrics": f"http://{one.http}/none"}}),
         ("has no `metrics`", {"endpoint": {"metrics": None}}),
         (
             "does not resolve",

@@ -15,7 +15,6 @@ from tidegate.cli.verbs import (
     benching,
     changing,
     comparing,
-    doctoring,
     explaining,
     files,
     reading,
@@ -25,7 +24,7 @@ from tidegate.cli.verbs import (
     tuning,
 )
 from tidegate.cli.verbs.loading import model
-from tidegate.cli.verbs.look import dumping, topping
+from tidegate.cli.verbs.look import doctoring, dumping, topping
 from tidegate.terminal.errors import FAILED, USAGE, CliError
 
 if TYPE_CHECKING:

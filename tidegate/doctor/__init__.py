@@ -1,5 +1,5 @@
 """Examines a deployment before and while it runs: the machine, files, replicas, services.
 
 Each module reads facts at the edge and judges them in pure functions; all judge in the same form,
-a ``Finding`` with what is wrong and what to do.
+a ``Diagnosis`` with what is wrong and what to do.
 """

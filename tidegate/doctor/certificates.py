@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tidegate.doctor.findings import Finding, fault, risk
+from tidegate.doctor.diagnosis import Diagnosis, fault, risk
 from tidegate_common.tls import pem
 from tidegate_common.upstream.contexts import ReplicaTls, ReplicaTlsError, client_context
 
@@ -54,7 +54,7 @@ def _of_client(place: str, tls: UpstreamTls | None) -> NamedFiles | None:
     return None if tls is None else NamedFiles(place, tls.ca, tls.certificate, tls.key)
 
 
-def examine(files: NamedFiles, now: float | None = None) -> Iterator[Finding]:
+def examine(files: NamedFiles, now: float | None = None) -> Iterator[Diagnosis]:
     """Read files and yield what keeps Envoy from using them, now or soon.
 
     Args:
@@ -80,7 +80,7 @@ def examine(files: NamedFiles, now: float | None = None) -> Iterator[Finding]:
         )
 
 
-def judge_validity(about: str, validity: pem.Validity, now: float) -> Iterator[Finding]:
+def judge_validity(about: str, validity: pem.Validity, now: float) -> Iterator[Diagnosis]:
     """Yield what is wrong with the time in which a certificate holds; ``now`` in Unix seconds."""
     if now < validity.begins:
         yield fault(

@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tidegate.doctor.findings import Finding, fault, risk
+from tidegate.doctor.diagnosis import Diagnosis, fault, risk
 from tidegate.stack.bounds import MAX_CONNECTIONS, MAX_HEAP_MIB
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ LEAST_CPUS: Final = 2
 _MIB: Final = 2**20
 
 
-class Host(NamedTuple):
+class HostFacts(NamedTuple):
     """Facts about a machine; ``None`` where it does not tell."""
 
     open_files: int
@@ -58,7 +58,7 @@ class StateFolder(NamedTuple):
     free_mib: int | None
 
 
-def read_host(root: Path = Path("/")) -> Host:
+def read_host(root: Path = Path("/")) -> HostFacts:
     """Read the facts of this machine; ``root`` is the folder above ``proc`` and ``sys``."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
@@ -66,7 +66,7 @@ def read_host(root: Path = Path("/")) -> Host:
     net = root / "proc/sys/net"
     backlog = _numbers(net / "core/somaxconn")
     ports = _numbers(net / "ipv4/ip_local_port_range")
-    return Host(
+    return HostFacts(
         open_files=soft,
         backlog=backlog[0] if backlog else None,
         ports=(ports[0], ports[1]) if len(ports) == 2 else None,  # noqa: PLR2004 - first and last
@@ -101,7 +101,7 @@ def read_state(path: Path) -> StateFolder:
     return StateFolder(str(path), exists, exists and os.access(path, os.W_OK | os.X_OK), free)
 
 
-def judge_host(host: Host, fleet: Fleet | None = None) -> Iterator[Finding]:
+def judge_host(host: HostFacts, fleet: Fleet | None = None) -> Iterator[Diagnosis]:
     """Yield what of a machine would harm a fleet; without one, what would harm any."""
     files = FILES_A_CONNECTION * MAX_CONNECTIONS + SPARE_FILES
     if host.open_files < files:
@@ -135,7 +135,7 @@ def judge_host(host: Host, fleet: Fleet | None = None) -> Iterator[Finding]:
     yield from _judge_ports(host.ports, fleet)
 
 
-def _judge_ports(ports: tuple[int, int] | None, fleet: Fleet | None) -> Iterator[Finding]:
+def _judge_ports(ports: tuple[int, int] | None, fleet: Fleet | None) -> Iterator[Diagnosis]:
     if ports is None:
         return
     first, last = ports
@@ -160,7 +160,7 @@ def _judge_ports(ports: tuple[int, int] | None, fleet: Fleet | None) -> Iterator
             )
 
 
-def judge_state(state: StateFolder) -> Iterator[Finding]:
+def judge_state(state: StateFolder) -> Iterator[Diagnosis]:
     """Yield what keeps a control server from storing revisions in a folder."""
     if not state.exists:
         yield fault(

@@ -23,7 +23,7 @@ import orjson
 
 from ext_proc.telemetry.dialects import read_all
 from ext_proc.telemetry.dialects.page import BadPage
-from tidegate.doctor.findings import Finding, fault, risk
+from tidegate.doctor.diagnosis import Diagnosis, fault, risk
 from tidegate_api.kserve.v1 import kserve_pb2
 from tidegate_api.pools import ready_paths
 from tidegate_common.upstream.client import OK, AskError, AskFault, ReplicaClient, url_at
@@ -57,12 +57,12 @@ class Asked(NamedTuple):
     pool: str
     variant: str
     replica: str
-    findings: list[Finding]
+    findings: list[Diagnosis]
     version: str | None
     """The server's own version; ``None`` = it does not tell."""
 
 
-async def examine(fleet: Fleet) -> list[Finding]:
+async def examine(fleet: Fleet) -> list[Diagnosis]:
     """Ask all replicas of a fleet, and return what is wrong with them."""
     async with ReplicaClient(AT_ONCE) as client:
         asked = await asyncio.gather(
@@ -72,7 +72,7 @@ async def examine(fleet: Fleet) -> list[Finding]:
     return [*dict.fromkeys([*found, *judge_versions(asked)])]
 
 
-def judge_versions(asked: Iterable[Asked]) -> Iterator[Finding]:
+def judge_versions(asked: Iterable[Asked]) -> Iterator[Diagnosis]:
     """Yield variants whose replicas run different versions of their server."""
     versions: dict[tuple[str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for one in asked:
@@ -94,7 +94,7 @@ def judge_versions(asked: Iterable[Asked]) -> Iterator[Finding]:
 async def _ask(client: ReplicaClient, pool: PoolSpec, spec: EndpointSpec) -> Asked:
     question = question_of(pool, spec)
     tls = None if question.tls is None else ReplicaTls.of(question.tls)
-    found: list[Finding] = []
+    found: list[Diagnosis] = []
     version = None
     name = spec.dns_name
     if name is not None and not await _resolves(name):
@@ -136,7 +136,7 @@ async def _over_http(
     spec: EndpointSpec,
     question: Question,
     tls: ReplicaTls | None,
-) -> tuple[list[Finding], str | None]:
+) -> tuple[list[Diagnosis], str | None]:
     address = question.http or ""
     about = f"{spec.id} at http {address}"
     try:
@@ -182,7 +182,7 @@ async def _version(turn: ReplicaTurn, address: str, tls: ReplicaTls | None) -> s
 
 async def _over_grpc(
     client: ReplicaClient, spec: EndpointSpec, question: Question, tls: ReplicaTls | None
-) -> tuple[list[Finding], str | None]:
+) -> tuple[list[Diagnosis], str | None]:
     address = question.grpc or ""
     about = f"{spec.id} at grpc {address}"
     try:
@@ -226,7 +226,7 @@ async def _speaks_http(
     return True
 
 
-def _grpc_answer(about: str, question: Question, error: grpc.aio.AioRpcError) -> Finding:
+def _grpc_answer(about: str, question: Question, error: grpc.aio.AioRpcError) -> Diagnosis:
     code, details = error.code(), (error.details() or "")[:200]
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return risk(
@@ -239,7 +239,7 @@ def _grpc_answer(about: str, question: Question, error: grpc.aio.AioRpcError) ->
     return fault(about, f"answers {code.name}: {details}", "look at the replica's log")
 
 
-def _silent(about: str, error: AskError, timeout_s: float, tls: ReplicaTls | None) -> Finding:
+def _silent(about: str, error: AskError, timeout_s: float, tls: ReplicaTls | None) -> Diagnosis:
     says = error.fault.value
     if error.fault is AskFault.LATE:
         return fault(
@@ -259,7 +259,7 @@ def _silent(about: str, error: AskError, timeout_s: float, tls: ReplicaTls | Non
     return fault(about, f"{says}: {error}"[:300], "correct the address or the route to it")
 
 
-def _lacks(about: str, model: str, version: str) -> Finding:
+def _lacks(about: str, model: str, version: str) -> Diagnosis:
     what = f"version {version} of model {model}" if version else f"model {model}"
     return fault(
         about,
@@ -268,12 +268,12 @@ def _lacks(about: str, model: str, version: str) -> Finding:
     )
 
 
-def _not_ready(about: str, path: str, status: int) -> Finding:
+def _not_ready(about: str, path: str, status: int) -> Diagnosis:
     answers = f" ({path} answers {status})" if status else ""
     return fault(about, f"is not ready{answers}", "wait for its models, or look at its log")
 
 
-async def _page(client: ReplicaClient, replica: str, url: str, timeout_s: float) -> list[Finding]:
+async def _page(client: ReplicaClient, replica: str, url: str, timeout_s: float) -> list[Diagnosis]:
     about = f"{replica} at {url}"
     try:
         async with client.turn(timeout_s) as turn:
@@ -284,7 +284,7 @@ async def _page(client: ReplicaClient, replica: str, url: str, timeout_s: float)
     return list(judge_page(about, answer.status, answer.body))
 
 
-def judge_page(about: str, status: int, body: bytes) -> Iterator[Finding]:
+def judge_page(about: str, status: int, body: bytes) -> Iterator[Diagnosis]:
     """Yield what a picker could not use of a metrics page."""
     if status != OK:
         yield fault(
@@ -304,7 +304,7 @@ def judge_page(about: str, status: int, body: bytes) -> Iterator[Finding]:
         )
 
 
-async def _events(spec: EndpointSpec, timeout_s: float) -> list[Finding]:
+async def _events(spec: EndpointSpec, timeout_s: float) -> list[Diagnosis]:
     events = spec.telemetry.kv_events
     if events is None:
         return []

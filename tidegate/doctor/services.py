@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import aiohttp
 import orjson
 
-from tidegate.doctor.findings import Finding, Level, fault, risk
+from tidegate.doctor.diagnosis import Diagnosis, Level, fault, risk
 from xds_server.builds.features import OLDEST, lacking
 
 if TYPE_CHECKING:
@@ -45,12 +45,12 @@ class EnvoyFacts(NamedTuple):
     """Its clock less this machine's."""
 
 
-def judge_status(data: Mapping[str, Any], server: str) -> Iterator[Finding]:
+def judge_status(data: Mapping[str, Any], server: str) -> Iterator[Diagnosis]:
     """Yield what a control server's status (``tidegate status -o json``) says is wrong."""
     level = _WORDS.get(data["verdict"] or "")
     if level is not None:
         for reason in data["reasons"] or [data["why"]]:
-            yield Finding(level, "the fleet", str(reason), "see `tidegate status`")
+            yield Diagnosis(level, "the fleet", str(reason), "see `tidegate status`")
     kinds = {each["kind"] for each in data["clients"]}
     if "envoy" not in kinds:
         yield fault(
@@ -126,7 +126,7 @@ def _build(told: str) -> Build | None:
     return None if found is None else (int(found[1]), int(found[2]), int(found[3]))
 
 
-def _judge_build(about: str, build: Build) -> Iterator[Finding]:
+def _judge_build(about: str, build: Build) -> Iterator[Diagnosis]:
     told = ".".join(map(str, build))
     newer = 'install a newer one: `pip install "tidegate[envoy]"`'
     if build < OLDEST:
@@ -150,7 +150,7 @@ def _skew(date: str, now: float) -> float | None:
         return None
 
 
-def judge_envoy(facts: EnvoyFacts, address: str, cpus: int) -> Iterator[Finding]:
+def judge_envoy(facts: EnvoyFacts, address: str, cpus: int) -> Iterator[Diagnosis]:
     """Yield what is wrong with an Envoy on a machine with so many CPUs."""
     about = f"Envoy at {address}"
     if facts.build is not None:

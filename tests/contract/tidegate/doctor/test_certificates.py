@@ -9,7 +9,7 @@ import pytest
 
 from support.certificates import Authority, openssl
 from tidegate.doctor.certificates import NamedFiles, examine, files_of
-from tidegate.doctor.findings import Level
+from tidegate.doctor.diagnosis import Level
 from xds_server.fleet.load import load_text
 
 

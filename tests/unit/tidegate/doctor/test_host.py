@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tidegate.doctor.findings import Level
+from tidegate.doctor.diagnosis import Level
 from tidegate.doctor.host import (
-    Host,
+    HostFacts,
     StateFolder,
     judge_host,
     judge_state,
@@ -17,7 +18,7 @@ from tidegate.doctor.host import (
 )
 from xds_server.fleet.load import load_text
 
-SOUND = Host(65_536, 4_096, (32_768, 60_999), 8_192, 4)
+SOUND = HostFacts(65_536, 4_096, (32_768, 60_999), 8_192, 4)
 FLEET = """
 listener: {address: "127.0.0.1:10000", further: [{name: inner, address: "127.0.0.1:40000"}]}
 pools: [{name: a, match: {models: [m]}, endpoints: [{http: "127.0.0.1:8000"}]}]
@@ -39,7 +40,7 @@ def test_a_sound_machine_has_no_findings() -> None:
         ({"cpus": 1}, "one CPU"),
     ],
 )
-def test_each_limit_is_a_risk_with_its_fix(facts: dict[str, int], words: str) -> None:
+def test_each_limit_is_a_risk_with_its_fix(facts: dict[str, Any], words: str) -> None:
     """One finding, which names the number and what to set."""
     (found,) = judge_host(SOUND._replace(**facts))
     assert (found.level, words in found.says, bool(found.fix)) == (Level.RISK, True, True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tidegate.doctor.findings import Level
+from tidegate.doctor.diagnosis import Level
 from tidegate.doctor.services import EnvoyFacts, facts_of, judge_envoy, judge_status
 
 SOUND = EnvoyFacts((1, 40, 0), 86_400.0, immediate=True, concurrency=2, connected=True, skew_s=0.4)

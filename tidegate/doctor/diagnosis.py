@@ -15,7 +15,7 @@ class Level(StrEnum):
     """It works now, and fails under load, later, or after a restart."""
 
 
-class Finding(NamedTuple):
+class Diagnosis(NamedTuple):
     """One thing that is not as it should be."""
 
     level: Level
@@ -27,11 +27,11 @@ class Finding(NamedTuple):
     """What to do, in the imperative."""
 
 
-def fault(about: str, says: str, fix: str) -> Finding:
+def fault(about: str, says: str, fix: str) -> Diagnosis:
     """Return a finding of level ``FAULT``."""
-    return Finding(Level.FAULT, about, says, fix)
+    return Diagnosis(Level.FAULT, about, says, fix)
 
 
-def risk(about: str, says: str, fix: str) -> Finding:
+def risk(about: str, says: str, fix: str) -> Diagnosis:
     """Return a finding of level ``RISK``."""
-    return Finding(Level.RISK, about, says, fix)
+    return Diagnosis(Level.RISK, about, says, fix)

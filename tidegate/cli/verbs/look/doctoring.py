@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from tidegate.doctor.findings import Finding
+    from tidegate.doctor.diagnosis import Diagnosis
     from tidegate_common.tls.rpc import ClientTls
     from xds_server.fleet.model.fleet import Fleet
 
@@ -57,7 +57,7 @@ def doctor(
 
     Run it where Envoy and the picker run: they see the same addresses and files.
     """
-    from tidegate.doctor.findings import Level
+    from tidegate.doctor.diagnosis import Level
     from tidegate.terminal.output import emit, spinner
 
     with spinner("examining"):
@@ -73,7 +73,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _shown(found: list[Finding], faults: int) -> list[Table | str | Text]:
+def _shown(found: list[Diagnosis], faults: int) -> list[Table | str | Text]:
     from rich.text import Text
 
     shown: list[Table | str | Text] = [
@@ -94,7 +94,7 @@ def _examine(
     envoys: list[str],
     state: Path | None,
     tls: ClientTls | None,
-) -> Iterator[Finding]:
+) -> Iterator[Diagnosis]:
     from tidegate.doctor import host
 
     loaded = None if fleet is None else _loaded(fleet)
@@ -116,11 +116,11 @@ def _loaded(name: str) -> Fleet:
     return load(*read_text(name))
 
 
-def _of_fleet(fleet: Fleet) -> Iterator[Finding]:
+def _of_fleet(fleet: Fleet) -> Iterator[Diagnosis]:
     import asyncio
 
     from tidegate.doctor import certificates, replicas
-    from tidegate.doctor.findings import risk
+    from tidegate.doctor.diagnosis import risk
     from xds_server.fleet.rules.warnings import warnings
 
     for each in warnings(fleet):
@@ -130,10 +130,10 @@ def _of_fleet(fleet: Fleet) -> Iterator[Finding]:
     yield from asyncio.run(replicas.examine(fleet))
 
 
-def _of_server(server: str, tls: ClientTls | None) -> Iterator[Finding]:
+def _of_server(server: str, tls: ClientTls | None) -> Iterator[Diagnosis]:
     from tidegate.cli import views
     from tidegate.cli.client import READ_TIMEOUT_S, admin
-    from tidegate.doctor.findings import fault
+    from tidegate.doctor.diagnosis import fault
     from tidegate.doctor.services import judge_status
     from tidegate.terminal.errors import CliError
     from tidegate_api.admin.v1.admin_pb2 import GetStatusRequest
@@ -148,10 +148,10 @@ def _of_server(server: str, tls: ClientTls | None) -> Iterator[Finding]:
     yield from judge_status(views.status(answer), server)
 
 
-def _of_envoy(address: str, cpus: int) -> Iterator[Finding]:
+def _of_envoy(address: str, cpus: int) -> Iterator[Diagnosis]:
     import asyncio
 
-    from tidegate.doctor.findings import fault
+    from tidegate.doctor.diagnosis import fault
     from tidegate.doctor.services import judge_envoy, read_envoy
 
     try:

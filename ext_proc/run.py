@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from ext_proc.app import Picker
+from ext_proc.packages import PackageError, load_policies
 from ext_proc.settings import EXIT_USAGE, AddressError, MissingExtraError
 from tidegate_common import logs
 from tidegate_common.tls.files import TlsError
@@ -34,12 +35,13 @@ async def run_picker(
 
     Returns:
         The exit code: 0 after a requested stop, 1 after a crash of a part, 2 where an address
-        cannot be bound or an extra is missing.
+        cannot be bound, an extra is missing or a package's policy cannot be taken.
     """
     logs.configure(settings.log_format, settings.log_level)
     try:
+        load_policies()
         async with Picker(settings, place, source) as picker:
             return await picker.until_stopped()
-    except (AddressError, MissingExtraError, TlsError) as error:
+    except (AddressError, MissingExtraError, PackageError, TlsError) as error:
         _log.error("cannot_start", reason=str(error))
         return EXIT_USAGE

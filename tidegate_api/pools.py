@@ -43,6 +43,9 @@ PolicyName = Literal[
 POLICY_NAMES: Final[tuple[PolicyName, ...]] = get_args(PolicyName)
 """The picker's policies; ``ext_proc.routing.policies`` makes each of them."""
 
+OUTSIDE_POLICY: Final = r"[a-z0-9-]{1,63}\.[a-z0-9-]{1,63}"
+"""Names of policies of other packages: `package.policy`."""
+
 ENVOY_POLICY: Final = "envoy"
 """The policy that leaves the choice to Envoy's own load balancing: no picker is asked."""
 

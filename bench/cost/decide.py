@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import gc
 import random
+import sys
 import time
 import tracemalloc
+from typing import TYPE_CHECKING
 
+from ext_proc.packages import load_policies
 from ext_proc.routing.cache.prefix_index import PrefixIndex
 from ext_proc.routing.pipeline.decision import Decision
 from ext_proc.routing.policies import POLICIES
@@ -21,6 +24,9 @@ from ext_proc.routing.router import Router
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
 from ext_proc.routing.values.request import Features, Form, Request
 from ext_proc.routing.values.ticket import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 ROUNDS = 4
 DECISIONS = 4_000
@@ -112,17 +118,20 @@ def bytes_per_block(blocks: int, endpoints: int) -> float:
     return used / sum(index.held(key) for key in keys)
 
 
-def main() -> None:
-    """Print both tables."""
+def main(policies: Sequence[str] = ()) -> None:
+    """Print both tables, or the cost of decisions of the named policies."""
+    load_policies()
     print(f"{'policy':<24}{'endpoints':>10}{'blocks':>8}{'us/decision':>13}")
-    for endpoints in (8, 64, 256, 1_000):
+    for endpoints in () if policies else (8, 64, 256, 1_000):
         for blocks in (4, 16, 64, 250):
             cost = microseconds(endpoints, blocks, "auto", filled=True)
             print(f"{'auto':<24}{endpoints:>10}{blocks:>8}{cost:>13.1f}")
-    for policy in sorted(POLICIES):
+    for policy in policies or sorted(POLICIES):
         for endpoints in (8, 64):
             cost = microseconds(endpoints, 16, policy)
             print(f"{policy:<24}{endpoints:>10}{16:>8}{cost:>13.1f}")
+    if policies:
+        return
     print(f"\n{'blocks per chain':<18}{'endpoints':>10}{'bytes/block':>13}")
     for blocks in (4, 16, 64):
         for endpoints in (8, 64):
@@ -131,4 +140,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

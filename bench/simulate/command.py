@@ -29,6 +29,7 @@ from bench.simulate.report import as_json, build, headline, tables
 from bench.simulate.scenario import Scenario, ScenarioError
 from bench.simulate.schedulers.registry import names
 from bench.simulate.traces import TraceError, read_trace
+from ext_proc.packages import PackageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +48,7 @@ __all__ = [
     "write",
 ]
 
-FAILURES: Final = (TraceError, ScenarioError, CalibrationError, PlotsMissingError)
+FAILURES: Final = (TraceError, ScenarioError, CalibrationError, PlotsMissingError, PackageError)
 """Errors whose messages say what to do."""
 WIDTH: Final = 170
 """Width of the tables in columns if the output is not a terminal."""

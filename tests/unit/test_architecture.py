@@ -34,7 +34,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("requests",),
         ("exchange",),
         ("observability",),
-        ("feedback", "telemetry", "server"),
+        ("feedback", "telemetry", "server", "packages"),
         ("control", "workers"),
         ("probing",),
         ("app",),

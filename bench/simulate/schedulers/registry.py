@@ -15,6 +15,7 @@ from bench.simulate.schedulers.oracle import Oracle, Probe
 from bench.simulate.schedulers.production import ProductionScheduler
 from bench.simulate.schedulers.several_pickers import SeveralPickers
 from bench.simulate.schedulers.smg import LeastLoad
+from ext_proc.packages import load_policies
 from ext_proc.routing.policies import POLICIES
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ OTHERS: Final[dict[str, Callable[[World], SimulatedScheduler]]] = {
 
 def names() -> list[str]:
     """Return the names of all schedulers, the picker's policies first."""
+    load_policies()
     return [*POLICIES, *OTHERS]
 
 
@@ -51,6 +53,8 @@ def make_scheduler(name: str, world: World) -> SimulatedScheduler:
     Raises:
         ValueError: The name is unknown; the message lists the names.
     """
+    if "." in name:
+        load_policies()
     if name in POLICIES:
         make: Callable[[World], SimulatedScheduler] = partial(ProductionScheduler, name)
     elif name in OTHERS:

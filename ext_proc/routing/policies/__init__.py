@@ -56,6 +56,7 @@ POLICIES: Final[dict[str, Callable[[Rng], Policy]]] = {
     # Envoy asks no picker, but for what it cannot read itself.
     "envoy": lambda _rng: LeastInFlight(),
 }
+"""Ours, and those of other packages once they are taken (``ext_proc.packages``)."""
 
 
 def make_policy(name: str, rng: Rng, *, pool: str) -> Policy:
@@ -67,5 +68,6 @@ def make_policy(name: str, rng: Rng, *, pool: str) -> Policy:
     factory = POLICIES.get(name)
     if factory is None:
         known = ", ".join(sorted(POLICIES))
-        raise ValueError(f"pool {pool!r}: unknown policy {name!r}; use one of: {known}")
+        hint = "install its package with each picker, or " if "." in name else ""
+        raise ValueError(f"pool {pool!r}: unknown policy {name!r}; {hint}use one of: {known}")
     return factory(rng)

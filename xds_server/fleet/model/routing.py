@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import (
+    Field,
+    PlainSerializer,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from tidegate_api.names import SESSION_HEADER
@@ -14,6 +22,8 @@ from tidegate_api.pools import (
     MAX_EXPLORE_PERCENT,
     MAX_WAIT_S,
     MIN_FACTOR,
+    OUTSIDE_POLICY,
+    POLICY_NAMES,
     AdapterMode,
     BodyMode,
     HungMode,
@@ -32,6 +42,27 @@ from xds_server.fleet.model.fields import (
 
 __all__ = ["GpuWeightsSpec", "LearnedSpec", "ModelNeedsSpec", "PolicyName", "Routing"]
 
+
+def _any_policy(value: Any, named: ValidatorFunctionWrapHandler) -> Any:
+    """Take a policy of another package, which only pickers have, by the form of its name."""
+    if isinstance(value, str) and re.fullmatch(OUTSIDE_POLICY, value):
+        return value
+    return named(value)
+
+
+AnyPolicy = Annotated[
+    PolicyName,
+    WrapValidator(_any_policy),
+    PlainSerializer(str),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"enum": list(POLICY_NAMES), "type": "string"},
+                {"pattern": f"^{OUTSIDE_POLICY}$", "type": "string"},
+            ]
+        }
+    ),
+]
 Share = Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)]
 
 
@@ -83,9 +114,9 @@ class LearnedSpec(Strict):
 class Routing(Strict):
     """How the picker chooses."""
 
-    policy: PolicyName = "auto"
+    policy: AnyPolicy = "auto"
     """How the picker prices replicas; docs/reference/policies.md says which is for what."""
-    allow_override: Annotated[tuple[PolicyName, ...], Field(max_length=32)] = ()
+    allow_override: Annotated[tuple[AnyPolicy, ...], Field(max_length=32)] = ()
     """Policies that a request may ask for with the header `tidegate-policy`, where
     `listener.client_headers` lists it."""
     body: BodyMode = "peek"

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from xds_server.fleet.model.fleet import EndpointSpec, Fleet, PoolSpec, VariantMatch
 from xds_server.fleet.model.resilience import HealthSpec, OutlierSpec, SlowStartSpec
+from xds_server.fleet.model.routing import Routing
 
 
 @given(st.floats(min_value=0, max_value=86_400, allow_nan=False))
@@ -90,3 +91,12 @@ def test_unknown_fields_are_rejected() -> None:
     """A typing error must not be ignored."""
     with pytest.raises(ValidationError, match="Extra"):
         Fleet.model_validate({"pools": [], "pool": []})
+
+
+def test_a_policy_of_a_package_is_known_by_the_form_of_its_name():
+    """Only pickers have the package; what resembles a name of ours is still a mistake."""
+    routing = Routing.model_validate({"policy": "acme.own", "allow_override": ["auto", "acme.own"]})
+    assert Routing.model_validate_json(routing.model_dump_json()) == routing
+    for wrong in ("lest-request", "acme.Own", "acme.own.two", ".own", 5):
+        with pytest.raises(ValidationError, match="Input should be 'auto'"):
+            Routing.model_validate({"policy": wrong})

@@ -15,7 +15,9 @@ from xds_server.admin import requests as requests_part
 from xds_server.admin.answers.explained import explained, options_of
 from xds_server.admin.answers.operations import ModelCalls
 from xds_server.admin.views import configs
+from xds_server.fleet import change as edits
 from xds_server.fleet.change import UnknownName
+from xds_server.fleet.members.members import found_ids
 from xds_server.fleet.store import MAX_REVISIONS
 
 if TYPE_CHECKING:
@@ -30,10 +32,28 @@ if TYPE_CHECKING:
     from xds_server.control.operation import Change
     from xds_server.control.publisher import ClientDirectory
     from xds_server.fleet.findings import Sick
+    from xds_server.fleet.model.fleet import Fleet
     from xds_server.fleet.revision import Revision
     from xds_server.protocol.messages import RefusedPeer
 
 _DEFAULT_REVISIONS = 20
+
+
+def _changing(summary: str, edit: Callable[[Fleet, Any, Fleet], Fleet]) -> Any:
+    """Return the method of a call that edits the fleet in force.
+
+    Args:
+        summary: What it does, a sentence.
+        edit: Returns the new fleet from the one in force, the request and the published fleet.
+    """
+
+    async def call(self: AdminService, request: Any, _context: Any) -> admin_pb2.ChangeResult:
+        control, options = self._control, options_of(request.options)
+        change = await control.change(lambda live: edit(live, request, control.fleet), options)
+        return self._result(change)
+
+    call.__doc__ = summary
+    return explained(call)
 
 
 class AdminService(ModelCalls):
@@ -84,64 +104,34 @@ class AdminService(ModelCalls):
         options, source = options_of(request.options), request.source[:256] or "fleet"
         return self._result(await self._control.apply_text(request.fleet, source, options))
 
-    @explained
-    async def SetWeights(  # noqa: N802 - gRPC's name
-        self, request: admin_pb2.SetWeightsRequest, _context: Any
-    ) -> admin_pb2.ChangeResult:
-        """Set variants' weights."""
-        options = options_of(request.options)
-        weights = dict(request.weights)
-        return self._result(await self._control.set_weights(request.pool, weights, options))
-
-    @explained
-    async def SetDraining(  # noqa: N802 - gRPC's name
-        self, request: admin_pb2.SetDrainingRequest, _context: Any
-    ) -> admin_pb2.ChangeResult:
-        """Drain a replica, or end its drain."""
-        options = options_of(request.options)
-        return self._result(
-            await self._control.set_draining(request.endpoint, request.draining, options)
-        )
-
-    @explained
-    async def SetStandby(  # noqa: N802 - gRPC's name
-        self, request: admin_pb2.SetStandbyRequest, _context: Any
-    ) -> admin_pb2.ChangeResult:
-        """Make a replica a standby, or take it into use."""
-        options = options_of(request.options)
-        return self._result(
-            await self._control.set_standby(request.endpoint, request.standby, options)
-        )
-
-    @explained
-    async def SetBreaker(  # noqa: N802 - gRPC's name
-        self, request: admin_pb2.SetBreakerRequest, _context: Any
-    ) -> admin_pb2.ChangeResult:
-        """Set limits of a pool."""
-        options, values = options_of(request.options), _given(request)
-        return self._result(
-            await self._control.set_section(request.pool, "circuit_breaker", values, options)
-        )
-
-    @explained
-    async def SetSlowStart(  # noqa: N802 - gRPC's name
-        self, request: admin_pb2.SetSlowStartRequest, _context: Any
-    ) -> admin_pb2.ChangeResult:
-        """Set the slow start of a pool."""
-        options, values = options_of(request.options), _given(request)
-        return self._result(
-            await self._control.set_section(request.pool, "slow_start", values, options)
-        )
-
-    @explained
-    async def SetDropOverload(  # noqa: N802 - gRPC's name
-        self, request: admin_pb2.SetDropOverloadRequest, _context: Any
-    ) -> admin_pb2.ChangeResult:
-        """Set the share of a pool's requests that Envoy rejects."""
-        options = options_of(request.options)
-        return self._result(
-            await self._control.set_drop_overload(request.pool, request.percent, options)
-        )
+    SetWeights = _changing(
+        "Set variants' weights.",
+        lambda fleet, asked, _: edits.set_weights(fleet, asked.pool, dict(asked.weights)),
+    )
+    SetDraining = _changing(
+        "Drain a replica, or end its drain.",
+        lambda fleet, asked, published: edits.set_draining(
+            fleet, asked.endpoint, asked.draining, found_ids(published)
+        ),
+    )
+    SetStandby = _changing(
+        "Make a replica a standby, or take it into use.",
+        lambda fleet, asked, _: edits.set_standby(fleet, asked.endpoint, asked.standby),
+    )
+    SetBreaker = _changing(
+        "Set limits of a pool.",
+        lambda fleet, asked, _: edits.set_section(
+            fleet, asked.pool, "circuit_breaker", _given(asked)
+        ),
+    )
+    SetSlowStart = _changing(
+        "Set the slow start of a pool.",
+        lambda fleet, asked, _: edits.set_section(fleet, asked.pool, "slow_start", _given(asked)),
+    )
+    SetDropOverload = _changing(
+        "Set the share of a pool's requests that Envoy rejects.",
+        lambda fleet, asked, _: edits.set_drop_overload(fleet, asked.pool, asked.percent),
+    )
 
     @explained
     async def Confirm(  # noqa: N802 - gRPC's name

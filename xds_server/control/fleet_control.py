@@ -36,12 +36,11 @@ from xds_server.control.operation import (
 )
 from xds_server.control.rollout import Rollout
 from xds_server.control.steps import FleetText, Loaded, stepped
-from xds_server.fleet import change as changes_of
 from xds_server.fleet.diff import diff, is_relief
 from xds_server.fleet.fallback import fallback_fleet, fallback_state
 from xds_server.fleet.guards.last import LastReplica, taken
 from xds_server.fleet.load import check
-from xds_server.fleet.members.members import Members, found_ids
+from xds_server.fleet.members.members import Members
 from xds_server.fleet.revision import Revision, following, text_hash
 from xds_server.fleet.store import StoreError
 
@@ -283,81 +282,22 @@ class Control:
         """
         return await self._make(lambda _: fleet, options)
 
-    async def set_weights(
-        self, pool: str, weights: Mapping[str, int], options: ChangeOptions
-    ) -> Change:
-        """Set weights of a pool's variants; variants that are not named keep theirs.
+    async def change(self, edit: Callable[[Fleet], Fleet], options: ChangeOptions) -> Change:
+        """Make an edit of the fleet in force the fleet in force.
+
+        Args:
+            edit: Returns the new fleet; called in its turn (``xds_server.fleet.change``).
+            options: Options of the change.
 
         Raises:
-            UnknownName: No such pool or variant.
-            BadChange: A weight is out of range.
+            UnknownName: The edit names what does not exist.
+            BadChange: A value is out of range.
             FleetError: The result breaks a rule, e.g. all weights would be 0.
+            LastReplica: It takes the last usable replica of a variant, and is not forced.
             StoreError: It could not be stored.
             Busy: Too many changes wait.
         """
-        return await self._make(
-            lambda live: changes_of.set_weights(required(live), pool, weights), options
-        )
-
-    async def set_draining(self, endpoint: str, draining: bool, options: ChangeOptions) -> Change:
-        """Drain a replica (an id, or ``pool/id`` for one pool only), or end its drain.
-
-        Raises:
-            UnknownName: No such endpoint.
-            StoreError: It could not be stored.
-            Busy: Too many changes wait.
-        """
-        return await self._make(
-            lambda live: changes_of.set_draining(
-                required(live), endpoint, draining, found_ids(self.fleet)
-            ),
-            options,
-        )
-
-    async def set_standby(self, endpoint: str, standby: bool, options: ChangeOptions) -> Change:
-        """Make a replica (an id, or ``pool/id``) a standby, or take it into use for good.
-
-        Raises:
-            UnknownName: No such endpoint.
-            LastReplica: It is the last usable one of a variant, and the change is not forced.
-            StoreError: It could not be stored.
-            Busy: Too many changes wait.
-        """
-        return await self._make(
-            lambda live: changes_of.set_standby(required(live), endpoint, standby), options
-        )
-
-    async def set_section(
-        self,
-        pool: str,
-        section: changes_of.Section,
-        values: Mapping[str, float],
-        options: ChangeOptions,
-    ) -> Change:
-        """Set fields of a pool's limits or slow start; fields that are not named keep theirs.
-
-        Raises:
-            UnknownName: No such pool.
-            BadChange: An unknown field, or a value out of range.
-            StoreError: It could not be stored.
-            Busy: Too many changes wait.
-        """
-        return await self._make(
-            lambda live: changes_of.set_section(required(live), pool, section, values), options
-        )
-
-    async def set_drop_overload(self, pool: str, percent: float, options: ChangeOptions) -> Change:
-        """Make Envoy reject a percentage of a pool's requests; 0 ends this.
-
-        Raises:
-            UnknownName: No such pool.
-            BadChange: The percentage is out of range.
-            StoreError: It could not be stored.
-            Busy: Too many changes wait.
-        """
-        return await self._make(
-            lambda live: changes_of.set_drop_overload(required(live), pool, percent), options
-        )
+        return await self._make(lambda live: edit(required(live)), options)
 
     async def difference(self, old: int, new: int) -> tuple[str, ...]:
         """Return the differences between two revisions; 0 means the fleet in force.

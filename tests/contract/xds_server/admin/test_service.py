@@ -293,7 +293,7 @@ async def test_other_errors_have_their_status(
     async def fail(*_args) -> None:
         raise error
 
-    monkeypatch.setattr(admin.control, "set_draining", fail)
+    monkeypatch.setattr(admin.control, "change", fail)
     code, details = await refused(
         admin.stub.SetDraining(admin_pb2.SetDrainingRequest(endpoint="r1"))
     )

@@ -18,6 +18,7 @@ from xds_server.applications.traffic.book import TrafficBook
 from xds_server.applications.traffic.verdict import SILENT_PICKER_S
 from xds_server.control.fleet_control import Control
 from xds_server.control.operation import ChangeOptions
+from xds_server.fleet.change import set_draining
 from xds_server.fleet.store import RevisionStore
 from xds_server.server.reports import PickerReports
 
@@ -250,7 +251,9 @@ async def test_a_replica_that_is_let_in_again_is_no_alarm(whole: Whole) -> None:
     worker = Worker(whole, "p1").start()
     condition = pb.Condition(name="not-ready", cause="refuses connections")
     for draining in (True, False):
-        await whole.control.set_draining("r1", draining, OPTIONS)
+        await whole.control.change(
+            lambda fleet, it=draining: set_draining(fleet, "r1", it), OPTIONS
+        )
         worker.report(0, 0, condition)
         assert whole.status().verdict == "OK"
         whole.now += 1.0
@@ -439,7 +442,7 @@ async def test_refusals_are_shown_by_pool(whole: Whole) -> None:
 
 async def test_a_drain_says_how_many_are_left(whole: Whole) -> None:
     """And is no reason for a verdict: an operator wanted it. It differs from the file."""
-    await whole.control.set_draining("r1", True, OPTIONS)
+    await whole.control.change(lambda fleet: set_draining(fleet, "r1", True), OPTIONS)
     Worker(whole, "p1").start().report(0, 0, *FROZEN)
     status = whole.status()
     assert status.verdict == "OK"
@@ -486,7 +489,7 @@ async def test_before_there_is_a_fleet_nothing_is_told() -> None:
 async def test_a_dry_run_tells_what_would_remain(whole: Whole) -> None:
     """What pickers leave alone does not count, and requests in flight are those of the moment."""
     options = dataclasses.replace(OPTIONS, dry_run=True)
-    change = await whole.control.set_draining("r1", True, options)
+    change = await whole.control.change(lambda fleet: set_draining(fleet, "r1", True), options)
     assert change.preview is not None
     found = whole.board.preview(change.preview)
     assert [(each.endpoint, each.in_flight) for each in found.draining] == [("r1", 4)]

@@ -11,8 +11,8 @@ from support.fleets import fleet, pool
 from tidegate_api.names import CLUSTER_TYPE, ROUTE_TYPE
 from xds_server.applications.discovery.values import Found, Observation
 from xds_server.control.operation import ChangeOptions
-from xds_server.fleet.change import UnknownName
-from xds_server.fleet.members.members import Members
+from xds_server.fleet.change import UnknownName, set_draining
+from xds_server.fleet.members.members import Members, found_ids
 from xds_server.fleet.members.stored import dump, load
 from xds_server.fleet.rules.fleet import problems
 from xds_server.fleet.store import RevisionStore
@@ -63,13 +63,19 @@ async def test_a_found_replica_can_be_drained(finding: Finding) -> None:
     finding.sources[FILE].found(answer(1, 2))
     await finding.step()
     control = finding.world.control
-    change = await control.set_draining("r2", True, ChangeOptions())
+    change = await control.change(
+        lambda fleet: set_draining(fleet, "r2", True, found_ids(control.fleet)), ChangeOptions()
+    )
     assert change.changes == ("pool llm: drained +r2",)
     assert finding.told() == {"r1": False, "r2": True}
-    await control.set_draining("r2", False, ChangeOptions())
+    await control.change(
+        lambda fleet: set_draining(fleet, "r2", False, found_ids(control.fleet)), ChangeOptions()
+    )
     assert finding.told() == {"r1": False, "r2": False}
     with pytest.raises(UnknownName):
-        await control.set_draining("r3", True, ChangeOptions())
+        await control.change(
+            lambda fleet: set_draining(fleet, "r3", True, found_ids(control.fleet)), ChangeOptions()
+        )
 
 
 async def test_a_restart_begins_with_what_was_stored(finding: Finding) -> None:

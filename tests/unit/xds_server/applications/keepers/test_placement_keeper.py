@@ -19,6 +19,7 @@ from xds_server.applications.traffic.placements import (
     PlacementBook,
     ReplicaModels,
 )
+from xds_server.fleet.change import set_draining
 from xds_server.fleet.store import RevisionStore
 
 FLEET = fleet(
@@ -134,8 +135,8 @@ async def test_envoys_get_the_placement_and_keep_it_over_changes() -> None:
         placed = endpoints()
         assert placed != bare
         assert pools() == known
-        await control.set_draining("r2", True, WAIT)
-        await control.set_draining("r2", False, WAIT)
+        await control.change(lambda fleet: set_draining(fleet, "r2", True), WAIT)
+        await control.change(lambda fleet: set_draining(fleet, "r2", False), WAIT)
         assert endpoints() == placed
         await control.publish_placed(())
         assert endpoints() == bare

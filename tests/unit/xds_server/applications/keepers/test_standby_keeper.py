@@ -11,6 +11,7 @@ from support.fleets import endpoint, fleet, pool
 from xds_server.applications.keepers.standby_keeper import StandbyKeeper, dump, load
 from xds_server.applications.traffic.replicas import Condition, State
 from xds_server.control.operation import ChangeOptions
+from xds_server.fleet.change import set_draining, set_standby
 from xds_server.fleet.guards.last import LastReplica
 from xds_server.fleet.store import RevisionStore
 
@@ -94,25 +95,27 @@ async def test_it_comes_in_with_a_ramp_and_goes_back(kept: Kept) -> None:
 
 async def test_a_drain_of_others_brings_it_in(kept: Kept) -> None:
     """They are as little use as sick ones."""
-    await kept.control.set_draining("r1", True, WAIT)
+    await kept.control.change(lambda fleet: set_draining(fleet, "r1", True), WAIT)
     kept.states["llm", "r2"] = EJECTED
     assert await kept.look() == ["r1"]
 
 
 async def test_it_is_not_the_one_that_remains(kept: Kept) -> None:
     """Promote it first; the message says so."""
-    await kept.control.set_draining("r1", True, WAIT)
+    await kept.control.change(lambda fleet: set_draining(fleet, "r1", True), WAIT)
     with pytest.raises(LastReplica, match="r3 is a standby"):
-        await kept.control.set_draining("r2", True, WAIT)
-    await kept.control.set_standby("r3", False, WAIT)
-    await kept.control.set_draining("r2", True, WAIT)
+        await kept.control.change(lambda fleet: set_draining(fleet, "r2", True), WAIT)
+    await kept.control.change(lambda fleet: set_standby(fleet, "r3", False), WAIT)
+    await kept.control.change(lambda fleet: set_draining(fleet, "r2", True), WAIT)
     with pytest.raises(LastReplica):
-        await kept.control.set_standby("r3", True, WAIT)
+        await kept.control.change(lambda fleet: set_standby(fleet, "r3", True), WAIT)
 
 
 async def test_a_promotion_is_a_revision_with_a_ramp(kept: Kept) -> None:
     """It lasts over edits of the file that do not touch it, and can be taken back."""
-    change = await kept.control.set_standby("r3", False, ChangeOptions())
+    change = await kept.control.change(
+        lambda fleet: set_standby(fleet, "r3", False), ChangeOptions()
+    )
     assert change.changes == ("pool llm: endpoint r3 standby true -> false",)
     assert await kept.look() == []
     state = kept.control._state
@@ -122,7 +125,7 @@ async def test_a_promotion_is_a_revision_with_a_ramp(kept: Kept) -> None:
     assert edited != FLEET
     await kept.control.apply_file(edited, "fleet.yaml")
     assert await kept.look() == []
-    await kept.control.set_standby("r3", True, ChangeOptions())
+    await kept.control.change(lambda fleet: set_standby(fleet, "r3", True), ChangeOptions())
     assert await kept.look() == ["r3"]
 
 

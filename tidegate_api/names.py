@@ -110,6 +110,10 @@ AGAIN_HEADER: Final = "x-tidegate-again"
 """On a picker's answer about a request on a hung replica: Envoy takes the request through its
 filters once more, for another replica. Envoy sets it on such a request, and the picker reads it."""
 
+UNTIL_HEADER: Final = "x-tidegate-until"
+"""Set by the picker on requests with a deadline in a header: when it is, in Unix milliseconds. Of a
+request that leaves a hung replica Envoy makes its deadlines anew by it."""
+
 SENT_HEADER: Final = "x-tidegate-sent"
 """Bytes sent to and received from replicas so far; Envoy sets and removes it on retries."""
 
@@ -162,6 +166,7 @@ STRIPPED_HEADERS: Final = (
     RETRY_ON_HEADER,
     MISSING_HEADER,
     AGAIN_HEADER,
+    UNTIL_HEADER,
     SENT_HEADER,
     ATTEMPT_HEADER,
     TICKET_HEADER,

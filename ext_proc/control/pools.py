@@ -141,6 +141,7 @@ def pool_of(message: pool_pb2.Pool) -> Pool:
     endpoints = _endpoints(message, where, {variant.name for variant in variants})
     settings = _ROUTING.read(message.routing, where) | _POOL.read(message, where)
     settings["session_header"] = settings["session_header"].lower()
+    settings["timeout_header"] = settings["timeout_header"].lower()
     return Pool(
         name=name,
         models=frozenset(message.models),

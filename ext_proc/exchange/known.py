@@ -14,6 +14,7 @@ Rules:
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -22,6 +23,7 @@ from ext_proc.exchange.refusals import speaks_grpc
 from ext_proc.exchange.subsets import both, entries_of
 from ext_proc.requests import read_head, session_of, split_adapter, token_blocks
 from ext_proc.requests.head import GRPC_SERVICE
+from ext_proc.requests.parsing.values import sooner
 from ext_proc.routing.values.request import OTHER, Form, Request
 from tidegate_api.names import (
     AGAIN_HEADER,
@@ -46,6 +48,9 @@ _DIGITS: Final = 9
 """Maximum digits of a length that is read."""
 _GENERIC_HTTP: Final = ClusterRef("", "", "http")
 _GENERIC_GRPC: Final = ClusterRef("", "", "grpc")
+
+
+_SECONDS: Final = re.compile(r"\d{1,9}(\.\d{1,9})?")
 
 
 class ExchangeOptions(NamedTuple):
@@ -77,7 +82,9 @@ class KnownRequest:
         "pool",
         "ref",
         "repeatable",
+        "since",
         "trailed",
+        "until",
         "waited",
     )
 
@@ -89,6 +96,10 @@ class KnownRequest:
         self.pool = pool
         self.deadline: float | None = None
         """When the caller will have left by its headers, monotonic seconds; ``None`` = unknown."""
+        self.until: float | None = None
+        """The same in Unix seconds."""
+        self.since = 0.0
+        """When its headers came, monotonic seconds."""
         self.held: bytearray | None = None
         """Chunks that wait for the decision; ``None`` if the body is not sent in duplex."""
         self.body: bytes | None = None
@@ -213,3 +224,15 @@ def request_of(
         batch=blocks.batch,
     )
     return request, blocks
+
+
+def patience_until(known: KnownRequest, pool: Pool) -> float | None:
+    """Return when a caller will have left by its headers, monotonic seconds; ``None`` = unknown.
+
+    Beside the deadline counts the pool's ``timeout_header``, in seconds, as clients of OpenAI send
+    it: how long they wait for the first byte, and for each further one.
+    """
+    told = known.head.headers.get(pool.timeout_header) if pool.timeout_header else None
+    if told is None or _SECONDS.fullmatch(told) is None:
+        return known.deadline
+    return sooner(known.deadline, known.since + float(told) if float(told) else None)

@@ -89,6 +89,7 @@ from ext_proc.exchange.known import (
     locate,
     may_move,
     names_nothing,
+    patience_until,
     request_of,
 )
 from ext_proc.exchange.lost_end import LOST_END, loses_end
@@ -126,6 +127,7 @@ from ext_proc.routing.values.refusal import (
 )
 from ext_proc.routing.values.request import GRPC_STREAM, OTHER
 from ext_proc.routing.values.ticket import ABORTED, DONE, SHUTDOWN, UNSEEN, Ticket
+from tidegate_api.names import UNTIL_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -150,9 +152,11 @@ WAITING_BYTES: Final = 8_192
 """Bytes that a request that waits holds beside its body and prompt, about."""
 _WAIT: Final = "wait"
 """Of ``hung_requests``: no request leaves a hung replica."""
-_Sent = tuple["Head", "Form", "Pool", bool, "int | None"]
+_MOVE: Final = "move"
+"""Of it: another replica gets what may be repeated."""
+_Sent = tuple["Head", "Form", "Pool", bool, "int | None", "float | None"]
 """Of a request that was sent to a replica: head, form and pool; whether another replica may read
-it; and the length of its body, if it was read."""
+it; the length of its body, if it was read; and when its caller will have left, if it says so."""
 
 _NO_TOKENIZERS: Final[Mapping[str, Tokenizer]] = MappingProxyType({})
 _NO_CHATS: Final[Mapping[str, Chats]] = MappingProxyType({})
@@ -298,8 +302,9 @@ class Exchange:
         known = locate(head, self._router.pools)
         if isinstance(known, str):
             return (self._pass(known, head),)
-        if known.features.timeout_s is not None:
-            known.deadline = now + known.features.timeout_s
+        known.since = now
+        if (timeout_s := known.features.timeout_s) is not None:
+            known.deadline, known.until = now + timeout_s, unix_now + timeout_s
         # An Envoy that is not gated might send twice what it is asked for.
         asks = head.gated and not known.generic
         readable = needs_body(head, known.features.form, known.pool, asks=asks)
@@ -484,8 +489,10 @@ class Exchange:
             return self._refuse(known, pool)
         head = known.head
         refusal = None if head.header_bytes is None else judge_headers(head, pool)
-        if known.deadline is not None and known.deadline <= now:
-            refusal = DEADLINE_PASSED
+        if known.deadline is not None or pool.timeout_header:
+            latest = patience_until(known, pool)
+            if latest is not None and latest <= now:
+                refusal = DEADLINE_PASSED
         if refusal is not None:
             return self._refuse(known, refusal)
         scale = self._router.bytes_per_token
@@ -520,7 +527,7 @@ class Exchange:
             if self._later is not None:
                 self._later.end(made)
 
-        features, deadline = request.features, known.deadline
+        features, deadline = request.features, patience_until(known, pool)
         if features.timeout_s is not None:
             deadline = sooner(deadline, now + features.timeout_s)
         size = (
@@ -584,12 +591,15 @@ class Exchange:
             pool,
             known.repeatable and decision.repeatable and not known.once,
             None if body is None else len(body),
+            deadline,
         )
         if deadline is None:
             return pick
         if not known.generic and known.features.form is not GRPC_STREAM:
             rest_s, waited = deadline - ticket.at, known.waited
             pick.budget = rest_of_time(head.headers, rest_s, pool.request_s, waited=waited)
+            if pool.hung_requests == _MOVE and known.until is not None:
+                pick.budget += ((UNTIL_HEADER, str(int(known.until * 1000))),)
         return pick
 
     def _refuse(self, known: KnownRequest, refusal: Refusal) -> Refuse:
@@ -616,17 +626,18 @@ class Exchange:
         passed = self._pass("failed", head)
         return passed if isinstance(passed, Refuse) else None
 
-    def leave(self, *, read_before: bool, mute: bool) -> Refuse | None:
+    def leave(self, now: float, *, read_before: bool, mute: bool) -> Refuse | None:
         """Answer the request because its replica is found hung; ``None`` = it stays.
 
         Args:
+            now: Monotonic seconds.
             read_before: Another replica has read the request before.
             mute: The replica does not answer probes either. Without it only a request that another
                 replica may get leaves, as its answer may still come.
         """
         if self._sent is None or self.state is not DECIDED:
             return None
-        head, form, pool, repeatable, body_bytes = self._sent
+        head, form, pool, repeatable, body_bytes, deadline = self._sent
         # Clients of gRPC streams may be silent, and a generic proxy need not know what to do.
         if pool.hung_requests == _WAIT or form is GRPC_STREAM or self._duplex_request:
             return None
@@ -636,6 +647,8 @@ class Exchange:
         if not move and not mute:
             return None
         self._sent, self._left = None, True
+        if deadline is not None and deadline <= now:
+            return refuse(DEADLINE_PASSED, form, head.headers, head.path)
         return leave(head, form, move=move)
 
     @property

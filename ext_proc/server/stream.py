@@ -240,7 +240,7 @@ class ExchangeStream:
         ticket = None if self._handing_over or self.queued else exchange.ticket
         if ticket is None:
             return None
-        answer = exchange.leave(read_before=read_before, mute=mute)
+        answer = exchange.leave(tools.clock(), read_before=read_before, mute=mute)
         if answer is None:
             return None
         tools.metrics.left_hung(ticket.pool, moved=is_move(answer))

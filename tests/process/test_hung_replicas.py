@@ -23,10 +23,12 @@ BOUNDS = {"timeouts": {"first_answer": "600s"}, "outlier": {"frozen_after": "1s"
 Answer = tuple[int, str, str]
 
 
-async def ask(http: Any, stack: Any, path: str = GENERATE, sent: Any = None) -> Answer:
+async def ask(
+    http: Any, stack: Any, path: str = GENERATE, sent: Any = None, headers: Any = None
+) -> Answer:
     """Return status, text and reason of an answer."""
     sent = {"text_input": fresh_prompt(64), "max_tokens": 2} if sent is None else sent
-    async with http.post(stack.http_url + path, json=sent) as answer:
+    async with http.post(stack.http_url + path, json=sent, headers=headers) as answer:
         return answer.status, await answer.text(), answer.headers.get("x-tidegate-reason", "")
 
 
@@ -79,7 +81,7 @@ class Hung(NamedTuple):
 
 @asynccontextmanager
 async def hung_one(
-    http: Any, *, lives: bool = False, slots: int = 0, **routing: Any
+    http: Any, *, lives: bool = False, slots: int = 0, headers: Any = None, **routing: Any
 ) -> AsyncIterator[Hung]:
     """Run such a stack.
 
@@ -88,6 +90,7 @@ async def hung_one(
         lives: The first replica answers probes.
         slots: Requests that a replica takes at once, 0 = any. With them the first replica has one
             that waited.
+        headers: Headers of the requests of the beginning.
         routing: Settings of the pool.
     """
     replicas = [Replica(f"r{number}") for number in (1, 2, 3)]
@@ -101,7 +104,7 @@ async def hung_one(
             replica.gate = asyncio.Event()
             if not slots and replica is not first:
                 replica.gate.set()
-        asked = [asyncio.create_task(ask(http, stack)) for _ in range(9)]
+        asked = [asyncio.create_task(ask(http, stack, headers=headers)) for _ in range(9)]
         hung = Hung(
             stack,
             replicas,
@@ -152,6 +155,30 @@ async def test_others_answer_what_a_hung_replica_has(http, body, demo_extra):  #
         assert moved == len(hung.replicas[0].asked)
         assert hung.reads == len(hung.asked) + len(hung.others) + moved
         assert await left(http, hung.stack, "refused") == 0
+
+
+async def test_time_on_a_hung_replica_is_taken_off_the_deadlines(http, demo_extra):  # noqa: ARG001 - skips
+    """Of the caller's 90 s another replica gets those that are left; bodies stay as they are."""
+    given = {"tidegate-timeout-ms": "90000", "grpc-timeout": "90S"}
+    async with hung_one(http, headers=given) as hung:
+        hung.replicas[1].asked.clear()
+        hung.replicas[2].asked.clear()
+        await until(have_ended(hung.asked), hung.send)
+        await until(have_ended(hung.others))
+        assert {each.result()[0] for each in hung.asked} == {200}
+        again = [
+            each
+            for replica in hung.replicas[1:]
+            for each in replica.asked
+            if "tidegate-timeout-ms" in each
+        ]
+        assert len(again) == await left(http, hung.stack, "moved") > 0
+        for each in again:
+            # It was found hung after a second at the earliest.
+            rest_ms = int(each["tidegate-timeout-ms"])
+            assert 1000 < rest_ms < 89_000
+            assert int(each["grpc-timeout"].removesuffix("m")) in range(rest_ms, 89_000)
+            assert "x-tidegate-until" in each
 
 
 async def test_what_waited_in_the_picker_leaves_a_hung_replica(http, demo_extra):  # noqa: ARG001 - skips

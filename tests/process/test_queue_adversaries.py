@@ -95,6 +95,42 @@ async def test_of_two_deadlines_the_earlier_holds(stack):
     assert await statuses(*first) == [200] * 2
 
 
+async def test_the_rest_of_a_deadline_goes_to_the_replica(stack):
+    """What the wait took is taken off; Envoy ends the request when the rest is over."""
+    first = await all_busy(stack)
+    waits = stack.ask({TIMEOUT_HEADER: "50000", "grpc-timeout": "60S"})
+    assert await stack.waiting(1)
+    let_all(stack)
+    assert await statuses(*first, waits) == [200] * 3
+    (got,) = [h for each in stack.replicas for h in each.headers if TIMEOUT_HEADER in h]
+    rest_ms = int(got[TIMEOUT_HEADER])
+    assert 0 < rest_ms < 50_000
+    assert got["grpc-timeout"] == f"{rest_ms}m"
+    for replica in stack.replicas:
+        replica.open = False
+    status, _ = await stack.ask({TIMEOUT_HEADER: "300"})
+    assert status == 504
+    assert await stack.busy(0)
+
+
+async def test_a_client_library_says_how_long_it_waits(stack):
+    """By the header that the pool names: what it waits no longer for reaches no replica."""
+    fleet = stack.first_fleet()
+    fleet["pools"][0]["routing"]["timeout_header"] = "x-stainless-read-timeout"
+    await stack.apply(fleet)
+    first = await all_busy(stack)
+    status, answer = await stack.ask({"x-stainless-read-timeout": "0.2"})
+    assert (status, answer[REASON_HEADER]) == (504, "deadline-passed")
+    assert sum(len(each.headers) for each in stack.replicas) == 2
+    # It bounds waits, and no answers.
+    patient = stack.ask({"x-stainless-read-timeout": "600"})
+    assert await stack.waiting(1)
+    let_all(stack)
+    assert await statuses(*first, patient) == [200] * 3
+    assert not [h for each in stack.replicas for h in each.headers if TIMEOUT_HEADER in h]
+    await stack.apply(stack.first_fleet())
+
+
 async def test_no_priority_goes_before_those_who_say_nothing(stack):
     """Whatever number a caller claims: it can only lower itself."""
     first = await all_busy(stack)

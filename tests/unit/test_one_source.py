@@ -106,6 +106,7 @@ SAMPLES: dict[str, Any] = {
     "routing.policy": "random",
     "routing.allow_override": ["random"],
     "routing.session_header": "x-other",
+    "routing.timeout_header": "x-stainless-read-timeout",
     "routing.tokenizer": "/models/tokenizer.json",
     "routing.chat_template": "/models/tokenizer_config.json",
     "health.path": "/ready",

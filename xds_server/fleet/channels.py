@@ -97,6 +97,7 @@ CHANNELS: Final[Mapping[str, tuple[str, ...]]] = {
     "pools.routing.fallbacks": ("RDS", "POOL"),
     "pools.routing.retry_read": ("RDS", "POOL"),
     "pools.routing.session_header": ("ECDS", "RDS", "POOL"),
+    "pools.routing.timeout_header": ("ECDS", "POOL"),
     "pools.routing.peek_bytes": ("RDS", "POOL"),
     "pools.routing.without_picker": ("RDS",),
     "pools.slow_start": ("CDS", "POOL"),

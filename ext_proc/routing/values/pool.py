@@ -115,6 +115,8 @@ class Pool:
     body: BodyMode = "peek"
     fallbacks: int = 2
     session_header: str = SESSION_HEADER
+    timeout_header: str = ""
+    """Header in which callers say how long they wait for a byte, seconds; empty = none."""
     block_chars: int = 256
     block_tokens: int = 64
     """Tokens in a block of a prompt whose token ids are known."""

@@ -196,6 +196,7 @@ VALUES: dict[str, Any] = {
     "pools.drained": ["r9"],
     "pools.routing.allow_override": ["least-request"],
     "pools.routing.session_header": "x-me",
+    "pools.routing.timeout_header": "x-stainless-read-timeout",
     "pools.routing.retry_read": 0,
     "pools.routing.co_batch_hold_ms": 0.25,
     "pools.routing.load_factor": 2,

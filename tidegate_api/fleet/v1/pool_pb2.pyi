@@ -716,6 +716,7 @@ class Routing(_message.Message):
     LIMIT_FIELD_NUMBER: _builtins.int
     HUNG_REQUESTS_FIELD_NUMBER: _builtins.int
     MOVE_BYTES_FIELD_NUMBER: _builtins.int
+    TIMEOUT_HEADER_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     """Name of the policy, e.g. "auto"."""
     body: Global___BodyMode.ValueType
@@ -771,6 +772,8 @@ class Routing(_message.Message):
     hung_requests: Global___HungRequests.ValueType
     move_bytes: _builtins.int
     """Most bytes of a body with which Envoy takes a request to another replica; 0 = it takes none."""
+    timeout_header: _builtins.str
+    """Lower-case header in which callers say how many seconds they wait for a byte; empty = none."""
     @_builtins.property
     def allow_override(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Policies that a request may select with the header "tidegate-policy"."""
@@ -816,10 +819,11 @@ class Routing(_message.Message):
         limit: Global___Limit.ValueType = ...,
         hung_requests: Global___HungRequests.ValueType = ...,
         move_bytes: _builtins.int = ...,
+        timeout_header: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["gpu_weights", b"gpu_weights", "learned", b"learned"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "allow_override", b"allow_override", "block_chars", b"block_chars", "block_tokens", b"block_tokens", "body", b"body", "chat_template", b"chat_template", "co_batch_hold_seconds", b"co_batch_hold_seconds", "fallbacks", b"fallbacks", "gpu_weights", b"gpu_weights", "hung_requests", b"hung_requests", "index_blocks_per_endpoint", b"index_blocks_per_endpoint", "index_ttl_seconds", b"index_ttl_seconds", "learned", b"learned", "limit", b"limit", "load_factor", b"load_factor", "max_body_bytes", b"max_body_bytes", "max_header_bytes", b"max_header_bytes", "max_inflated_bytes", b"max_inflated_bytes", "max_tensor_bytes", b"max_tensor_bytes", "max_tokens", b"max_tokens", "move_bytes", b"move_bytes", "policy", b"policy", "prefer_zone", b"prefer_zone", "refuse_deadly", b"refuse_deadly", "sequence_idle_seconds", b"sequence_idle_seconds", "session_header", b"session_header", "spill_factor", b"spill_factor", "tokenizer", b"tokenizer", "unsound_requests", b"unsound_requests", "uploads_per_client", b"uploads_per_client"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "allow_override", b"allow_override", "block_chars", b"block_chars", "block_tokens", b"block_tokens", "body", b"body", "chat_template", b"chat_template", "co_batch_hold_seconds", b"co_batch_hold_seconds", "fallbacks", b"fallbacks", "gpu_weights", b"gpu_weights", "hung_requests", b"hung_requests", "index_blocks_per_endpoint", b"index_blocks_per_endpoint", "index_ttl_seconds", b"index_ttl_seconds", "learned", b"learned", "limit", b"limit", "load_factor", b"load_factor", "max_body_bytes", b"max_body_bytes", "max_header_bytes", b"max_header_bytes", "max_inflated_bytes", b"max_inflated_bytes", "max_tensor_bytes", b"max_tensor_bytes", "max_tokens", b"max_tokens", "move_bytes", b"move_bytes", "policy", b"policy", "prefer_zone", b"prefer_zone", "refuse_deadly", b"refuse_deadly", "sequence_idle_seconds", b"sequence_idle_seconds", "session_header", b"session_header", "spill_factor", b"spill_factor", "timeout_header", b"timeout_header", "tokenizer", b"tokenizer", "unsound_requests", b"unsound_requests", "uploads_per_client", b"uploads_per_client"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

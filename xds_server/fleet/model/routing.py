@@ -205,6 +205,10 @@ class Routing(Strict):
     """How long a request may wait in the picker while all replicas are at their limit
     (`circuit_breaker.per_endpoint_in_flight`), and until a second before `timeouts.idle` at most;
     then it is refused with 429. 0 = at once."""
+    timeout_header: HeaderName | None = None
+    """Header in which clients say how many seconds they wait for the first byte, such as
+    `x-stainless-read-timeout` of OpenAI's for Python, `x-stainless-timeout` of that for Node: what
+    would wait longer in the picker is refused."""
     without_picker: Literal["open", "closed"] | None = None
     """What Envoy does with requests that no picker answers: `open` balances by itself, `closed`
     refuses them, also those that waited in a picker that died. If omitted, as `pickers.fail_open`

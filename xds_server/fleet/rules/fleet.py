@@ -176,6 +176,12 @@ def _pool(at: Location, pool: PoolSpec) -> Iterator[Problem]:
             f"header '{pool.routing.session_header}' is reserved and stripped from client "
             "requests; choose another name",
         )
+    if (pool.routing.timeout_header or "").startswith(RESERVED_HEADER_PREFIXES):
+        yield Problem(
+            (*at, "routing", "timeout_header"),
+            f"header '{pool.routing.timeout_header}' is reserved; tidegate-timeout-ms is read "
+            "without it",
+        )
     yield from variants(at, pool)
     yield from _endpoints(at, pool)
     yield from sources(at, pool)

@@ -8,7 +8,8 @@ Rules:
    request out of the headers and the body that it has kept for retries, and takes that through the
    filters from the first one on. It does so once for each request.
 2. Envoy makes a `GET` without a length of it. The first filter makes the request again what it was,
-   without what picker and Envoy have added, and marks it with ``AGAIN_HEADER``.
+   without what picker and Envoy have added, and marks it with ``AGAIN_HEADER``. Deadlines of its
+   headers are what is left of them (``UNTIL_HEADER``).
 3. If the body is not as long as its declared length, the first filter answers 503 itself.
 4. Replicas cannot ask for this: the routes remove the header from their answers.
 5. The name in ``:authority`` is lost, so a listener with several hosts does not do this.
@@ -30,7 +31,13 @@ from envoy.extensions.filters.network.http_connection_manager.v3 import (
 from envoy.extensions.http.custom_response.redirect_policy.v3 import redirect_policy_pb2
 from envoy.type.matcher.v3 import http_inputs_pb2
 
-from tidegate_api.names import AGAIN_HEADER, REASON_HEADER, STRIPPED_HEADERS
+from tidegate_api.names import (
+    AGAIN_HEADER,
+    REASON_HEADER,
+    STRIPPED_HEADERS,
+    TIMEOUT_HEADER,
+    UNTIL_HEADER,
+)
 from xds_server.resources.filters.wrapped import Skip, wrapped
 
 if TYPE_CHECKING:
@@ -51,6 +58,13 @@ function envoy_on_request(handle)
   local body = handle:body()
   local headers = handle:headers()
   local method, length = string.match(headers:get("{AGAIN_HEADER}") or "", "^(%u+) (%d*)")
+  local til = tonumber(headers:get("{UNTIL_HEADER}") or "")
+  if til ~= nil then
+    local left = math.min(math.max(til - handle:timestamp(), 1), 99999999)
+    left = string.format("%d", left)
+    if headers:get("{TIMEOUT_HEADER}") ~= nil then headers:replace("{TIMEOUT_HEADER}", left) end
+    if headers:get("grpc-timeout") ~= nil then headers:replace("grpc-timeout", left .. "m") end
+  end
   for _, name in ipairs(added) do headers:remove(name) end
   headers:replace("{AGAIN_HEADER}", "1")
   if method ~= nil then headers:replace(":method", method) end

@@ -175,8 +175,9 @@ def admitted(fleet: Fleet) -> Fleet:
 
 
 def forwarded_headers(fleet: Fleet) -> list[str]:
-    """Return the names of all session and variant headers of the fleet, sorted."""
+    """Return the names of all session, timeout and variant headers of the fleet, sorted."""
     names = {pool.routing.session_header for pool in fleet.pools}
+    names.update(name for pool in fleet.pools if (name := pool.routing.timeout_header))
     return sorted(names.union(*map(_pinning, fleet.pools)))
 
 

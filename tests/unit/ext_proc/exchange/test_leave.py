@@ -18,7 +18,7 @@ AGAIN = {AGAIN_HEADER: "1"}
 def left(event, body, *, read_before=False, mute=True, **pool):
     """Decide on a request, let it leave, and return the answer."""
     exchange, _ = run(router(llm(**pool)), *([event, body] if body else [event]))
-    return exchange.leave(read_before=read_before, mute=mute)
+    return exchange.leave(1.5, read_before=read_before, mute=mute)
 
 
 def test_a_whole_request_is_taken_to_another_replica():
@@ -66,8 +66,8 @@ def test_a_request_leaves_once_and_settles_as_aborted():
     """Its time teaches nothing; its charge ends with the stream."""
     request_router = router(llm())
     exchange, _ = run(request_router, head(), WHOLE)
-    assert exchange.leave(read_before=False, mute=True)
-    assert exchange.leave(read_before=False, mute=True) is None
+    assert exchange.leave(1.5, read_before=False, mute=True)
+    assert exchange.leave(1.5, read_before=False, mute=True) is None
     exchange.on(Lost(clean=True), 2.0, 2.0)
     assert in_flight(request_router) == 0
     assert request_router.ledger.outcomes == {"aborted": 1}
@@ -77,7 +77,7 @@ def test_an_answer_that_has_begun_keeps_its_request():
     """A part of a response was seen."""
     exchange, _ = run(router(llm()), head(), WHOLE)
     exchange.on(Response(ResponsePart.HEADERS), 1.0, 1.0)
-    assert exchange.leave(read_before=False, mute=True) is None
+    assert exchange.leave(1.5, read_before=False, mute=True) is None
 
 
 def test_a_caller_over_grpc_gets_a_status():

@@ -10,7 +10,12 @@ from ext_proc.exchange.refusals import is_move
 from ext_proc.exchange.state import DECIDED, OVER, QUEUED
 from support.exchanges import PROMPT, generic, head, in_flight, run
 from support.streams import llm, replicas, router
-from tidegate_api.names import AGAIN_HEADER, REQUEST_TIMEOUT_HEADER, TIMEOUT_HEADER
+from tidegate_api.names import (
+    AGAIN_HEADER,
+    REQUEST_TIMEOUT_HEADER,
+    TIMEOUT_HEADER,
+    UNTIL_HEADER,
+)
 
 BUFFERED, DUPLEX = BodySending.BUFFERED, BodySending.DUPLEX
 
@@ -131,10 +136,60 @@ def test_the_rest_of_the_time_goes_on(busy):
     freed(made, first)
     (reply,) = exchange.released()
     rest = (TIMEOUT_HEADER, "2000"), (REQUEST_TIMEOUT_HEADER, "2000"), ("grpc-timeout", "2000m")
-    assert reply.pick.budget == rest
+    until = (UNTIL_HEADER, "1003000")
+    assert reply.pick.budget == (*rest, until)
     bounded = router(llm(request_s=1.0))
     _, reply = run(bounded, head(end_of_stream=True, headers=given))
-    assert reply.pick.budget == ((TIMEOUT_HEADER, "3000"), (REQUEST_TIMEOUT_HEADER, "1000"))
+    assert reply.pick.budget == (
+        (TIMEOUT_HEADER, "3000"),
+        (REQUEST_TIMEOUT_HEADER, "1000"),
+        until,
+    )
+    stays = router(llm(hung_requests="wait"))
+    _, reply = run(stays, head(end_of_stream=True, headers=given))
+    assert UNTIL_HEADER not in dict(reply.pick.budget)
+
+
+@pytest.mark.parametrize(
+    ("told", "due_s"),
+    [
+        ("1.5", 1.5),
+        ("2", 2.0),
+        ("0", 4.0),
+        ("-1", 4.0),
+        ("nan", 4.0),
+        ("1e1", 4.0),
+        ("9" * 99, 4.0),
+    ],
+)
+def test_a_client_library_may_tell_how_long_it_waits(told, due_s):
+    """By the header that the pool names, in seconds from the headers; other values are not read."""
+    made = router(
+        llm(endpoints=replicas(1), per_endpoint_in_flight=1, hold_s=4.0, timeout_header="x-wait")
+    )
+    run(made, head(end_of_stream=True))
+    queued(made, head(end_of_stream=True, headers={"x-wait": told}))
+    assert made.queue.next_due == 1.0 + due_s
+    assert made.queue.count == 1
+
+
+def test_what_a_library_waits_no_longer_for_reaches_no_replica():
+    """Nor does it end answers that have begun: Envoy gets no bound by it."""
+    made = router(llm(timeout_header="x-wait"))
+    late = Exchange(made)
+    late.on(head(request_body=BUFFERED, headers={"x-wait": "0.5"}), 1.0, 1000.0)
+    (refusal,) = late.on(Body(PROMPT, True), 1.5, 1000.0)
+    assert (refusal.status, refusal.reason) == (504, "deadline-passed")
+    _, reply = run(made, head(end_of_stream=True, headers={"x-wait": "5"}))
+    assert reply.pick.budget == ()
+
+
+def test_a_request_whose_time_is_over_leaves_no_hung_replica_for_another():
+    """It is refused."""
+    made = router(llm())
+    exchange, _ = run(made, head(end_of_stream=True, headers={TIMEOUT_HEADER: "500"}))
+    answer = exchange.leave(9.0, read_before=False, mute=False)
+    assert (answer.status, answer.reason, is_move(answer)) == (504, "deadline-passed", False)
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -143,12 +198,12 @@ def test_what_waited_leaves_a_hung_replica_at_most_once(busy, again):
     made, first = busy
     sent = {AGAIN_HEADER: "1"} if again else {}
     exchange, _ = queued(made, head(request_body=BUFFERED, headers=sent), Body(PROMPT, True))
-    assert exchange.leave(read_before=False, mute=True) is None
+    assert exchange.leave(1.5, read_before=False, mute=True) is None
     freed(made, first)
     exchange.released()
-    answer = exchange.leave(read_before=False, mute=True)
+    answer = exchange.leave(1.5, read_before=False, mute=True)
     assert is_move(answer) is not again
-    assert exchange.leave(read_before=False, mute=True) is None
+    assert exchange.leave(1.5, read_before=False, mute=True) is None
     exchange.on(Lost(clean=True), 3.0, 1000.0)
     assert made.ledger.outcomes == {"done": 1, "aborted": 1}
 

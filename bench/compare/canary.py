@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 GAP_S = 20.0
 KNOWN_MIN = 11
 """Minutes after which a session's outcome counts as known: 30 requests take ten."""
-LONGEST = {1.0: 720, 20.0: 240, 200.0: 60}
+LONGEST = {1.0: 480, 20.0: 240, 200.0: 60}
 """Minutes of a run by sessions per second."""
 MEDIAN_S, SIGMA = 0.12, 0.5
 STRATA = (0.6, 1.0, 1.8)

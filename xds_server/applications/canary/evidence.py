@@ -114,6 +114,7 @@ class CanaryEvidence:
         """Sessions of canary and stable that began."""
         self.known = (0, 0)
         """Canary sessions whose outcome is known, and those of them that failed."""
+        self._checks: list[CanaryCheck] | None = None
 
     def fold(self, minute: Minute) -> None:
         """Take a minute that is over."""
@@ -127,6 +128,7 @@ class CanaryEvidence:
             evidence.fold(minute.times.get(kind, {}))
         if self._cache is not None:
             self._cache.fold(minute.cache)
+        self._checks = None
 
     @property
     def failed(self) -> tuple[int, int]:
@@ -150,6 +152,34 @@ class CanaryEvidence:
 
     def checks(self) -> list[CanaryCheck]:
         """Return what each comparison shows."""
+        if self._checks is None:
+            self._checks = self._compared()
+        return self._checks
+
+    def dump(self) -> dict[str, Any]:
+        """Return the state as JSON values."""
+        return {
+            "failures": [[*key, count] for key, count in sorted(self._failures.items())],
+            "begun": self.begun,
+            "known": self.known,
+            "times": {kind: each.dump() for kind, each in self._times.items()},
+            "cache": None if self._cache is None else self._cache.dump(),
+        }
+
+    @classmethod
+    def restored(cls, margins: Margins, state: Mapping[str, Any]) -> CanaryEvidence:
+        """Return the evidence whose state ``dump`` returned."""
+        made = cls(margins, tuple(state["times"]), cache=state["cache"] is not None)
+        made._failures.update({(a, b, arm): count for a, b, arm, count in state["failures"]})
+        made.begun = (state["begun"][0], state["begun"][1])
+        made.known = (state["known"][0], state["known"][1])
+        for kind, each in made._times.items():
+            each.restore(**state["times"][kind])
+        if made._cache is not None:
+            made._cache.restore(**state["cache"])
+        return made
+
+    def _compared(self) -> list[CanaryCheck]:
         cells, margins = self.cells, self._margins
         ratio = log_not_worse(cells, margins.failure_ratio)
         below = log_below(*self.known, margins.failure_floor)
@@ -174,29 +204,6 @@ class CanaryEvidence:
             worse, better = self._cache.log_worse, self._cache.log_not_worse
             found.append(self._check(CACHE, weight, worse, better))
         return found
-
-    def dump(self) -> dict[str, Any]:
-        """Return the state as JSON values."""
-        return {
-            "failures": [[*key, count] for key, count in sorted(self._failures.items())],
-            "begun": self.begun,
-            "known": self.known,
-            "times": {kind: each.dump() for kind, each in self._times.items()},
-            "cache": None if self._cache is None else self._cache.dump(),
-        }
-
-    @classmethod
-    def restored(cls, margins: Margins, state: Mapping[str, Any]) -> CanaryEvidence:
-        """Return the evidence whose state ``dump`` returned."""
-        made = cls(margins, tuple(state["times"]), cache=state["cache"] is not None)
-        made._failures.update({(a, b, arm): count for a, b, arm, count in state["failures"]})
-        made.begun = (state["begun"][0], state["begun"][1])
-        made.known = (state["known"][0], state["known"][1])
-        for kind, each in made._times.items():
-            each.restore(**state["times"][kind])
-        if made._cache is not None:
-            made._cache.restore(**state["cache"])
-        return made
 
     def _check(
         self,

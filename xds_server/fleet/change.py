@@ -54,12 +54,23 @@ class BadChange(ValueError):  # noqa: N818 - as above
     """A change that is invalid for any fleet."""
 
 
-def set_weights(fleet: Fleet, pool: str, weights: Mapping[str, int]) -> Fleet:
+def set_weights(
+    fleet: Fleet,
+    pool: str,
+    weights: Mapping[str, int],
+    expected: Mapping[str, int] | None = None,
+) -> Fleet:
     """Return the fleet with these weights; variants that are not named keep theirs.
+
+    Args:
+        fleet: The fleet to change.
+        pool: The pool's name.
+        weights: Weights by variant.
+        expected: The weights that must be in force; ``None`` = any.
 
     Raises:
         UnknownName: No such pool or variant.
-        BadChange: No weights, or one out of range.
+        BadChange: No weights, one out of range, or others are in force than expected.
     """
     if not weights:
         raise BadChange("no weights given; write for example stable=90 canary=10")
@@ -71,6 +82,8 @@ def set_weights(fleet: Fleet, pool: str, weights: Mapping[str, int]) -> Fleet:
     for name in weights:
         if name not in known:
             raise UnknownName(f"variant of pool '{pool}'", name, known)
+    if expected is not None and {v.name: v.weight for v in current.variants} != dict(expected):
+        raise BadChange(f"the weights of pool '{pool}' were changed meanwhile; look again")
     return _with_pool(fleet, current, _with_weights(current, weights))
 
 

@@ -15,14 +15,17 @@ Rules:
 5. At most ``MAX_SESSIONS`` sessions are kept. Where they would be more, ``limit`` is halved, and
    half of all sessions are forgotten by their digests; no picker's sample is larger.
 6. A picker that told nothing for ``SILENT_S`` is missing: ``silent`` names it.
+7. After a restart the sessions of before are left out: they are censored, in both arms alike, and
+   counted no second time. What had been counted of them is in the evidence.
 """
 
 from __future__ import annotations
 
+import base64
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate_common.canary import ALL, FirstRequest, SessionFailure, SessionRecord, sampled
+from tidegate_common.canary import ALL, FirstRequest, SessionRecord, sampled
 from tidegate_common.canary import earlier as merged
 from xds_server.applications.canary.evidence import Minute
 from xds_server.applications.canary.statistics.cache import CacheCell
@@ -30,6 +33,8 @@ from xds_server.applications.canary.statistics.times import TimeCell
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from tidegate_common.canary import FirstRequest, SessionRecord
 
 LATE_S: Final = 30.0
 SILENT_S: Final = 30.0
@@ -63,6 +68,8 @@ class SessionBook:
         self._sessions: dict[int, _Session] = {}
         self._open: set[int] = set()
         """Digests of sessions of which something is still to be counted."""
+        self._left: set[int] = set()
+        """Digests of sessions that are left out (rule 7)."""
         self._heard: dict[str, float] = {}
         """Unix time up to which each picker told what it knows."""
         self.limit = ALL
@@ -88,13 +95,15 @@ class SessionBook:
         for each in records:
             if not 0 <= each.step < len(self._shares) or not sampled(each.digest, self.limit):
                 continue
+            if each.digest in self._left:
+                continue
             session = self._sessions.get(each.digest)
             if session is None:
                 session = self._sessions[each.digest] = _Session(each)
             else:
                 session.record = merged(session.record, each)
             self._open.add(each.digest)
-        while len(self._sessions) > MAX_SESSIONS:
+        while len(self._sessions) + len(self._left) > MAX_SESSIONS:
             self._sample(self.limit // 2)
 
     def gone(self, picker: str) -> None:
@@ -117,14 +126,13 @@ class SessionBook:
             self._minute += 1
 
     def dump(self) -> dict[str, Any]:
-        """Return the state as JSON values."""
+        """Return the state as JSON values: eight bytes for each session (rule 7)."""
+        seen = self._left.union(self._sessions)
+        packed = b"".join(each.to_bytes(8, "little") for each in sorted(seen))
         return {
             "minute": self._minute,
             "limit": self.limit,
-            "sessions": [
-                [each.record, each.begun, each.first, each.failed, each.known]
-                for each in self._sessions.values()
-            ],
+            "seen": base64.b64encode(packed).decode("ascii"),
         }
 
     @classmethod
@@ -132,29 +140,16 @@ class SessionBook:
         """Return the book whose state ``dump`` returned."""
         made = cls(state["minute"], shares)
         made.limit = state["limit"]
-        for told, begun, first, failed, known in state["sessions"]:
-            digest, begun_ms, step, canary, request, failure = told
-            record = SessionRecord(
-                digest,
-                begun_ms,
-                step,
-                canary,
-                None if request is None else _first(*request),
-                None if failure is None else SessionFailure(*failure),
-            )
-            session = made._sessions[digest] = _Session(record)
-            session.begun, session.first, session.failed, session.known = (
-                begun,
-                first,
-                failed,
-                known,
-            )
-            made._open.add(digest)
+        packed = base64.b64decode(state["seen"])
+        made._left = {
+            int.from_bytes(packed[at : at + 8], "little") for at in range(0, len(packed), 8)
+        }
         return made
 
     def _sample(self, limit: int) -> None:
         self.limit = limit
         self._sessions = {k: v for k, v in self._sessions.items() if sampled(k, limit)}
+        self._left = {each for each in self._left if sampled(each, limit)}
         self._open &= self._sessions.keys()
 
     def _count(self, minute: int) -> Minute:
@@ -224,9 +219,3 @@ class _Tally:
         if first.short is not None:
             self._cache[2 * arm] += 1
             self._cache[2 * arm + 1] += first.short
-
-
-def _first(
-    minute: int, stratum: str, times: Sequence[tuple[str, int]], short: bool | None
-) -> FirstRequest:
-    return FirstRequest(minute, stratum, tuple((kind, bucket) for kind, bucket in times), short)

@@ -132,6 +132,8 @@ class CanaryController:
         self.evidence = CanaryEvidence(plan.margins, kinds, cache=cache)
         self.book = SessionBook(int(now_s // 60.0), self._shares())
         self.log: list[LogLine] = []
+        self.folded = 0
+        """Minutes that this process has added to the evidence."""
 
     def take(
         self, picker: str, records: Iterable[SessionRecord], limit: int, until_s: float
@@ -161,6 +163,7 @@ class CanaryController:
         """
         for minute in self.book.close(now_s):
             self.evidence.fold(minute)
+            self.folded += 1
         view = self.view(now_s, weights, canary, stable, alerts=alerts)
         return following(self.state, self.plan, view, frozen=frozen)
 

@@ -134,25 +134,23 @@ def test_the_outcome_of_a_canary_session_is_known_after_ten_minutes() -> None:
     ]
 
 
-def test_a_restart_in_the_middle_counts_the_same() -> None:
-    """Of the control server, at any minute, with pickers that tell some of it again."""
+def test_after_a_restart_no_session_counts_twice_and_open_ones_are_left_out() -> None:
+    """Of both arms alike, also where pickers tell again what they told before."""
     rng = random.Random(11)
-    through = SessionBook(MINUTE, SHARES)
-    other = SessionBook(MINUTE, SHARES)
-    for number in range(20):
-        told = []
-        for digest in range(40 * number, 40 * number + 40):
-            failure = SessionFailure(MINUTE + number, 0) if rng.random() < 0.2 else None
-            first = FirstRequest(MINUTE + number, "s", (("first-token", rng.randrange(99)),))
-            at_s = 60.0 * number + 1.0
-            canary = rng.random() < 0.3
-            told.append(session(digest, canary=canary, at_s=at_s, first=first, failure=failure))
-        end_s = AT_S + 60.0 * (number + 1)
-        through.take("p1", told, ALL, end_s)
-        other.take("p1", told[:25], ALL, end_s - 30.0)
-        other = SessionBook.restored(json.loads(json.dumps(other.dump())), SHARES)
-        other.take("p1", told[10:], ALL, end_s)
-        assert other.close(end_s) == through.close(end_s)
+    book = SessionBook(MINUTE, SHARES)
+    before = [session(rng.getrandbits(64), canary=rng.random() < 0.3) for _ in range(200)]
+    book.take("p1", before, ALL, AT_S + 60.0)
+    (first,) = book.close(AT_S + 60.0)
+    book = SessionBook.restored(json.loads(json.dumps(book.dump())), SHARES)
+    failing = [each._replace(failure=SessionFailure(MINUTE + 1, 0)) for each in before]
+    new = [session(rng.getrandbits(64), at_s=61.0) for _ in range(10)]
+    book.take("p1", failing + new, ALL, AT_S + 120.0)
+    (second,) = book.close(AT_S + 120.0)
+    assert sum(first.begun) == 200
+    assert (second.begun, second.failures) == ((0, 10), {})
+    again = SessionBook.restored(json.loads(json.dumps(book.dump())), SHARES)
+    again.take("p1", failing + new, ALL, AT_S + 180.0)
+    assert again._sessions == {}
 
 
 def test_sessions_are_bounded_by_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,242 @@
+"""Rollouts over a real control: revisions, two operators, weights by hand, kills, a full disk."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+from support.controls import WAIT, World, weight
+from support.fleets import fleet, pool
+from tidegate_common.canary import ALL, SessionFailure, SessionRecord
+from xds_server.applications.canary.controller import StartError
+from xds_server.applications.canary.guards import ArmReplicas
+from xds_server.applications.canary.plan import CanaryPlan
+from xds_server.applications.canary.rollout import ActionError
+from xds_server.applications.keepers import canary_keeper
+from xds_server.applications.keepers.canary_keeper import AUTHOR, CanaryKeeper
+from xds_server.control.operation import ChangeOptions
+from xds_server.fleet.change import BadChange, set_weights
+from xds_server.fleet.store import RevisionStore, StoreError
+
+VARIANTS = [
+    {"name": "stable", "weight": 100, "model_version": "1"},
+    {"name": "canary", "weight": 0, "model_version": "2"},
+]
+FLEET = fleet(pool(default=True, variants=VARIANTS)).model_dump_json()
+PLAN = CanaryPlan((5.0, 50.0, 100.0), 60.0, 1)
+BEGAN_S = 1_800_000_000.0
+_WELL = ArmReplicas(3, 3)
+
+
+class Kept:
+    """A control, its keeper, and what was stored."""
+
+    def __init__(self, store: RevisionStore) -> None:
+        self.world = World(store)
+        self.control = self.world.control
+        self.now_s = BEGAN_S
+        self.replicas = {"canary": _WELL, "stable": _WELL}
+        self.stored: list[str] = []
+        self.full = False
+        self.keeper = self.restarted()
+
+    def restarted(self) -> CanaryKeeper:
+        """Return a keeper that has nothing but what was stored last."""
+        made = CanaryKeeper(
+            self.control,
+            lambda _, variant: self.replicas[variant],
+            self._store,
+            lambda: self.now_s,
+            lambda: 0.25,
+        )
+        if self.stored:
+            made.recall(self.stored[-1])
+        return made
+
+    async def _store(self, text: str) -> None:
+        if self.full:
+            raise StoreError("no space left on device")
+        self.stored.append(text)
+
+    async def start(self) -> str:
+        """Start a rollout."""
+        return await self.keeper.start("llm", "canary", "ann", plan=PLAN, kinds=())
+
+    async def pass_minutes(self, minutes: int, fails: float = 0.0, sessions: int = 400) -> None:
+        """Let pickers tell of sessions, half of them the canary's, and look."""
+        for number in range(minutes):
+            found = self.keeper._rollouts["llm"]
+            records = []
+            for each in range(sessions):
+                canary = each % 2 == 0
+                bad = canary and each < fails * sessions
+                failure = SessionFailure(int(self.now_s // 60), 0) if bad else None
+                digest = hash((self.now_s, number, each)) & (2**64 - 1)
+                begun_ms = int(self.now_s * 1000)
+                records.append(SessionRecord(digest, begun_ms, 0, canary, None, failure))
+            self.now_s += 60.0
+            self.keeper.take("llm", found.spec.rollout, "p1", records, ALL, self.now_s)
+            await self.keeper.look()
+
+
+async def by_hand(kept: Kept, weights: dict[str, int]) -> None:
+    """Set weights as an operator does."""
+    await kept.control.change(lambda fleet: set_weights(fleet, "llm", weights), WAIT)
+
+
+@pytest.fixture
+async def kept():
+    """Return the parts with a pool whose stable has all of the weight."""
+    with closing(RevisionStore(None)) as store:
+        made = Kept(store)
+        await made.control.start(FLEET, "fleet.yaml")
+        yield made
+        await made.control.stop()
+
+
+async def test_each_step_is_a_revision_with_its_numbers(kept: Kept) -> None:
+    """To the whole, by itself."""
+    line = await kept.start()
+    assert line == "canary llm: canary at 5 %, running"
+    await kept.pass_minutes(20)
+    newest = list(await kept.control.revisions(3))
+    assert [each.author for each in newest] == [AUTHOR] * 3
+    assert "100 %: no worse in all checks" in newest[0].reason
+    assert "sessions of the canary" in newest[1].reason
+    assert weight(kept.control, "stable") == 0
+    assert kept.keeper.report("llm")["phase"] == "promoted"
+    assert kept.keeper.lines() == []
+
+
+async def test_a_canary_that_fails_is_rolled_back_in_one_revision(kept: Kept) -> None:
+    """To the weights of before, whatever the store says, and the evidence is kept."""
+    await kept.start()
+    kept.full = True
+    await kept.pass_minutes(1, fails=0.2)
+    assert (weight(kept.control, "stable"), weight(kept.control)) == (100, 0)
+    told = kept.keeper.report("llm")
+    assert told["phase"] == "rolled-back"
+    assert told["failed_sessions"]["canary"] > 0
+
+
+async def test_a_step_forward_waits_for_the_store(kept: Kept) -> None:
+    """A kill would otherwise lose it; the next look makes it."""
+    await kept.start()
+    kept.full = True
+    await kept.pass_minutes(2)
+    assert kept.keeper.report("llm")["percent"] == 5.0
+    kept.full = False
+    await kept.pass_minutes(1)
+    assert kept.keeper.report("llm")["percent"] == 50.0
+
+
+async def test_a_rollout_needs_a_pool_whose_stable_has_everything(kept: Kept) -> None:
+    """And only one runs in a pool."""
+    with pytest.raises(StartError, match="no pool nowhere"):
+        await kept.keeper.start("nowhere", "canary", "ann")
+    await by_hand(kept, {"canary": 5})
+    with pytest.raises(StartError, match="has a weight already"):
+        await kept.start()
+    await by_hand(kept, {"canary": 0})
+    await kept.start()
+    with pytest.raises(StartError, match="abort it first"):
+        await kept.start()
+    with pytest.raises(ActionError, match="has had no rollout"):
+        kept.keeper.report("other")
+
+
+async def test_two_operators_cannot_both_act(kept: Kept) -> None:
+    """The second is told what the first did."""
+    await kept.start()
+    seen = len(kept.keeper._rollouts["llm"].log)
+    await kept.keeper.ask("llm", "promote", "ann", seen)
+    with pytest.raises(ActionError, match="changed meanwhile: canary llm: canary at 100 %"):
+        await kept.keeper.ask("llm", "abort", "bob", seen)
+    with pytest.raises(ActionError, match="has ended"):
+        await kept.keeper.ask("llm", "abort", "bob")
+    assert weight(kept.control) > 0
+
+
+async def test_weights_that_are_changed_between_look_and_step_are_not_overwritten(
+    kept: Kept,
+) -> None:
+    """The control refuses, and the next look pauses."""
+    await kept.start()
+    with pytest.raises(BadChange, match="changed meanwhile"):
+        await kept.control.change(
+            lambda fleet: set_weights(fleet, "llm", {"canary": 1}, {"canary": 7}), ChangeOptions()
+        )
+    await by_hand(kept, {"stable": 80, "canary": 20})
+    await kept.pass_minutes(5, fails=0.5)
+    assert (weight(kept.control, "stable"), weight(kept.control)) == (80, 20)
+    assert "changed by somebody else: 20 % in place of 5 %" in kept.keeper.lines()[0]
+
+
+async def test_frozen_nothing_moves_by_itself_and_operators_may(kept: Kept) -> None:
+    """Also after a restart; the line says who froze it."""
+    await kept.start()
+    await kept.keeper.freeze("ann: incident 7")
+    kept.keeper = kept.restarted()
+    await kept.pass_minutes(5)
+    assert kept.keeper.report("llm")["percent"] == 5.0
+    assert "waits for frozen by ann: incident 7" in kept.keeper.lines()[0]
+    with pytest.raises(ActionError, match="frozen by ann"):
+        await kept.start()
+    await kept.keeper.ask("llm", "abort", "bob")
+    assert weight(kept.control) == 0
+
+
+@pytest.mark.parametrize("writes", range(1, 5))
+async def test_a_kill_after_any_write_goes_on_where_it_was(kept: Kept, writes: int) -> None:
+    """The start stores twice, and so does each step."""
+    await kept.start()
+    await kept.pass_minutes(1)
+    assert len(kept.stored) >= 4
+    kept.stored = kept.stored[:writes]
+    kept.keeper = kept.restarted()
+    await kept.keeper.look()
+    await kept.pass_minutes(20)
+    told = kept.keeper.report("llm")
+    # A store that lost a whole step finds weights that are not its own.
+    lost = writes < 3
+    assert told["phase"] == ("paused" if lost else "promoted"), told["reason"]
+
+
+async def test_an_unfinished_rollback_is_finished_at_the_start(kept: Kept) -> None:
+    """What was intended is stored before the weights change."""
+    await kept.start()
+    kept.replicas["canary"] = ArmReplicas(2, 0)
+    was = len(kept.stored)
+    await kept.keeper.look()
+    kept.stored = kept.stored[: was + 1]
+    await by_hand(kept, kept.keeper._rollouts["llm"]._weights(_state_before(kept)))
+    kept.keeper = kept.restarted()
+    await kept.keeper.look()
+    assert (weight(kept.control, "stable"), weight(kept.control)) == (100, 0)
+    assert kept.keeper.report("llm")["phase"] == "rolled-back"
+
+
+def _state_before(kept: Kept):
+    found = kept.keeper._rollouts["llm"]
+    return found.state._replace(phase=type(found.state.phase).RUNNING)
+
+
+async def test_rollouts_are_bounded_by_pools(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ended one makes room; a running one does not."""
+    monkeypatch.setattr(canary_keeper, "MAX_POOLS", 1)
+    await kept.start()
+    with pytest.raises(StartError, match="1 rollouts run already"):
+        await kept.keeper.start("other", "canary", "ann")
+    await kept.keeper.ask("llm", "abort", "ann")
+    with pytest.raises(StartError, match="no pool other"):
+        await kept.keeper.start("other", "canary", "ann")
+
+
+async def test_reports_of_another_rollout_are_left_out(kept: Kept) -> None:
+    """A picker may be behind."""
+    await kept.start()
+    record = SessionRecord(1, int(BEGAN_S * 1000), 0, True)
+    kept.keeper.take("llm", "llm-0", "p1", [record], ALL, BEGAN_S + 60.0)
+    kept.keeper.take("nowhere", "llm-0", "p1", [record], ALL, BEGAN_S + 60.0)
+    assert kept.keeper._rollouts["llm"].book._sessions == {}

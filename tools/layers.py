@@ -4,6 +4,7 @@
 
     python -m tools.layers                              # every layer, one after another
     python -m tools.layers --coverage                   # as CI does: branches of both services too
+    python -m tools.layers --only lab,process           # these layers
     python -m tools.layers tests/unit/ext_proc -k lease # these tests only, as pytest takes them
     python -m tools.layers --hold                       # fail if the last run took too much
     python -m tools.layers --renew                      # take the last run as the new record
@@ -191,11 +192,14 @@ def _folders(name: str) -> list[str]:
     return [folder for folder in LAYERS[name] if (ROOT / folder).is_dir()]
 
 
-def run_layers(*, coverage: bool) -> int:
-    """Run every layer, print what each took and what failed, and return the exit code."""
+def run_layers(names: Sequence[str] = tuple(LAYERS), *, coverage: bool) -> int:
+    """Run layers, print what each took and what failed, and return the exit code."""
+    if wrong := [each for each in names if each not in LAYERS]:
+        _say(f"no such layer: {', '.join(wrong)}; there are {', '.join(LAYERS)}")
+        return 2
     runs: dict[str, Run] = {}
     reports: dict[str, Path] = {}
-    for name in LAYERS:
+    for name in names:
         folders = _folders(name)
         if not folders:
             continue
@@ -210,9 +214,10 @@ def run_layers(*, coverage: bool) -> int:
         options = (*options, f"--junitxml={report}")
         runs[label] = run_pytest((*WAITING.get(name, WORKERS), *options, *folders))
         reports[label] = report
-    LAST.parent.mkdir(exist_ok=True)
-    took = {name: round(run.standard_s, 1) for name, run in runs.items()}
-    LAST.write_text(json.dumps({_python(): took}, indent=2) + "\n")
+    if set(names) == set(LAYERS):
+        LAST.parent.mkdir(exist_ok=True)
+        took = {name: round(run.standard_s, 1) for name, run in runs.items()}
+        LAST.write_text(json.dumps({_python(): took}, indent=2) + "\n")
     _say(table(runs, _record()))
     failed = [name for name, run in runs.items() if run.code]
     for name in failed:
@@ -338,10 +343,10 @@ def main(arguments: Sequence[str]) -> int:
             return hold()
         case ["--renew"]:
             return renew()
-        case []:
-            return run_layers(coverage=False)
-        case ["--coverage"]:
-            return run_layers(coverage=True)
+        case [] | ["--coverage"]:
+            return run_layers(coverage=bool(arguments))
+        case ["--only", names]:
+            return run_layers(names.split(","), coverage=False)
     options = workers(arguments)
     run = run_pytest((*options, *arguments))
     _say(f"{shlex.join(arguments)}: {run.wall_s:.1f} s, {run.cpu_s:.1f} CPU seconds")

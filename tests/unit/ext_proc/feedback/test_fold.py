@@ -315,6 +315,23 @@ def test_a_running_request_stands_once_its_client_has_sent_it():
         assert not standing
 
 
+def test_of_what_stands_on_a_hung_replica_only_what_has_no_headers_may_leave():
+    """Whoever has the headers of an answer cannot get another one."""
+    router, feedback = made()
+    conditions = router.conditions
+    conditions.probed("llm", R1, ready=False)
+    running = {"final": False, "answer_bytes": 0, "delivered_at_s": 0.0}
+    for now in map(float, range(1, 60)):
+        for ticket, status in (("x-1", 0), ("x-2", 200)):
+            feedback.take(entry(ticket=ticket, status=status, lasted_s=now, **running), now)
+        conditions.alive(R2, now)
+        conditions.sweep({R1: 2, R2: 1}, now)
+        found = feedback.hung(now)
+        if conditions.frozen:
+            break
+    assert [each.ticket_id for each in found] == [1]
+
+
 @pytest.mark.parametrize(
     "shows_nothing",
     [

@@ -45,6 +45,13 @@ def test_a_dimension_is_an_unsigned_integer(size):
         shapes.count([1, size], "x")
 
 
+@pytest.mark.parametrize("shape", [[-2], [2, -3], [-(2**63), 0]])
+def test_a_dimension_below_minus_1_is_unsound(shape):
+    """Triton multiplies it all the same, and dies of the product of some (2.51)."""
+    with pytest.raises(UnsoundRequest):
+        shapes.count(shape, "x")
+
+
 @pytest.mark.parametrize(
     "shape",
     [[0, 2**32, 2**31], [2**32, 0, 2**31], [2**40, 2**40, 0], [0, 2**61], [127] * 12 + [0]],

@@ -1,0 +1,50 @@
+"""Runs of layers that are repeated: kept, resumed, and told apart."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tools.testing.repeat import RunSeries, reasons, repeat
+
+SAID = """unit                         2      1      1      -
+unit failed with exit code 1:
+  tests/unit/test_it.py::test_x: assert 1 == 2
+lab failed with exit code 3:
+  an internal error of pytest or of a plugin
+"""
+FAILS = (sys.executable, "-c", f"print({SAID!r}); raise SystemExit(1)")
+PASSES = (sys.executable, "-c", "print('all well')")
+
+
+def test_missing_runs_are_made_and_failed_ones_are_kept(tmp_path: Path, capsys):
+    """A failed run is not made again, and a second command makes what is missing."""
+    series = RunSeries(tmp_path, "abc", ["lab"], 0)
+    assert repeat(series, 1, FAILS) == 1
+    assert series.runs()[0]["failed"] == SAID.splitlines()[1:]
+    capsys.readouterr()
+    assert repeat(RunSeries(tmp_path, "abc", ["lab"], 0), 3, PASSES) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in said if "log)" in line] == ["failed", "passed", "passed"]
+    assert said[-1] == "3 of 3 runs, 1 failed"
+    assert sorted(each.name for each in tmp_path.glob("*.log")) == ["1.log", "2.log", "3.log"]
+
+
+def test_runs_of_another_revision_layer_or_load_do_not_count(tmp_path: Path):
+    """Each has its own number; the load runs beside and ends with the run."""
+    assert repeat(RunSeries(tmp_path, "abc", ["lab"], 0), 1, PASSES) == 0
+    others = [
+        RunSeries(tmp_path, "abd", ["lab"], 0),
+        RunSeries(tmp_path, "abc", ["lab", "process"], 0),
+        RunSeries(tmp_path, "abc", ["lab"], 1),
+    ]
+    for each in others:
+        assert each.runs() == []
+        assert repeat(each, 1, PASSES) == 0
+        assert len(each.runs()) == 1
+
+
+def test_what_failed_is_read_from_the_end_of_the_output():
+    """Of a run that passed, nothing is."""
+    assert reasons("--- unit\n  a line of a test\n" + SAID) == SAID.splitlines()[1:]
+    assert reasons("--- unit\n  a line of a test\n") == []

@@ -137,7 +137,7 @@ class Replay:
         for key in keys:
             self._router.registry.observe(key.id, (told,))
             if exact:
-                self._router.index.set_reporting(key, complete=True)
+                self._router.index.reports.set_reporting(key, complete=True)
         self._counts = {kind: [0, 0] for kind in KINDS}
         self._true: list[bool] = []
 
@@ -198,10 +198,10 @@ class Replay:
         if self._exact:
             index = self._router.index
             for name in cache.removed:
-                index.remove(key, 0, (name,))
+                index.reports.remove(key, 0, (name,))
             if cache.stored:
                 stored = tuple(cache.stored)
-                index.store(key, 0, stored, stored, blocks[hits - 1] if hits else None)
+                index.reports.store(key, 0, stored, stored, blocks[hits - 1] if hits else None)
         return hits
 
 

@@ -18,7 +18,7 @@ import uvloop
 import zmq
 from prometheus_client import CollectorRegistry
 
-from ext_proc.routing.cache.exact_index import ExactIndex
+from ext_proc.routing.cache.prefix_index import PrefixIndex
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, KvEvents, Pool, Variant
 from ext_proc.telemetry.kv_events.collector import KvCollector
 from ext_proc.telemetry.kv_events.follower import Follower
@@ -27,7 +27,7 @@ from ext_proc.telemetry.kv_events.translate import Translator
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from ext_proc.routing.cache.exact_index import CacheEvent
+    from ext_proc.routing.cache.index_events import CacheEvent
 
 KEY = EndpointKey("r1", 1)
 SIZE = 16
@@ -39,11 +39,11 @@ PER_SECOND = 50
 SECONDS = 5.0
 
 
-def follower(index: ExactIndex) -> Follower:
+def follower(index: PrefixIndex) -> Follower:
     """Return a follower of one engine."""
-    index.set_reporting(KEY, complete=False)
+    index.reports.set_reporting(KEY, complete=False)
     translator = Translator(
-        KEY, 0, model="m", models=frozenset({"m"}), block_tokens=SIZE, block=index.block
+        KEY, 0, model="m", models=frozenset({"m"}), block_tokens=SIZE, block=index.reports.block
     )
     return Follower(translator, index.apply, lambda _: None, can_replay=True)
 
@@ -69,7 +69,7 @@ def measure(blocks: int) -> float:
     best = float("inf")
     for seed in range(ROUNDS):
         rng = random.Random(seed)  # noqa: S311 - a benchmark
-        index = ExactIndex(max_blocks=BLOCKS)
+        index = PrefixIndex(max_blocks=BLOCKS)
         each = follower(index)
         batches = [stored(rng, blocks, None)[0] for _ in range(2000 // blocks + 20)]
         begin = time.process_time()
@@ -98,7 +98,7 @@ class CountingSink:
     """An index without a router."""
 
     def __init__(self) -> None:
-        self.index = ExactIndex()
+        self.index = PrefixIndex()
 
     def cached(self, event: CacheEvent, /) -> None:
         """Apply the event to the index and count it."""
@@ -146,7 +146,7 @@ def main() -> None:
     uvloop.run(over_sockets())
     rng = random.Random(0)  # noqa: S311 - a benchmark
     tracemalloc.start()
-    index = ExactIndex(max_blocks=10 * BLOCKS)
+    index = PrefixIndex(max_blocks=10 * BLOCKS)
     each = follower(index)
     for number in range(BLOCKS // 50):
         each.live(number, stored(rng, 50, None)[0])

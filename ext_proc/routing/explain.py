@@ -13,7 +13,7 @@ from tidegate_api.names import POLICY_HEADER
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence, Sized
 
-    from ext_proc.routing.cache.provisional import ProvisionalIndex
+    from ext_proc.routing.cache.prefix_index import PrefixIndex
     from ext_proc.routing.health.conditions import Conditions
     from ext_proc.routing.limits import Limits
     from ext_proc.routing.pipeline.scheduler import Choice, Scheduler
@@ -205,7 +205,7 @@ def _verdict(
 def describe(
     pool: Pool,
     replicas: Mapping[EndpointKey, Replica],
-    index: ProvisionalIndex,
+    index: PrefixIndex,
     conditions: Conditions,
     limits: Limits,
     now: float,
@@ -239,7 +239,7 @@ def describe(
 
 
 def counters(
-    ledger: Ledger, peers: Sized, leases: Leases, index: ProvisionalIndex, trials: Sized
+    ledger: Ledger, peers: Sized, leases: Leases, index: PrefixIndex, trials: Sized
 ) -> dict[str, object]:
     """Return a router's counters, ready for JSON.
 
@@ -264,7 +264,7 @@ def counters(
 
 
 def _endpoint(
-    endpoint: Endpoint, replica: Replica, index: ProvisionalIndex, now: float
+    endpoint: Endpoint, replica: Replica, index: PrefixIndex, now: float
 ) -> dict[str, object]:
     return {
         "incarnation": endpoint.key.incarnation,
@@ -281,7 +281,7 @@ def _endpoint(
         "slowed": round(replica.first_bytes.slowdown.factor(now), 2),
         "index_blocks": index.held(endpoint.key),
         "index_bound": index.bound(endpoint.key),
-        "provisional_blocks": index.provisional(endpoint.key),
+        "provisional_blocks": index.provisional.count(endpoint.key),
         "readings": [_reading(each, now) for each in replica.readings],
     }
 

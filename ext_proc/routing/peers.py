@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from ext_proc.routing.cache.prefix_index import Inserted
+from ext_proc.routing.cache.index_events import Inserted
 from ext_proc.routing.cache.trials import Confirmed, Withdrawn
 from ext_proc.routing.state.leases import Leased, Released
 
@@ -141,7 +141,7 @@ class PeerWorkers:
 
     def index_uses(self) -> Iterator[Inserted]:
         """Yield inserts that reproduce the prefix index from an empty one."""
-        yield from self._index.uses()
+        yield from self._index.retention.uses()
         yield from self._trials.standing()
 
     def follow(self, peer_worker: int, event: ReplicationEvent, now: float) -> None:

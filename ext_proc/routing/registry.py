@@ -17,8 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ext_proc.routing.cache.exact_index import Reporting
-from ext_proc.routing.cache.prefix_index import Purged
+from ext_proc.routing.cache.index_events import Purged, Reporting
 from ext_proc.routing.health.placement import Placement
 from ext_proc.routing.limits import Limits
 from ext_proc.routing.state.abandoned import Abandoned
@@ -31,7 +30,8 @@ from ext_proc.routing.values.capacity import NO_BOUNDS, IndexBounds, cache_token
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from ext_proc.routing.cache.exact_index import CacheEvent, ExactIndex, IndexEvent
+    from ext_proc.routing.cache.index_events import CacheEvent, IndexEvent
+    from ext_proc.routing.cache.prefix_index import PrefixIndex
     from ext_proc.routing.cache.reuse import Reuse
     from ext_proc.routing.health.conditions import Conditions
     from ext_proc.routing.latency.model import FleetLatencyModel
@@ -60,7 +60,7 @@ class EndpointRegistry:
     def __init__(
         self,
         ledger: Ledger,
-        index: ExactIndex,
+        index: PrefixIndex,
         leases: Leases,
         conditions: Conditions,
         reuse: Reuse,

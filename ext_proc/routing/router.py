@@ -23,7 +23,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.blame.origins import Origins
-from ext_proc.routing.cache.exact_index import ExactIndex
+from ext_proc.routing.cache.prefix_index import PrefixIndex
 from ext_proc.routing.cache.reuse import Reuse
 from ext_proc.routing.cache.tenants import tenant_of
 from ext_proc.routing.cache.trials import Trials
@@ -57,7 +57,7 @@ from tidegate_api.pools import MAX_LISTED
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from ext_proc.routing.cache.exact_index import IndexEvent
+    from ext_proc.routing.cache.index_events import IndexEvent
     from ext_proc.routing.cache.trials import Verdict
     from ext_proc.routing.pipeline.scheduler import Choice
     from ext_proc.routing.queue.waiting import QueuedRequest
@@ -101,7 +101,7 @@ class Router:
         self.uploads = Uploads()
         """Uploads under way, by client."""
         self.ledger = Ledger(max_tickets)
-        self.index = ExactIndex()
+        self.index = PrefixIndex()
         self.leases = Leases()
         self.conditions = Conditions()
         """Health conditions that keep registered replicas from new work."""
@@ -150,7 +150,9 @@ class Router:
             self.limits,
         )
         """Folds the replication events of the other workers on this machine."""
-        self._scheduler = Scheduler(self.index, self.leases, self.conditions, self.placement, zone)
+        self._scheduler = Scheduler(
+            self.index.table, self.leases, self.conditions, self.placement, zone
+        )
         self._explainer = Explainer(self._scheduler, self.limits, self.conditions, zone)
         self.pools = self.registry.pools
         """The pools as last set, by name; copied from the registry because each exchange reads
@@ -236,7 +238,7 @@ class Router:
             return unpriced(choice, pool_state, self._rng, self.placement, self.conditions.failed)
         lease_key = choice.lease_key
         count = 1 if choice.leased else SMALL if pool_state.mixes else MAX_LISTED
-        order = cheapest(choice.prices, count, self._rng, choice.prompted(self.index))
+        order = cheapest(choice.prices, count, self._rng, choice.prompted(self.index.reports))
         if self.conditions.failing:
             order = assigned(choice, order, self.conditions, self._rng)
         picked = order[0]

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry
 
-    from ext_proc.routing.cache.exact_index import CacheEvent, ExactIndex
+    from ext_proc.routing.cache.index_events import CacheEvent
+    from ext_proc.routing.cache.prefix_index import PrefixIndex
     from ext_proc.routing.values.pool import EndpointKey, Pool
     from ext_proc.routing.values.reading import Reading
     from ext_proc.telemetry.news import TelemetryUpdate
@@ -63,7 +64,7 @@ _log = structlog.stdlib.get_logger("ext_proc.telemetry")
 class TelemetryListener(Protocol):
     """The part of the router that telemetry uses."""
 
-    index: ExactIndex
+    index: PrefixIndex
 
     def cached(self, event: CacheEvent, /) -> None:
         """Apply a change of an engine's cache."""

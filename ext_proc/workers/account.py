@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ext_proc.blame.law import Effect
 from ext_proc.feedback.entries import Judged
-from ext_proc.routing.cache.prefix_index import Inserted
+from ext_proc.routing.cache.index_events import Inserted
 from ext_proc.routing.cache.trials import Confirmed, Withdrawn
 from ext_proc.routing.peers import LatencySample, Share
 from ext_proc.routing.state.leases import Leased, Released
@@ -33,7 +33,7 @@ from ext_proc.workers.news import Looked, LookWanted, Probed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ext_proc.routing.cache.exact_index import IndexEvent
+    from ext_proc.routing.cache.index_events import IndexEvent
     from ext_proc.routing.cache.trials import Verdict as TrialVerdict
     from ext_proc.routing.state.leases import LeaseEvent
     from ext_proc.routing.state.ledger import LedgerEvent

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    from ext_proc.routing.cache.prefix_index import Inserted
+    from ext_proc.routing.cache.index_events import Inserted
     from ext_proc.routing.peers import ReplicationEvent
     from ext_proc.routing.state.leases import Lease, LeaseKey
     from ext_proc.routing.suspicion import SuspicionEvent

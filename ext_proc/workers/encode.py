@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from ext_proc.feedback.entries import Judged
-from ext_proc.routing.cache.prefix_index import Inserted
+from ext_proc.routing.cache.index_events import Inserted
 from ext_proc.routing.cache.trials import Confirmed, Withdrawn
 from ext_proc.routing.peers import LatencySample, Share
 from ext_proc.routing.state.leases import Leased, Released

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from ext_proc.requests.blocks import chained
-from ext_proc.routing.cache.exact_index import Stored
+from ext_proc.routing.cache.index_events import Stored
 from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.routing.values.request import Features, Form
 from ext_proc.telemetry.kv_events.decode import decode

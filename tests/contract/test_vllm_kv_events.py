@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from ext_proc.requests.blocks import chained
-from ext_proc.routing.cache.exact_index import ExactIndex, Removed, Reporting
+from ext_proc.routing.cache.index_events import Removed, Reporting
+from ext_proc.routing.cache.prefix_index import PrefixIndex
 from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.routing.values.request import Features, Form
 from ext_proc.telemetry.kv_events.decode import decode
@@ -39,9 +40,14 @@ def counter(name):
 @pytest.fixture
 def index():
     """An index that has followed the recorded engine."""
-    index = ExactIndex()
+    index = PrefixIndex()
     translator = Translator(
-        R1, 0, model="tiny", models=frozenset({"tiny"}), block_tokens=SIZE, block=index.block
+        R1,
+        0,
+        model="tiny",
+        models=frozenset({"tiny"}),
+        block_tokens=SIZE,
+        block=index.reports.block,
     )
     follower = Follower(
         translator,
@@ -67,14 +73,14 @@ def test_the_recording_is_what_the_page_says():
 
 def test_all_that_the_engine_stored_is_held(index):
     """Each stored prompt matches to its last block, and nothing else does."""
-    assert [index.matched(blocks_of(each), R1) for each in PROMPTS] == [5, 6]
+    assert [index.table.matched(blocks_of(each), R1) for each in PROMPTS] == [5, 6]
     assert index.held(R1) == 11
     assert index.is_exact(R1)
 
 
 def test_a_predicted_hit_is_the_engines_own(index):
     """The engine was sent the first prompt again: it hit as many tokens as are predicted."""
-    predicted = SIZE * index.matched(blocks_of(PROMPTS[0]), R1)
+    predicted = SIZE * index.table.matched(blocks_of(PROMPTS[0]), R1)
     assert counter("vllm:prefix_cache_hits_total") == predicted == 160
 
 
@@ -82,11 +88,11 @@ def test_a_prompt_that_differs_matches_to_where_it_does(index):
     """One other token ends the match at its block."""
     tokens = list(PROMPTS[1])
     tokens[3 * SIZE + 5] += 1
-    assert index.matched(blocks_of(tokens), R1) == 3
+    assert index.table.matched(blocks_of(tokens), R1) == 3
 
 
 def test_a_removal_names_blocks_as_the_store_did(index):
     """The engine's names lead back to our blocks."""
     last = decode(PAYLOADS[0]).events[0].names[-1]
     index.apply(Removed(R1, 0, (last,)))
-    assert index.matched(blocks_of(PROMPTS[0]), R1) == 4
+    assert index.table.matched(blocks_of(PROMPTS[0]), R1) == 4

@@ -13,7 +13,8 @@ import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
 from ext_proc.requests.blocks import chained
-from ext_proc.routing.cache.exact_index import ExactIndex, Reporting
+from ext_proc.routing.cache.index_events import Reporting
+from ext_proc.routing.cache.prefix_index import PrefixIndex
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, KvEvents, Pool, Variant
 from ext_proc.routing.values.request import Features, Form
 from ext_proc.telemetry.kv_events.collector import KvCollector
@@ -39,7 +40,7 @@ R1 = EndpointKey("r1", 1)
 
 def predicted(index, tokens):
     """Return the tokens that an engine reads from its cache by the index; it computes the last."""
-    return SIZE * min(index.matched(hashed(tokens), R1), (len(tokens) - 1) // SIZE)
+    return SIZE * min(index.table.matched(hashed(tokens), R1), (len(tokens) - 1) // SIZE)
 
 
 def hashed(tokens):
@@ -73,9 +74,14 @@ def test_predictions_hold_where_a_prompt_was_computed_from_its_root():
 
 def predictions(frames, hits):
     """Return what the index predicts before each request, and what its engine published."""
-    index = ExactIndex()
+    index = PrefixIndex()
     translator = Translator(
-        R1, 0, model="tiny", models=frozenset({"tiny"}), block_tokens=SIZE, block=index.block
+        R1,
+        0,
+        model="tiny",
+        models=frozenset({"tiny"}),
+        block_tokens=SIZE,
+        block=index.reports.block,
     )
     follower = Follower(
         translator,
@@ -93,7 +99,7 @@ def predictions(frames, hits):
             seen += 1
         again = hit.get("recomputed", False)
         found.append(0 if again else predicted(index, hit["prompt"]))
-        index.propose(R1, hashed(hit["prompt"]), 0.0, recomputed=again)
+        index.provisional.propose(R1, hashed(hit["prompt"]), 0.0, recomputed=again)
     return found, follower.counts
 
 
@@ -101,7 +107,7 @@ class Sink:
     """An index without the rest of a router."""
 
     def __init__(self):
-        self.index = ExactIndex()
+        self.index = PrefixIndex()
 
     def cached(self, event):
         self.index.apply(event)

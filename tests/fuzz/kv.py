@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ext_proc.routing.cache.exact_index import ExactIndex, Reporting
+from ext_proc.routing.cache.index_events import Reporting
+from ext_proc.routing.cache.prefix_index import PrefixIndex
 from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.telemetry.kv_events.follower import Follower
 from ext_proc.telemetry.kv_events.translate import Translator
@@ -13,10 +14,10 @@ MAX_BLOCKS = 1000
 
 def one_batch(data: bytes) -> None:
     """Take ``data`` as batches: a byte of number, two of length, and a batch, again and again."""
-    index = ExactIndex(max_blocks=MAX_BLOCKS)
-    index.set_reporting(KEY, complete=False)
+    index = PrefixIndex(max_blocks=MAX_BLOCKS)
+    index.reports.set_reporting(KEY, complete=False)
     translator = Translator(
-        KEY, 0, model="m", models=frozenset({"m", "a"}), block_tokens=2, block=index.block
+        KEY, 0, model="m", models=frozenset({"m", "a"}), block_tokens=2, block=index.reports.block
     )
     follower = Follower(
         translator,
@@ -33,6 +34,6 @@ def one_batch(data: bytes) -> None:
             assert follower.live(data[at], payload)
         assert index.held(KEY) == index.blocks <= MAX_BLOCKS
         at += 3 + length
-    index.set_reporting(KEY, complete=None)
+    index.reports.set_reporting(KEY, complete=None)
     index.expire(0.0)
     assert index.blocks == 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ext_proc.blame import deaths
 from ext_proc.feedback.entries import Judged
 from ext_proc.feedback.fold import Feedback
-from ext_proc.routing.cache.prefix_index import Inserted
+from ext_proc.routing.cache.index_events import Inserted
 from ext_proc.routing.cache.trials import Confirmed, Withdrawn
 from ext_proc.routing.peers import LatencySample, Share
 from ext_proc.routing.state.leases import Leased, Released

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ext_proc.routing.cache.exact_index import ExactIndex
+from ext_proc.routing.cache.prefix_index import PrefixIndex
 from ext_proc.routing.values.pool import EndpointKey
 
 A, B = (EndpointKey(name, 1) for name in "ab")
 
 
-def reporting(**kwargs: float) -> ExactIndex:
+def reporting(**kwargs: float) -> PrefixIndex:
     """Return an index in which A reports all that it holds and B does not report."""
-    index = ExactIndex(**kwargs)
-    index.set_reporting(A, complete=True)
+    index = PrefixIndex(**kwargs)
+    index.reports.set_reporting(A, complete=True)
     return index

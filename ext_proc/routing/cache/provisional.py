@@ -21,21 +21,41 @@ Rules:
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from ext_proc.routing.cache.prefix_blocks import released
-from ext_proc.routing.cache.prefix_index import PrefixIndex
-from ext_proc.routing.cache.prefix_uses import UNKNOWN_TENANT, RepeatedInsert, SharedUse, Trial
+from ext_proc.routing.cache.prefix_uses import (
+    SHARES,
+    UNKNOWN_TENANT,
+    RepeatedInsert,
+    SharedUse,
+    Trial,
+)
 
 if TYPE_CHECKING:
-    from ext_proc.routing.cache.prefix_uses import Holder, Use
+    from ext_proc.routing.cache.prefix_table import PrefixTable
+    from ext_proc.routing.cache.prefix_uses import Holder, TrialLane, Use
+    from ext_proc.routing.cache.retention import Retention
     from ext_proc.routing.values.pool import EndpointKey
 
+FREED: Final = 8
+"""At its bound one part of so many of the provisional blocks is freed at once."""
 
-class ProvisionalIndex(PrefixIndex):
-    """Prompt blocks by endpoint, confirmed and provisional."""
 
-    def provisional(self, endpoint: EndpointKey) -> int:
+class ProvisionalInserts:
+    """Prompts by endpoint whose answer has not begun.
+
+    Args:
+        table: The blocks and their owners.
+        retention: The confirmed inserts, which a trial joins with its verdict.
+    """
+
+    def __init__(self, table: PrefixTable, retention: Retention) -> None:
+        self._table = table
+        self._entries = table.entries
+        self._holders = table.holders
+        self._retention = retention
+
+    def count(self, endpoint: EndpointKey) -> int:
         """Return the number of provisional blocks of an endpoint."""
         holder = self._holders.get(endpoint)
         return 0 if holder is None else holder.trials.count
@@ -53,7 +73,7 @@ class ProvisionalIndex(PrefixIndex):
         holder = self._holders.get(endpoint) if held else None
         if holder is None or not holder.trials.count or holder.reported is not None:
             return 0
-        owner = self._owner(blocks[held - 1], holder.bit)
+        owner = self._table.owner(blocks[held - 1], holder.bit)
         if isinstance(owner, Trial) and owner.lane is holder.trials:
             return held - owner.computed
         return 0
@@ -78,45 +98,45 @@ class ProvisionalIndex(PrefixIndex):
             held: How many of them the endpoint probably holds; it saves a search.
             recomputed: The engine computes all of them, also those that it holds.
         """
-        holder = self._holders.get(endpoint) or self._enrol(endpoint)
+        holder = self._holders.get(endpoint) or self._table.enrol(endpoint)
         lane, kept, bit = holder.trials, holder.kept, holder.bit
         end = len(blocks)
         if held == end <= kept.max_blocks and holder.reported is None:
-            entry = self._table.get(blocks[-1])
+            entry = self._entries.get(blocks[-1])
             owner = entry.uses.get(bit) if isinstance(entry, SharedUse) else entry
             if owner is not None and owner.lane is kept:
                 lane.repeats += 1
                 return RepeatedInsert(holder, array("q", blocks), now, tenant)
-        if self._dead:
-            self._reclaim(2 * end)
+        if self._table.dead:
+            self._table.reclaim(2 * end)
         if end > kept.max_blocks:
             end = kept.max_blocks
             blocks = blocks[:end]
         trial = Trial(holder, array("q", blocks), now, lane, tenant)
         if holder.reported is not None:
             start = 0
-            trial.told = holder.reported.has(self._table.get(blocks[0]))
+            trial.told = holder.reported.has(self._entries.get(blocks[0]))
             if recomputed:
                 trial.recomputed = True
                 holder.reported.expect(blocks)
         else:
             start = trial.start = self._start(bit, blocks, held)
             if start and lane.count:
-                self._lean(trial, self._owner(blocks[start - 1], bit))
+                self._lean(trial, self._table.owner(blocks[start - 1], bit))
         if start < end:
             live = trial.live = self._add(trial, blocks, start)
             trial.plain = live == end - start
             lane.count += live
         lane.trials[trial] = None
         if lane.count > lane.max_blocks:
-            self.displace(lane)
+            self.fit(lane)
         return trial
 
     def failed(self, trial: Trial | RepeatedInsert) -> None:
         """Withdraw an insert whose request failed: its engine reports no blocks of it."""
         if isinstance(trial, Trial) and trial.recomputed and trial.holder.reported is not None:
             trial.holder.reported.forgo(tuple(trial.blocks))
-        self.withdraw(trial)
+        self._table.withdraw(trial)
 
     def confirm(self, trial: Trial | RepeatedInsert, now: float) -> None:
         """Confirm a provisional insert that was not withdrawn.
@@ -136,25 +156,44 @@ class ProvisionalIndex(PrefixIndex):
                 self._repeat(holder, chain, trial.whose, now)
             return
         if trial.fork is not None:
-            self._forks.confirm(trial.fork)
+            self._table.forks.confirm(trial.fork)
         if not trial.pending or holder.reported is not None or len(chain) > holder.kept.max_blocks:
             if trial.told:
                 chain = chain[: self._held_in_a_row(holder.bit, chain)]
-            self.withdraw(trial)
-            self.insert(holder.key, tuple(chain), now, trial.whose)
+            self._table.withdraw(trial)
+            self._retention.insert(holder.key, tuple(chain), now, trial.whose)
             return
         trial.pending, trial.confirmed = False, True
         del holder.trials.trials[trial]
-        self._keep(holder, chain, chain, trial.whose, now, trial)
-        if trial.leans is not None and (ended := released(trial)) is not None:
-            self._recede(ended)
+        self._retention.keep(holder, chain, chain, trial.whose, now, trial)
+        self._table.release(trial)
+
+    def fit(self, lane: TrialLane) -> None:
+        """Above their bound withdraw provisional inserts until an eighth of it is free."""
+        if lane.count <= lane.max_blocks:
+            return
+        goal = lane.max_blocks - lane.max_blocks // FREED
+        listed = list(lane.trials)
+        live: dict[int, int] = {}
+        for trial in listed:
+            live[trial.whose] = live.get(trial.whose, 0) + trial.live
+        for trial in listed if len(live) > 1 else ():
+            if lane.count <= goal:
+                return
+            if SHARES * live[trial.whose] > lane.max_blocks:
+                live[trial.whose] -= trial.live
+                self._table.withdraw(trial)
+        for trial in listed:
+            if lane.count <= goal:
+                return
+            self._table.withdraw(trial)
 
     # --- Inside ---------------------------------------------------------------------------------
 
     def _repeat(self, holder: Holder, chain: array[int], tenant: int, now: float) -> None:
         """Confirm a chain that was confirmed before, mostly as the same use."""
         kept, live = holder.kept, len(chain)
-        entry = self._table.get(chain[0])
+        entry = self._entries.get(chain[0])
         use = entry.uses.get(holder.bit) if isinstance(entry, SharedUse) else entry
         if (
             use is not None
@@ -167,13 +206,13 @@ class ProvisionalIndex(PrefixIndex):
             use.blocks, use.at = chain, now
             kept.renew(use)
         elif live > kept.max_blocks:
-            self.insert(holder.key, tuple(chain), now, tenant)
+            self._retention.insert(holder.key, tuple(chain), now, tenant)
         else:
-            self._keep(holder, chain, chain, tenant, now)
+            self._retention.keep(holder, chain, chain, tenant, now)
 
     def _start(self, bit: int, blocks: tuple[int, ...], held: int) -> int:
         """Return how many leading blocks an endpoint holds, probably ``held``."""
-        find, end = self._table.get, len(blocks)
+        find, end = self._entries.get, len(blocks)
         if not 0 < held <= end:
             entry = find(blocks[0])
             return 0 if entry is None or not entry.mask & bit else self._held(bit, blocks)
@@ -190,7 +229,7 @@ class ProvisionalIndex(PrefixIndex):
         low, high = 0, len(blocks)
         while low < high:
             middle = (low + high) // 2
-            entry = self._table.get(blocks[middle])
+            entry = self._entries.get(blocks[middle])
             if entry is not None and entry.mask & bit:
                 low = middle + 1
             else:
@@ -199,7 +238,7 @@ class ProvisionalIndex(PrefixIndex):
 
     def _held_in_a_row(self, bit: int, chain: array[int]) -> int:
         """Return how many leading blocks an endpoint holds, whatever it holds after them."""
-        find = self._table.get
+        find = self._entries.get
         for depth, block in enumerate(chain):
             entry = find(block)
             if entry is None or not entry.mask & bit:
@@ -217,7 +256,7 @@ class ProvisionalIndex(PrefixIndex):
 
     def _add(self, trial: Trial, blocks: tuple[int, ...], start: int) -> int:
         """Own the blocks from ``start`` that are not held; return their number."""
-        table, bit, find = self._table, trial.mask, self._table.get
+        table, bit, find = self._entries, trial.mask, self._entries.get
         added, known = 0, True
         for block in blocks[start:] if start else blocks:
             entry = find(block)
@@ -226,7 +265,7 @@ class ProvisionalIndex(PrefixIndex):
                     known = False
                     at = blocks.index(block)
                     if at:
-                        self._forks.note(blocks[at - 1], at, block)
+                        self._table.forks.note(blocks[at - 1], at, block)
                         trial.fork = block
                 table[block] = trial
             elif isinstance(entry, SharedUse):

@@ -24,14 +24,14 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ext_proc.routing.cache.prefix_index import Inserted
+from ext_proc.routing.cache.index_events import Inserted
 from ext_proc.routing.cache.prefix_uses import Trial
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Sequence
 
+    from ext_proc.routing.cache.prefix_index import PrefixIndex
     from ext_proc.routing.cache.prefix_uses import RepeatedInsert
-    from ext_proc.routing.cache.provisional import ProvisionalIndex
     from ext_proc.routing.values.pool import EndpointKey
 
     _Ended = tuple[float, int, bool, int]
@@ -79,11 +79,12 @@ class Trials:
 
     def __init__(
         self,
-        index: ProvisionalIndex,
+        index: PrefixIndex,
         members: Container[EndpointKey],
         on_event: Callable[[Inserted | Verdict], None] | None = None,
     ) -> None:
-        self._index = index
+        self._provisional = index.provisional
+        self._insert = index.insert
         self._members = members
         self.on_event = on_event
         self.open: dict[int, Trial | RepeatedInsert] = {}
@@ -129,7 +130,7 @@ class Trials:
             recomputed: The engine computes all of it, also what it holds.
         """
         self._now = now
-        self.open[ticket] = trial = self._index.propose(
+        self.open[ticket] = trial = self._provisional.propose(
             endpoint, blocks, now, tenant, held, recomputed=recomputed
         )
         self._left -= len(trial.blocks)
@@ -235,12 +236,12 @@ class Trials:
     def _confirm(self, ticket: int) -> None:
         trial = self.open.pop(ticket)
         self._left += len(trial.blocks)
-        self._index.confirm(trial, self._now)
+        self._provisional.confirm(trial, self._now)
         if self.on_event is not None and ticket > 0:
             self.on_event(Confirmed(ticket))
 
     def _withdraw(self, ticket: int) -> None:
-        self._index.failed(self._take(ticket))
+        self._provisional.failed(self._take(ticket))
         if self.on_event is not None and ticket > 0:
             self.on_event(Withdrawn(ticket))
 
@@ -262,12 +263,12 @@ class Trials:
             if endpoint not in self._members or not blocks:
                 return
             if not ticket:
-                self._index.insert(endpoint, blocks, now, tenant)
+                self._insert(endpoint, blocks, now, tenant)
                 return
             number = _number(peer_worker, ticket)
             if number in self.open:
                 self._withdraw(number)
-            self.open[number] = trial = self._index.propose(
+            self.open[number] = trial = self._provisional.propose(
                 endpoint, blocks, now, tenant, recomputed=recomputed
             )
             self._left -= len(trial.blocks)

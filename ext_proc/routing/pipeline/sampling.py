@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ext_proc.routing.cache.prefix_index import PrefixIndex
-    from ext_proc.routing.cache.prefix_table import Steps
+    from ext_proc.routing.cache.prefix_table import PrefixTable, Steps
     from ext_proc.routing.state.candidate import Candidate
     from ext_proc.routing.state.context import SchedulingContext
     from ext_proc.routing.values.pool import EndpointKey
@@ -41,7 +40,7 @@ def shortlist(
     candidates: Sequence[Candidate],
     by_key: Mapping[EndpointKey, Candidate],
     remembered: Iterable[Candidate],
-    index: PrefixIndex,
+    index: PrefixTable,
     steps: Steps,
     rng: Rng,
 ) -> tuple[list[Candidate], list[int]]:

@@ -37,9 +37,8 @@ from tidegate_api.names import POLICY_HEADER
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ext_proc.routing.cache.exact_index import ExactIndex
-    from ext_proc.routing.cache.prefix_index import PrefixIndex
-    from ext_proc.routing.cache.prefix_table import Steps
+    from ext_proc.routing.cache.engine_reports import EngineReports
+    from ext_proc.routing.cache.prefix_table import PrefixTable, Steps
     from ext_proc.routing.health.conditions import Conditions
     from ext_proc.routing.health.placement import Holders, Placement
     from ext_proc.routing.policies import Policy
@@ -96,12 +95,12 @@ class Choice:
         self.experiment: tuple[object, ...] | None = None
         """The experiment that decides for a replica, set by the router (``experiments``)."""
 
-    def prompted(self, index: ExactIndex) -> SchedulingContext | None:
+    def prompted(self, reports: EngineReports) -> SchedulingContext | None:
         """Return the context of a request with a prompt whose candidates report their caches."""
         context = self.context
         if context.tokens is None or not self.policy.in_seconds:
             return None
-        return context if index.reports(context.candidates[0].key) else None
+        return context if reports.is_reporting(context.candidates[0].key) else None
 
 
 class Scheduler:
@@ -117,7 +116,7 @@ class Scheduler:
 
     def __init__(
         self,
-        index: PrefixIndex,
+        index: PrefixTable,
         leases: Leases,
         conditions: Conditions,
         placement: Placement,

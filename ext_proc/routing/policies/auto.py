@@ -13,7 +13,7 @@ and for a request without one::
     price   = drain + (pending + 1) * service
 
 ``uncached`` is the tokens of the prompt that the replica does not hold, ``private`` those of them
-that belong to one conversation only (``PrefixIndex.branched_depth``). ``busy_until`` is a virtual
+that belong to one conversation only (``PrefixTable.branched_depth``). ``busy_until`` is a virtual
 clock that each dispatch advances by its uncached prefill. ``R`` and ``service`` are learned per
 replica (``latency_model``). ``others / R'`` is the work that other pickers have queued there,
 counted as requests of the usual length.
@@ -31,7 +31,7 @@ requests, because prompts differ a hundredfold in tokens, and no minimum share o
 match: the seconds cover both. Blocks that several prompts share cost only their own prefill,
 because the copy is reused by the next of these prompts. If they
 were priced like a conversation, a popular prefix would stay on its first replica and make that the
-busiest. A prefix that is worth a copy on every replica (``PrefixIndex.shared_depth``) and is at
+busiest. A prefix that is worth a copy on every replica (``PrefixTable.shared_depth``) and is at
 most half of the prompt counts as held by all. Otherwise a nearly idle fleet would send every new
 conversation to one replica. The half is Preble's rule.
 

@@ -31,7 +31,7 @@ class SchedulingContext(Plain):
         matched: Blocks of the prompt that each replica probably holds, contiguous from the root.
         blocks: Full blocks of the prompt; 0 = unknown or shorter than one block.
         shared: Leading blocks that are worth a copy on every replica
-            (``PrefixIndex.shared_depth``).
+            (``PrefixTable.shared_depth``).
         load_factor: The pool's setting.
         tokens: Estimated tokens of the prompt; ``None`` if no prompt was read.
         block_tokens: Estimated tokens per block.
@@ -40,7 +40,7 @@ class SchedulingContext(Plain):
         rng: Source of randomness.
         ramp: Ramp factor of each candidate, 1 = warm; ``None`` if all are warm. The router limits
             ramping candidates itself (``slow_start``), so policies price them like the others.
-        branched: Leading blocks that belong to several prompts (``PrefixIndex.branched_depth``);
+        branched: Leading blocks that belong to several prompts (``PrefixTable.branched_depth``);
             0 if the policy does not use them (``Policy.copies``).
     """
 

@@ -6,8 +6,8 @@ Rules:
    or its model change. An endpoint that no pool names any longer is no longer followed.
 2. An endpoint is complete while all its engines are.
 3. Without the extra ``tidegate[kv-events]`` nothing is followed; this is logged once, with the fix.
-4. A complete endpoint whose events never match the requests sent to it (``exact_index`` rule 2) is
-   logged when this is detected and when it ends.
+4. A complete endpoint whose events never match the requests sent to it (``engine_reports`` rule 2)
+   is logged when this is detected and when it ends.
 5. The state of an endpoint: *exact*, *unconfirmed* (rule 4), *waiting* (an engine has published
    nothing since it started: it may be idle) or *gaps* (batches are missing). Gaps and unconfirmed
    events of ``TOLD_AFTER_S`` are told to operators: replays close most gaps within a second.
@@ -23,7 +23,7 @@ import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from ext_proc.routing.cache.exact_index import CacheEvent, Reporting
+from ext_proc.routing.cache.index_events import CacheEvent, Reporting
 from ext_proc.telemetry.kv_events.translate import Translator
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry
 
-    from ext_proc.routing.cache.exact_index import ExactIndex
+    from ext_proc.routing.cache.prefix_index import PrefixIndex
     from ext_proc.routing.values.pool import EndpointKey, KvEvents, Pool
     from ext_proc.telemetry.kv_events.follower import Follower
     from ext_proc.telemetry.kv_events.subscribe import Subscriber
@@ -53,7 +53,7 @@ _log = structlog.stdlib.get_logger("ext_proc.telemetry")
 class Sink(Protocol):
     """The part of the router that KV events use."""
 
-    index: ExactIndex
+    index: PrefixIndex
 
     def cached(self, event: CacheEvent, /) -> None:
         """Apply a change of an engine's cache."""
@@ -264,7 +264,7 @@ class KvCollector(Collector):
                 model=events.model,
                 models=wanted.models,
                 block_tokens=wanted.block_tokens,
-                block=self._sink.index.block,
+                block=self._sink.index.reports.block,
                 seed=wanted.seed,
             )
             follower = Follower(

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from ext_proc.routing.cache.exact_index import NAME_BITS
+from ext_proc.routing.cache.index_events import NAME_BITS
 from ext_proc.telemetry.kv_events.events import (
     AllBlocksCleared,
     BlockRemoved,

@@ -9,7 +9,7 @@ class BlockStored(NamedTuple):
     """Blocks that the engine has added to its cache, each the successor of the one before."""
 
     names: tuple[int, ...]
-    """The engine's hashes, truncated to ``exact_index.NAME_BITS``."""
+    """The engine's hashes, truncated to ``index_events.NAME_BITS``."""
     parent: int | None
     """The block before the first; ``None`` = the blocks begin a prompt."""
     token_ids: tuple[int, ...]

@@ -16,7 +16,7 @@ from ext_proc.telemetry.kv_events.sequence import Sequence, Step
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.routing.cache.exact_index import CacheEvent
+    from ext_proc.routing.cache.index_events import CacheEvent
     from ext_proc.telemetry.kv_events.translate import Translator
 
 

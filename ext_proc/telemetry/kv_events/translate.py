@@ -23,7 +23,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.requests.blocks import continued, root_of
-from ext_proc.routing.cache.exact_index import CacheEvent, Cleared, Removed, Stored
+from ext_proc.routing.cache.index_events import CacheEvent, Cleared, Removed, Stored
 from ext_proc.routing.values.scale import ID_BYTES
 from ext_proc.telemetry.kv_events.events import AllBlocksCleared, BlockStored
 
@@ -49,7 +49,7 @@ class Translator:
         model: The served model, as requests name it.
         models: All models that the pool serves.
         block_tokens: Tokens in a block of the pool's prompts.
-        block: Returns our hash of a block by the engine's hash (``ExactIndex.block``).
+        block: Returns our hash of a block by the engine's hash (``EngineReports.block``).
         seed: The fleet's seed of prompt hashes.
     """
 

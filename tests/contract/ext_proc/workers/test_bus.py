@@ -25,7 +25,7 @@ async def test_charges_and_settles_reach_the_others(tmp_path):
         for other in others:
             assert loads(other.router) == loads(first.router)
             assert sum(other.router.registry.in_flight().values()) == 0
-            assert other.router.index.matched((1, 2, 3), made.ticket.endpoint) == 3
+            assert other.router.index.table.matched((1, 2, 3), made.ticket.endpoint) == 3
         first.router.settle(made.ticket, Outcome.DONE, 101.0)
         await group.settle()
         for other in others:
@@ -115,7 +115,7 @@ async def test_verdicts_on_prompts_reach_the_others(tmp_path):
         await group.settle()
         for index in (first.router.index, other.router.index):
             assert index.match_all((1, 2, 3)) == {good.endpoint: 3}
-            assert (index.blocks, index.provisional(good.endpoint)) == (3, 0)
+            assert (index.blocks, index.provisional.count(good.endpoint)) == (3, 0)
 
 
 async def test_a_lease_is_known_before_the_next_request(tmp_path):

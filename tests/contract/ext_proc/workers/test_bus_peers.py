@@ -55,7 +55,7 @@ async def test_who_begins_later_learns_what_is_open(tmp_path):
         again = group.start(1)
         await group.settle()
         assert loads(again.router) == loads(first.router)
-        assert again.router.index.matched((1, 2, 3), made.ticket.endpoint) == 3
+        assert again.router.index.table.matched((1, 2, 3), made.ticket.endpoint) == 3
         assert decide(again.router, 101.0, sequence_id=7).addresses == leased.addresses[:1]
         first.router.settle(made.ticket, Outcome.DONE, 101.0)
         first.router.settle(leased.ticket, Outcome.DONE, 101.0)

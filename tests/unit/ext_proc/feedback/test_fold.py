@@ -215,7 +215,7 @@ def test_the_prompt_of_a_retried_request_is_who_served_its():
     there = address(int(other.id[1:]))
     picks = f"{address(int(ticket.endpoint.id[1:]))},{there}"
     feedback.take(entry(ticket=f"x-{ticket.id}", attempts=2, picks=picks, served=there), 0.6)
-    assert router.index.matched((1, 2), other) == 2
+    assert router.index.table.matched((1, 2), other) == 2
 
 
 @pytest.mark.parametrize("final", [True, False])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ext_proc.routing.cache.exact_index import Reporting
+from ext_proc.routing.cache.index_events import Reporting
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.refusal import Refusal, RefusalKind
 from ext_proc.routing.values.request import Features, Form
@@ -105,8 +105,8 @@ def test_the_index_believes_as_much_as_the_page_says(build: Build) -> None:
     for number in range(3):
         end(router, decide(router, build.request(tuple(range(number * 10, number * 10 + 10)))))
     assert router.index.held(key) <= 20
-    assert router.index.matched(tuple(range(10)), key) == 0
-    assert router.index.matched(tuple(range(20, 30)), key) == 10
+    assert router.index.table.matched(tuple(range(10)), key) == 0
+    assert router.index.table.matched(tuple(range(20, 30)), key) == 10
 
 
 def test_the_size_that_was_told_outlives_pools_and_silence(build: Build) -> None:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ext_proc.routing.cache.prefix_index import Inserted, PrefixIndex, Purged
+from ext_proc.routing.cache.index_events import Inserted, Purged
+from ext_proc.routing.cache.prefix_index import PrefixIndex
 from ext_proc.routing.pipeline.decision import Decision
 from ext_proc.routing.state.ledger import Charged, EndpointRemoved, Ledger, Settled
 from ext_proc.routing.values.pool import Endpoint, EndpointKey
@@ -437,7 +438,7 @@ def test_a_batch_goes_where_most_of_its_prompts_are(build: Build) -> None:
     assert made.ticket.work == 512.0 - 4 * 64.0
     end(router, made)
     for chain in batch:
-        assert router.index.matched(chain, key) == len(chain)
+        assert router.index.table.matched(chain, key) == len(chain)
 
 
 def test_a_change_of_scale_spoils_no_speed(build: Build) -> None:

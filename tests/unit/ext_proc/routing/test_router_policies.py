@@ -132,7 +132,7 @@ def _reporting(build: Build, count: int) -> Router:
     pool = build.pool(count)
     router = build.router(pool)
     for each in pool.endpoints:
-        router.index.set_reporting(each.key, complete=True)
+        router.index.reports.set_reporting(each.key, complete=True)
     return router
 
 

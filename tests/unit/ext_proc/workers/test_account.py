@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ext_proc.blame.law import Effect
 from ext_proc.feedback.entries import Judged
-from ext_proc.routing.cache.prefix_index import Inserted, Purged
+from ext_proc.routing.cache.index_events import Inserted, Purged
 from ext_proc.routing.cache.trials import Confirmed, Withdrawn
 from ext_proc.routing.peers import LatencySample, Share
 from ext_proc.routing.state.leases import LeaseKey, Released

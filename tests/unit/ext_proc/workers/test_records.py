@@ -14,7 +14,7 @@ from ext_proc.blame.deaths import Who
 from ext_proc.blame.fingerprint import BYTES
 from ext_proc.blame.law import Effect
 from ext_proc.feedback.entries import Judged
-from ext_proc.routing.cache.prefix_index import Inserted
+from ext_proc.routing.cache.index_events import Inserted
 from ext_proc.routing.cache.trials import Confirmed, Withdrawn
 from ext_proc.routing.peers import LatencySample, Share
 from ext_proc.routing.state.leases import Lease, Leased, LeaseKey, Released

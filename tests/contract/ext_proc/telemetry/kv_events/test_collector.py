@@ -13,7 +13,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from ext_proc.requests.blocks import chained
-from ext_proc.routing.cache.exact_index import ExactIndex
+from ext_proc.routing.cache.prefix_index import PrefixIndex
 from ext_proc.routing.cache.prefix_uses import DOUBTS
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, KvEvents, Pool, Variant
 from ext_proc.routing.values.request import Features, Form
@@ -36,7 +36,7 @@ class Sink:
     """An index without the rest of a router."""
 
     def __init__(self):
-        self.index = ExactIndex()
+        self.index = PrefixIndex()
 
     def cached(self, event):
         self.index.apply(event)
@@ -65,7 +65,7 @@ class Made:
         self.collector.set_pools({"p": pool})
 
     def depth(self, tokens):
-        return self.sink.index.matched(blocks_of(tokens), R1)
+        return self.sink.index.table.matched(blocks_of(tokens), R1)
 
     async def until(self, condition):
         async with asyncio.timeout(60):

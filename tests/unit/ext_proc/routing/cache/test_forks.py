@@ -14,7 +14,7 @@ def test_turns_of_one_conversation_have_no_fork() -> None:
     index = PrefixIndex()
     for length in range(1, 20):
         index.insert(A, tuple(range(1, length + 1)), 0.0)
-    assert index.branched_depth(tuple(range(1, 20)), 19) == 0
+    assert index.table.branched_depth(tuple(range(1, 20)), 19) == 0
 
 
 def test_what_two_more_prompts_continue_belongs_to_several() -> None:
@@ -23,10 +23,10 @@ def test_what_two_more_prompts_continue_belongs_to_several() -> None:
     index.insert(A, (1, 2, 3), 0.0)
     index.insert(A, (1, 2, 4), 0.0)
     index.insert(A, (1, 2, 5), 0.0)
-    assert index.branched_depth((1, 2, 5, 6), 3) == 2
-    assert index.branched_depth((1, 2, 9), 2) == 2
-    assert index.branched_depth((1, 2, 9), 1) == 0
-    assert index.branched_depth((7, 8), 2) == 0
+    assert index.table.branched_depth((1, 2, 5, 6), 3) == 2
+    assert index.table.branched_depth((1, 2, 9), 2) == 2
+    assert index.table.branched_depth((1, 2, 9), 1) == 0
+    assert index.table.branched_depth((7, 8), 2) == 0
 
 
 def test_a_prompt_that_leaves_a_known_one_makes_the_fork() -> None:
@@ -34,8 +34,8 @@ def test_a_prompt_that_leaves_a_known_one_makes_the_fork() -> None:
     index = PrefixIndex()
     index.insert(A, (1, 2), 0.0)
     index.insert(A, (1, 2, 3), 0.0)
-    assert index.branched_depth((1, 2, 9), 2) == 2
-    assert index.branched_depth((1, 2), 2) == 2
+    assert index.table.branched_depth((1, 2, 9), 2) == 2
+    assert index.table.branched_depth((1, 2), 2) == 2
 
 
 def test_a_conversation_makes_no_fork_where_only_older_turns_are_eligible() -> None:
@@ -43,8 +43,8 @@ def test_a_conversation_makes_no_fork_where_only_older_turns_are_eligible() -> N
     index = PrefixIndex()
     index.insert(A, (1, 2), 0.0)
     index.insert(EndpointKey("b", 1), (1, 2, 3), 0.0)
-    assert index.branched_depth((1, 2, 3, 4), 2) == 0
-    assert index.branched_depth((1, 2, 3, 4), 3) == 0
+    assert index.table.branched_depth((1, 2, 3, 4), 2) == 0
+    assert index.table.branched_depth((1, 2, 3, 4), 3) == 0
 
 
 def test_the_deepest_fork_counts() -> None:

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ext_proc.routing.cache.prefix_index import RECLAIM_BUDGET, Inserted, PrefixIndex, Purged
+from ext_proc.routing.cache.index_events import Inserted, Purged
+from ext_proc.routing.cache.prefix_index import PrefixIndex
 from ext_proc.routing.cache.prefix_uses import SharedUse, Use
+from ext_proc.routing.cache.retention import RECLAIM_BUDGET
 from ext_proc.routing.values.pool import EndpointKey
 from support.tries import tries
 
@@ -24,8 +26,8 @@ def test_a_match_is_contiguous_from_the_root() -> None:
     index.insert(B, (1, 9), 0.0)
     assert index.match_all((1, 2, 3, 4)) == {A: 3, B: 1}
     assert index.match_all((7, 2, 3)) == {}
-    assert index.matched((1, 9, 3), B) == 2
-    assert index.matched((1,), C) == 0
+    assert index.table.matched((1, 9, 3), B) == 2
+    assert index.table.matched((1,), C) == 0
     assert index.match_all(()) == {}
 
 
@@ -156,12 +158,12 @@ def test_a_much_continued_prefix_becomes_shared() -> None:
     """A prefix counts as shared from endpoints times depth continuations on."""
     index = PrefixIndex()
     index.insert(A, (1, 2, 100), 0.0)
-    assert index.shared_depth((1, 2, 100), 3, 3) == 0
+    assert index.table.shared_depth((1, 2, 100), 3, 3) == 0
     for number in range(6):
-        assert index.shared_depth((1, 2, 999), 2, 3) == 0
+        assert index.table.shared_depth((1, 2, 999), 2, 3) == 0
         index.insert(A, (1, 2, 200 + number), 0.0)
-    assert index.shared_depth((1, 2, 999), 2, 3) == 2
-    assert index.shared_depth((1, 2, 999), 1, 3) == 0
+    assert index.table.shared_depth((1, 2, 999), 2, 3) == 2
+    assert index.table.shared_depth((1, 2, 999), 1, 3) == 0
 
 
 def test_a_growing_conversation_is_never_shared() -> None:
@@ -171,7 +173,7 @@ def test_a_growing_conversation_is_never_shared() -> None:
     for length in range(1, 41):
         index.insert(A, chain[:length], float(length))
         index.insert(B, chain[:length], float(length))
-    assert index.shared_depth(chain, 40, 2) == 0
+    assert index.table.shared_depth(chain, 40, 2) == 0
 
 
 def test_repr_says_how_much_is_held() -> None:
@@ -204,7 +206,7 @@ def test_touching_again_and_again_takes_no_memory() -> None:
     for number in range(500):
         own = tuple(rng.getrandbits(60) for _ in range(2)) if number % 50 == 0 else ()
         index.insert(A, shared + own, float(number))
-    holder = index._holders[A]
+    holder = index.table.holders[A]
     kept, use = 0, holder.kept.oldest
     while use is not None:
         kept += len(use.blocks)
@@ -285,11 +287,11 @@ def test_it_behaves_like_a_plain_lru(steps: list[tuple[object, ...]]) -> None:
         for blocks in seen:
             expected = {key: model.depth(key, blocks) for key in (A, B, C)}
             assert index.match_all(blocks) == {k: d for k, d in expected.items() if d}
-            assert not blocks or index._match_long(blocks) == index.match(blocks)
+            assert not blocks or index.table._match_long(blocks) == index.table.match(blocks)
     for key in (A, B, C):
         index.purge(key)
     index.expire(now)
-    assert (index.blocks, len(index._forks), index._by_bit) == (0, 0, {})
+    assert (index.blocks, len(index.table.forks), index.table._by_bit) == (0, 0, {})
 
 
 @given(STEPS)
@@ -304,9 +306,11 @@ def test_a_parent_is_never_older_than_its_child(steps: list[tuple[object, ...]])
         index.insert(key, chained(path), float(number))
         touched.add((key, chained(path)))
         for holder_key, blocks in touched:
-            bit = index._holders[holder_key].bit
-            ages = [use.at for block in blocks if (use := index._owner(block, bit)) is not None]
-            entries = [index._table.get(block) for block in blocks]
+            bit = index.table.holders[holder_key].bit
+            ages = [
+                use.at for block in blocks if (use := index.table.owner(block, bit)) is not None
+            ]
+            entries = [index.table.entries.get(block) for block in blocks]
             assert all(isinstance(each, Use | SharedUse | None) for each in entries)
-            held = index.matched(blocks, holder_key)
+            held = index.table.matched(blocks, holder_key)
             assert ages[:held] == sorted(ages[:held], reverse=True)

@@ -6,7 +6,6 @@ import tracemalloc
 
 import pytest
 
-from ext_proc.routing.cache.exact_index import ExactIndex
 from ext_proc.routing.cache.prefix_index import PrefixIndex
 from ext_proc.routing.cache.prefix_uses import (
     DOUBTS,
@@ -15,35 +14,34 @@ from ext_proc.routing.cache.prefix_uses import (
     TRIAL_BLOCKS,
     TRIAL_SHARES,
 )
-from ext_proc.routing.cache.provisional import ProvisionalIndex
 from support.prefix_caches import A
 
 
 def test_it_matches_at_once_and_leaves_without_a_trace() -> None:
     """A prompt that follows at once goes where the one before went; a refused one was nowhere."""
-    index = ProvisionalIndex()
-    trial = index.propose(A, (1, 2, 3), 0.0)
+    index = PrefixIndex()
+    trial = index.provisional.propose(A, (1, 2, 3), 0.0)
     assert index.match_all((1, 2, 3, 4)) == {A: 3}
-    index.withdraw(trial)
+    index.table.withdraw(trial)
     assert (index.match_all((1, 2, 3)), index.blocks, index.held(A)) == ({}, 0, 0)
 
 
 def test_what_is_confirmed_stays() -> None:
     """A verdict counts once."""
-    index = ProvisionalIndex()
-    trial = index.propose(A, (1, 2, 3), 0.0)
-    index.confirm(trial, 1.0)
-    index.withdraw(trial)
+    index = PrefixIndex()
+    trial = index.provisional.propose(A, (1, 2, 3), 0.0)
+    index.provisional.confirm(trial, 1.0)
+    index.table.withdraw(trial)
     assert index.match_all((1, 2, 3)) == {A: 3}
-    assert (index.held(A), index.provisional(A)) == (3, 0)
+    assert (index.held(A), index.provisional.count(A)) == (3, 0)
 
 
 def test_a_refused_continuation_leaves_the_conversation() -> None:
     """Blocks that the prompt shares with confirmed ones stay confirmed, and as old as before."""
-    index = ProvisionalIndex(max_blocks=4)
+    index = PrefixIndex(max_blocks=4)
     index.insert(A, (1, 2), 0.0)
     index.insert(A, (7,), 1.0)
-    index.withdraw(index.propose(A, (1, 2, 3), 2.0))
+    index.table.withdraw(index.provisional.propose(A, (1, 2, 3), 2.0))
     index.insert(A, (8, 9), 3.0)
     assert index.match_all((1, 2)) == {A: 1}
     assert index.match_all((7,)) == {A: 1}
@@ -51,11 +49,11 @@ def test_a_refused_continuation_leaves_the_conversation() -> None:
 
 def test_nothing_confirmed_is_evicted() -> None:
     """A full index takes provisional blocks in addition, up to their own bound."""
-    index = ProvisionalIndex(max_blocks=4)
+    index = PrefixIndex(max_blocks=4)
     index.insert(A, (1, 2, 3, 4), 0.0)
     for number in range(100):
-        index.propose(A, (100 + number, 200 + number), 1.0)
-        assert index.provisional(A) <= 4
+        index.provisional.propose(A, (100 + number, 200 + number), 1.0)
+        assert index.provisional.count(A) <= 4
     assert index.match_all((1, 2, 3, 4)) == {A: 4}
 
 
@@ -70,67 +68,69 @@ def test_nothing_confirmed_is_evicted() -> None:
 )
 def test_the_bound_of_provisional_blocks(bound: int, provisional: int) -> None:
     """A tenth of an endpoint's bound, but one whole prompt has room."""
-    index = ProvisionalIndex(max_blocks=bound)
+    index = PrefixIndex(max_blocks=bound)
     most = 0
     for number in range(3 * provisional // 10):
-        index.propose(A, tuple(range(number * 10, number * 10 + 10)), 0.0)
-        most = max(most, index.provisional(A))
-    assert provisional * 7 // 8 <= index.provisional(A) <= most <= provisional
+        index.provisional.propose(A, tuple(range(number * 10, number * 10 + 10)), 0.0)
+        most = max(most, index.provisional.count(A))
+    assert provisional * 7 // 8 <= index.provisional.count(A) <= most <= provisional
 
 
 def test_a_displaced_insert_can_still_be_confirmed() -> None:
     """At the bound the oldest is no longer matched, but its answer may come."""
-    index = ProvisionalIndex(max_blocks=4)
-    first = index.propose(A, (1, 2), 0.0)
-    index.propose(A, (3, 4, 5), 0.0)
+    index = PrefixIndex(max_blocks=4)
+    first = index.provisional.propose(A, (1, 2), 0.0)
+    index.provisional.propose(A, (3, 4, 5), 0.0)
     assert index.match_all((1, 2)) == {}
-    index.confirm(first, 1.0)
+    index.provisional.confirm(first, 1.0)
     assert index.match_all((1, 2)) == {A: 2}
 
 
 def test_a_tenant_above_its_share_is_displaced_first() -> None:
     """The oldest provisional blocks are another tenant's, which keeps them."""
-    index = ProvisionalIndex(max_blocks=80)
-    index.propose(A, (-1, -2), 0.0, tenant=5)
+    index = PrefixIndex(max_blocks=80)
+    index.provisional.propose(A, (-1, -2), 0.0, tenant=5)
     for number in range(100):
-        index.propose(A, (number,), 0.0, tenant=6)
+        index.provisional.propose(A, (number,), 0.0, tenant=6)
     assert index.match_all((-1, -2)) == {A: 2}
 
 
 def test_another_prompt_keeps_what_it_leans_on() -> None:
     """Two requests with one document: the first is refused, the second is not."""
-    index = ProvisionalIndex()
-    first = index.propose(A, (1, 2, 3), 0.0)
-    second = index.propose(A, (1, 2, 9), 0.0)
-    index.withdraw(first)
+    index = PrefixIndex()
+    first = index.provisional.propose(A, (1, 2, 3), 0.0)
+    second = index.provisional.propose(A, (1, 2, 9), 0.0)
+    index.table.withdraw(first)
     assert index.match_all((1, 2, 3)) == {A: 2}
     assert index.match_all((1, 2, 9)) == {A: 3}
-    index.withdraw(second)
+    index.table.withdraw(second)
     assert index.blocks == 0
 
 
 def test_a_long_row_of_prompts_ends_with_the_last() -> None:
     """Each continues the one before; all are refused in order, and the row is not a recursion."""
-    index = ProvisionalIndex(max_blocks=100_000)
+    index = PrefixIndex(max_blocks=100_000)
     chain = tuple(range(3_000))
-    trials = [index.propose(A, chain[: length + 1], 0.0) for length in range(0, 3_000, 2)]
+    trials = [
+        index.provisional.propose(A, chain[: length + 1], 0.0) for length in range(0, 3_000, 2)
+    ]
     for trial in trials[:-1]:
-        index.withdraw(trial)
-    assert index.provisional(A) == len(trials[-1].blocks)
-    index.withdraw(trials[-1])
+        index.table.withdraw(trial)
+    assert index.provisional.count(A) == len(trials[-1].blocks)
+    index.table.withdraw(trials[-1])
     assert index.blocks == 0
 
 
 def test_a_repeated_prompt_is_younger_only_once_it_is_answered() -> None:
     """A prompt that is confirmed already changes nothing until its own answer begins."""
-    index = ProvisionalIndex(max_blocks=4)
+    index = PrefixIndex(max_blocks=4)
     for start, repeats in ((1, False), (10, True)):
         first, second = (start, start + 1), (start + 2, start + 3)
         index.insert(A, first, 0.0)
         index.insert(A, second, 1.0)
-        trial = index.propose(A, first, 2.0, held=2)
-        index.confirm(trial, 3.0) if repeats else index.withdraw(trial)
-        index.withdraw(trial)
+        trial = index.provisional.propose(A, first, 2.0, held=2)
+        index.provisional.confirm(trial, 3.0) if repeats else index.table.withdraw(trial)
+        index.table.withdraw(trial)
         index.insert(A, (start + 4, start + 5), 4.0)
         assert index.match_all(second if repeats else first) == {}
         index.purge(A)
@@ -138,85 +138,85 @@ def test_a_repeated_prompt_is_younger_only_once_it_is_answered() -> None:
 
 def test_a_repeated_prompt_that_was_evicted_meanwhile_is_held_again() -> None:
     """Its answer says that the replica has it, whatever room others took before."""
-    index = ProvisionalIndex(max_blocks=4)
+    index = PrefixIndex(max_blocks=4)
     index.insert(A, (1, 2), 0.0)
-    trial = index.propose(A, (1, 2), 1.0, held=2)
+    trial = index.provisional.propose(A, (1, 2), 1.0, held=2)
     index.insert(A, (3, 4, 5, 6), 2.0)
     assert index.match_all((1, 2)) == {}
-    index.confirm(trial, 3.0)
+    index.provisional.confirm(trial, 3.0)
     assert index.match_all((1, 2)) == {A: 2}
 
 
 def test_a_repeated_prompt_above_a_lowered_bound_is_cut() -> None:
     """Its first blocks are kept, as those of any prompt that is longer than the bound."""
-    index = ProvisionalIndex()
+    index = PrefixIndex()
     index.insert(A, (1, 2, 3), 0.0)
-    trial = index.propose(A, (1, 2, 3), 1.0, held=3)
+    trial = index.provisional.propose(A, (1, 2, 3), 1.0, held=3)
     index.limit(A, 2, 600.0)
-    index.confirm(trial, 2.0)
+    index.provisional.confirm(trial, 2.0)
     assert (index.match_all((1, 2, 3)), index.held(A)) == ({A: 2}, 2)
 
 
 def test_an_endpoint_is_not_purged_for_age_while_a_repeated_prompt_runs() -> None:
     """The answer of a long request still counts, though its blocks expired meanwhile."""
-    index = ProvisionalIndex(ttl_s=10.0)
+    index = PrefixIndex(ttl_s=10.0)
     index.insert(A, (1, 2), 0.0)
-    trial = index.propose(A, (1, 2), 9.0, held=2)
+    trial = index.provisional.propose(A, (1, 2), 9.0, held=2)
     index.expire(20.0)
     assert index.match_all((1, 2)) == {}
-    index.confirm(trial, 21.0)
+    index.provisional.confirm(trial, 21.0)
     assert index.match_all((1, 2)) == {A: 2}
 
 
 def test_a_purge_ends_provisional_inserts() -> None:
     """Verdicts that come after a restart change nothing, and the memory is freed."""
-    index = ProvisionalIndex()
-    trials = [index.propose(A, (1, 2), 0.0), index.propose(A, (1, 5), 0.0)]
+    index = PrefixIndex()
+    trials = [index.provisional.propose(A, (1, 2), 0.0), index.provisional.propose(A, (1, 5), 0.0)]
     index.insert(A, (7,), 0.0)
-    repeated = index.propose(A, (7,), 0.0, held=1)
+    repeated = index.provisional.propose(A, (7,), 0.0, held=1)
     index.purge(A)
     assert index.match_all((1, 2)) == {}
-    index.confirm(trials[0], 1.0)
-    index.confirm(repeated, 1.0)
-    index.withdraw(trials[1])
+    index.provisional.confirm(trials[0], 1.0)
+    index.provisional.confirm(repeated, 1.0)
+    index.table.withdraw(trials[1])
     index.expire(10.0)
     assert (index.blocks, index.held(A)) == (0, 0)
 
 
 def test_a_lowered_bound_is_kept_by_both() -> None:
     """Confirmed and provisional blocks above it are dropped at once."""
-    index = ProvisionalIndex()
+    index = PrefixIndex()
     index.insert(A, tuple(range(10)), 0.0)
-    trial = index.propose(A, tuple(range(100, 110)), 0.0)
+    trial = index.provisional.propose(A, tuple(range(100, 110)), 0.0)
     index.limit(A, 4, 600.0)
-    assert (index.held(A), index.provisional(A)) == (4, 0)
-    index.confirm(trial, 1.0)
+    assert (index.held(A), index.provisional.count(A)) == (4, 0)
+    index.provisional.confirm(trial, 1.0)
     assert index.match_all(tuple(range(100, 110))) == {A: 4}
 
 
 def test_refused_continuations_make_no_prefix_common() -> None:
     """A prefix counts as worth a copy everywhere by its continuations that were answered."""
-    index = ProvisionalIndex()
+    index = PrefixIndex()
     index.insert(A, (1, 2), 0.0)
     for number in range(100):
-        index.withdraw(index.propose(A, (1, 2, 100 + number), 0.0))
-    assert index.shared_depth((1, 2), 2, 2) == 0
+        index.table.withdraw(index.provisional.propose(A, (1, 2, 100 + number), 0.0))
+    assert index.table.shared_depth((1, 2), 2, 2) == 0
     for number in range(4):
-        index.confirm(index.propose(A, (1, 2, 100 + number), 0.0), 0.0)
-    assert index.shared_depth((1, 2), 2, 2) == 2
+        index.provisional.confirm(index.provisional.propose(A, (1, 2, 100 + number), 0.0), 0.0)
+    assert index.table.shared_depth((1, 2), 2, 2) == 2
 
 
 def test_refused_prompts_do_not_discredit_a_reporting_endpoint() -> None:
     """Its engine never stores what it refused, and so never reports it."""
-    index = ExactIndex()
-    index.set_reporting(A, complete=True)
+    index = PrefixIndex()
+    index.reports.set_reporting(A, complete=True)
     for number in range(2 * DOUBTS):
-        index.withdraw(index.propose(A, (number,), 0.0))
+        index.table.withdraw(index.provisional.propose(A, (number,), 0.0))
     assert index.is_exact(A)
-    index.store(A, 0, (7,), (1,))
-    trial = index.propose(A, (1, 2), 0.0)
-    index.store(A, 0, (8,), (2,), 1)
-    index.withdraw(trial)
+    index.reports.store(A, 0, (7,), (1,))
+    trial = index.provisional.propose(A, (1, 2), 0.0)
+    index.reports.store(A, 0, (8,), (2,), 1)
+    index.table.withdraw(trial)
     assert index.match_all((1, 2)) == {A: 2}
 
 
@@ -233,7 +233,7 @@ def filled(index: PrefixIndex, tenants: int, prompts: int, length: int) -> None:
 
 def held_by(index: PrefixIndex) -> dict[int, int]:
     """Return the blocks of each tenant on ``A``."""
-    return {key: each.live for key, each in index._holders[A].kept.tenants.items()}
+    return {key: each.live for key, each in index.table.holders[A].kept.tenants.items()}
 
 
 def test_a_tenant_that_floods_gives_way_to_itself() -> None:
@@ -276,7 +276,7 @@ def test_a_common_prefix_is_not_evicted_with_a_tenant() -> None:
         index.insert(A, (*common, 1_000 + number), 2.0, 2)
     for number in range(500):
         index.insert(A, (5_000 + number,), 3.0, 2)
-    assert index.matched((*common, 101, 102), A) == 22
+    assert index.table.matched((*common, 101, 102), A) == 22
     assert held_by(index)[SHARED_TENANT] == 20
 
 
@@ -288,5 +288,5 @@ def test_tenants_take_bounded_memory() -> None:
         index.insert(A, tuple(range(number * 4, number * 4 + 4)), 0.0, number + 1)
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert len(index._holders[A].kept.tenants) == 1_000
+    assert len(index.table.holders[A].kept.tenants) == 1_000
     assert used / 4_000 < 400

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ext_proc.routing.cache.exact_index import ExactIndex
 from ext_proc.routing.cache.prefix_index import PrefixIndex
 from ext_proc.routing.cache.prefix_uses import SharedUse
-from ext_proc.routing.cache.provisional import ProvisionalIndex
 from ext_proc.routing.values.pool import EndpointKey
 from support.prefix_caches import A, B
 from support.tries import tries
@@ -39,10 +37,10 @@ def chained(path: list[int]) -> tuple[int, ...]:
 def state(index: PrefixIndex) -> dict[EndpointKey, list[tuple[float, int, list[int]]]]:
     """Return the confirmed uses of each endpoint by age, with the blocks that they own."""
     found: dict[EndpointKey, list[tuple[float, int, list[int]]]] = {}
-    for key, holder in index._holders.items():
+    for key, holder in index.table.holders.items():
         use = holder.kept.oldest
         while use is not None:
-            owned = [block for block in use.blocks if index._owner(block, holder.bit) is use]
+            owned = [block for block in use.blocks if index.table.owner(block, holder.bit) is use]
             found.setdefault(key, []).append((use.at, use.tenant.key, owned))
             use = use.newer
     return found
@@ -52,7 +50,7 @@ class Machine:
     """An index with trials, and an index that learns only what is confirmed."""
 
     def __init__(self, bound: int) -> None:
-        self.index = ProvisionalIndex(max_blocks=bound)
+        self.index = PrefixIndex(max_blocks=bound)
         self.confirmed = PrefixIndex(max_blocks=bound)
         self.open: list[tuple[EndpointKey, tuple[int, ...], int, Trial | RepeatedInsert]] = []
         self.claimed: list[set[int]] = []
@@ -69,9 +67,9 @@ class Machine:
                 self.index.insert(key, blocks, now, tenant)
                 self._confirm(key, blocks, tenant, now)
                 return
-            known = self.confirmed.matched(blocks, key)
-            held = self.index.matched(blocks, key) if now % 3 else 0  # it may be said or not
-            trial = self.index.propose(key, blocks, now, tenant, held)
+            known = self.confirmed.table.matched(blocks, key)
+            held = self.index.table.matched(blocks, key) if now % 3 else 0  # it may be said or not
+            trial = self.index.provisional.propose(key, blocks, now, tenant, held)
             self.open.append((key, blocks, tenant, trial))
             self.claimed.append(set(blocks[known:]))
         elif step[0] == "purge":
@@ -83,10 +81,10 @@ class Machine:
             key, blocks, tenant, trial = self.open[at]
             self._keep([number != at for number in range(len(self.open))])
             if step[0] == "confirm":
-                self.index.confirm(trial, now)
+                self.index.provisional.confirm(trial, now)
                 self._confirm(key, blocks, tenant, now)
             else:
-                self.index.withdraw(trial)
+                self.index.table.withdraw(trial)
 
     def _confirm(self, key: EndpointKey, blocks: tuple[int, ...], tenant: int, now: float) -> None:
         self.confirmed.insert(key, blocks, now, tenant)
@@ -100,8 +98,8 @@ class Machine:
 
     def check(self) -> None:
         """Compare counts, bounds and the confirmed part."""
-        index, table = self.index, self.index._table
-        for key, holder in index._holders.items():
+        index, table = self.index, self.index.table.entries
+        for key, holder in index.table.holders.items():
             entries = [
                 each.uses.get(holder.bit) if isinstance(each, SharedUse) else each
                 for each in table.values()
@@ -113,10 +111,10 @@ class Machine:
             assert holder.trials.count <= holder.trials.max_blocks
             assert kept == sum(each.live for each in holder.kept.tenants.values())
             for blocks in self.seen:
-                owned = [index._owner(block, holder.bit) for block in blocks]
+                owned = [index.table.owner(block, holder.bit) for block in blocks]
                 sure = [each is not None and each.lane is holder.kept for each in owned]
                 assert sure == sorted(sure, reverse=True)
-                assert sum(sure) == self.confirmed.matched(blocks, key)
+                assert sum(sure) == self.confirmed.table.matched(blocks, key)
         for blocks in self.seen:
             assert self.confirmed._match_long(blocks) == self.confirmed.match(blocks)
 
@@ -126,7 +124,7 @@ class Machine:
         for (whose, *_), claimed in zip(self.open, self.claimed, strict=True):
             if whose == key:
                 provisional |= claimed
-        depth = self.confirmed.matched(blocks, key)
+        depth = self.confirmed.table.matched(blocks, key)
         while depth < len(blocks) and blocks[depth] in provisional:
             depth += 1
         return depth
@@ -134,15 +132,19 @@ class Machine:
     def end(self) -> None:
         """Withdraw all: what is left is what was confirmed, and nothing after a purge."""
         for *_, trial in self.open:
-            self.index.withdraw(trial)
+            self.index.table.withdraw(trial)
         for blocks in self.seen:
             assert self.index.match_all(blocks) == self.confirmed.match_all(blocks)
         assert state(self.index) == state(self.confirmed)
         for key in (A, B):
             self.index.purge(key)
         self.index.expire(0.0)
-        assert (self.index.blocks, len(self.index._forks), self.index._by_bit) == (0, 0, {})
-        assert self.index._forks._unsure == {}
+        assert (self.index.blocks, len(self.index.table.forks), self.index.table._by_bit) == (
+            0,
+            0,
+            {},
+        )
+        assert self.index.table.forks._unsure == {}
 
 
 @settings(max_examples=tries(100))
@@ -182,20 +184,20 @@ def test_refused_prompts_change_no_later_match(
     for number, step in enumerate(before):
         machine.step(step, float(number))
     for *_, trial in machine.open:
-        machine.index.withdraw(trial)
+        machine.index.table.withdraw(trial)
     machine.index.expire(0.0)  # free what was purged
-    uses, forks = state(machine.index), dict(machine.index._forks._counts)
+    uses, forks = state(machine.index), dict(machine.index.table.forks._counts)
     trials = [
-        machine.index.propose(
-            each[1], blocks, 100.0, each[3], machine.index.matched(blocks, each[1])
+        machine.index.provisional.propose(
+            each[1], blocks, 100.0, each[3], machine.index.table.matched(blocks, each[1])
         )
         for each in flood
         if each[0] == "propose" and (blocks := chained(each[2]))
     ]
     for trial in trials:
-        machine.index.withdraw(trial)
+        machine.index.table.withdraw(trial)
     assert state(machine.index) == uses
-    assert machine.index._forks._counts == forks
+    assert machine.index.table.forks._counts == forks
 
 
 REPORTS = st.lists(
@@ -210,24 +212,28 @@ REPORTS = st.lists(
 
 
 def reported(
-    index: ExactIndex, trials: list[Trial | RepeatedInsert], step: tuple[object, ...], now: float
+    index: PrefixIndex, trials: list[Trial | RepeatedInsert], step: tuple[object, ...], now: float
 ) -> None:
     """Do one step of ``REPORTS``."""
     kind, value = step[0], step[-1]
     if kind in {"confirm", "withdraw"}:
         if trials:
             trial = trials.pop(value % len(trials))
-            index.confirm(trial, now) if kind == "confirm" else index.withdraw(trial)
+            index.provisional.confirm(trial, now) if kind == "confirm" else index.table.withdraw(
+                trial
+            )
         return
     {
         "propose": lambda: trials.append(
-            index.propose(A, chained(value), now, held=index.matched(chained(value), A))
+            index.provisional.propose(
+                A, chained(value), now, held=index.table.matched(chained(value), A)
+            )
         ),
         "insert": lambda: index.insert(A, chained(value), now),
-        "store": lambda: index.store(A, 0, chained(value), chained(value)),
-        "remove": lambda: index.remove(A, 0, (10 + value,)),
-        "report": lambda: index.set_reporting(A, value),
-        "clear": lambda: index.clear(A, 0),
+        "store": lambda: index.reports.store(A, 0, chained(value), chained(value)),
+        "remove": lambda: index.reports.remove(A, 0, (10 + value,)),
+        "report": lambda: index.reports.set_reporting(A, value),
+        "clear": lambda: index.reports.clear(A, 0),
         "purge": lambda: index.purge(A),
     }[kind]()
 
@@ -238,18 +244,18 @@ def test_reports_and_provisional_prompts_count_each_block_once(
     steps: list[tuple[object, ...]],
 ) -> None:
     """An endpoint that starts and stops reporting keeps its counts, and leaves no block behind."""
-    index = ExactIndex(max_blocks=9)
+    index = PrefixIndex(max_blocks=9)
     trials: list[Trial | RepeatedInsert] = []
     for number, step in enumerate(steps):
         reported(index, trials, step, float(number))
-        for holder in index._holders.values():
-            owners = [index._owner(block, holder.bit) for block in index._table]
+        for holder in index.table.holders.values():
+            owners = [index.table.owner(block, holder.bit) for block in index.table.entries]
             lanes = [each.lane for each in owners if each is not None and each.mask == holder.bit]
             assert lanes.count(holder.kept) == holder.kept.count
             assert lanes.count(holder.trials) == holder.trials.count
     for trial in trials:
-        index.withdraw(trial)
+        index.table.withdraw(trial)
     index.purge(A)
     for _ in range(3):
         index.expire(1_000.0)
-    assert (index.blocks, len(index._forks), index._by_bit) == (0, 0, {})
+    assert (index.blocks, len(index.table.forks), index.table._by_bit) == (0, 0, {})

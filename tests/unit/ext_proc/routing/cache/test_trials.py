@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ext_proc.routing.cache import trials as module
-from ext_proc.routing.cache.prefix_index import Inserted
+from ext_proc.routing.cache.index_events import Inserted
+from ext_proc.routing.cache.prefix_index import PrefixIndex
 from ext_proc.routing.cache.prefix_uses import UNKNOWN_TENANT
-from ext_proc.routing.cache.provisional import ProvisionalIndex
 from ext_proc.routing.cache.tenants import tenant_of
 from ext_proc.routing.cache.trials import GRACE_S, Confirmed, Trials, Withdrawn
 from ext_proc.routing.values.pool import EndpointKey
@@ -27,7 +27,7 @@ class Made:
     """Trials of one worker, and what they tell."""
 
     def __init__(self) -> None:
-        self.index = ProvisionalIndex()
+        self.index = PrefixIndex()
         self.events: list[object] = []
         self.trials = Trials(self.index, {A, B}, self.events.append)
 
@@ -37,11 +37,11 @@ class Made:
 
     def held(self, blocks: tuple[int, ...]) -> int:
         """Return how many leading blocks ``A`` holds."""
-        return self.index.matched(blocks, A)
+        return self.index.table.matched(blocks, A)
 
     def confirmed(self) -> int:
         """Return the number of confirmed blocks of ``A``."""
-        return self.index.held(A) - self.index.provisional(A)
+        return self.index.held(A) - self.index.provisional.count(A)
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_without_a_log_the_end_decides(made: Made, done: bool, held: int) -> Non
     made.propose()
     made.trials.ended(1, 1.0, done=done)
     made.trials.ended(0, 1.0 + GRACE_S - 0.01, done=True)
-    assert made.index.provisional(A) == 3
+    assert made.index.provisional.count(A) == 3
     made.trials.ended(0, 1.0 + GRACE_S, done=True)
     assert (made.confirmed(), made.index.blocks) == (held, held)
 
@@ -156,7 +156,7 @@ def test_a_running_request_waits_without_limit(made: Made) -> None:
     """A long queue before the first byte is no failure."""
     made.propose()
     made.trials.ended(0, 10_000.0, done=True)
-    assert made.index.matched(PROMPT, A) == 3
+    assert made.index.table.matched(PROMPT, A) == 3
 
 
 def test_memory_is_bounded_by_blocks(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +188,7 @@ def test_peer_workers_decide_about_their_own(made: Made) -> None:
     made.trials.follow(1, Withdrawn(5), 0.0)
     assert made.index.match_all((10,)) == {A: 1}
     assert made.index.match_all((11,)) == {}
-    assert (made.confirmed(), made.index.provisional(A)) == (1, 1)
+    assert (made.confirmed(), made.index.provisional.count(A)) == (1, 1)
     assert len(made.events) == 1
 
 
@@ -230,7 +230,7 @@ def test_a_moved_charge_takes_its_prompt_along(build) -> None:
     router.settle(ticket, Outcome.DONE, 1.0)
     router.confirmed(ticket.id, other.key)
     assert router.index.match_all(PROMPT) == {other.key: 3}
-    assert router.index.provisional(other.key) == 0
+    assert router.index.provisional.count(other.key) == 0
 
 
 def test_a_restart_before_the_verdict_leaves_nothing(build) -> None:
@@ -265,7 +265,7 @@ def test_a_refused_flood_leaves_others_where_they_were(
             router.rejected(ticket.id)
         else:
             late.append(ticket.id)
-        assert router.index.provisional(ticket.endpoint) <= 2048
+        assert router.index.provisional.count(ticket.endpoint) <= 2048
     for ticket_id in late:
         router.rejected(ticket_id)
     assert [router.index.match_all(prompt) for prompt in prompts] == before
@@ -307,11 +307,11 @@ def test_a_batch_moves_and_ends_as_a_whole(made: Made) -> None:
     chains = ((1, 2), (3, 4))
     made.trials.propose_all(1, A, chains, UNKNOWN_TENANT, 0.0)
     made.trials.move(1, B, 0.5)
-    assert [made.index.matched(each, B) for each in chains] == [2, 2]
+    assert [made.index.table.matched(each, B) for each in chains] == [2, 2]
     assert [made.held(each) for each in chains] == [0, 0]
     made.trials.ended(1, 1.0, done=True)
     made.propose(2, (9,), 1.0)
     made.trials.confirm(2, A)
     made.trials.ended(3, 1.0 + 2 * GRACE_S, done=True)
-    assert [made.index.matched(each, B) for each in chains] == [0, 0]
+    assert [made.index.table.matched(each, B) for each in chains] == [0, 0]
     assert len(made.trials) == 0

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ext_proc.requests.blocks import chained
-from ext_proc.routing.cache.exact_index import ExactIndex, Reporting
+from ext_proc.routing.cache.index_events import Reporting
+from ext_proc.routing.cache.prefix_index import PrefixIndex
 from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.routing.values.request import Features, Form
 from ext_proc.telemetry.kv_events.events import BlockRemoved, BlockStored
@@ -32,11 +33,11 @@ class Made:
     """A follower of one engine, and its index."""
 
     def __init__(self, *, can_replay=True, models=frozenset({"m"}), size=SIZE):
-        self.index = ExactIndex()
-        self.index.set_reporting(R1, complete=False)
+        self.index = PrefixIndex()
+        self.index.reports.set_reporting(R1, complete=False)
         self.completeness = []
         self.translator = Translator(
-            R1, 0, model="m", models=models, block_tokens=size, block=self.index.block
+            R1, 0, model="m", models=models, block_tokens=size, block=self.index.reports.block
         )
         self.follower = Follower(
             self.translator, self.index.apply, self._complete, can_replay=can_replay
@@ -47,7 +48,7 @@ class Made:
         self.index.apply(Reporting(R1, complete))
 
     def held(self, *prompts):
-        return [self.index.matched(blocks_of(each), R1) for each in prompts]
+        return [self.index.table.matched(blocks_of(each), R1) for each in prompts]
 
 
 @pytest.fixture
@@ -213,7 +214,7 @@ def matched(made, event, **features):
     change = made.translator.take(event)
     if change is not None:
         made.index.apply(change)
-    return made.index.matched(blocks_of(A, **features), R1)
+    return made.index.table.matched(blocks_of(A, **features), R1)
 
 
 def test_adapters_and_salts_have_chains_of_their_own():
@@ -227,7 +228,7 @@ def test_adapters_and_salts_have_chains_of_their_own():
     assert matched(made, salted, salt="tenant") == 2
     both = stored(names=(7, 8), adapter="law", extra_keys=(("law", "tenant"), ("law",)))
     assert matched(made, both, adapter="law", salt="tenant") == 2
-    assert made.index.matched(blocks_of(A), R1) == 0
+    assert made.index.table.matched(blocks_of(A), R1) == 0
 
 
 def test_what_requests_cannot_tell_is_passed_over():
@@ -327,7 +328,7 @@ class Story:
         self.made.follower.replay_ended(empty=first)
 
     def check(self):
-        holder = self.made.index._holders.get(R1)
+        holder = self.made.index.table.holders.get(R1)
         named = {} if holder is None else holder.reported.names
         believed = {block for names in named.values() for block in names.values()}
         there = {blocks_of(each)[-1] for each in self.cache.prompts()}

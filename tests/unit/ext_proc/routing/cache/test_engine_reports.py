@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ext_proc.routing.cache.exact_index import ExactIndex, Reporting, Stored
+from ext_proc.routing.cache.index_events import Reporting, Stored
+from ext_proc.routing.cache.prefix_index import PrefixIndex
 from ext_proc.routing.cache.prefix_table import LONG
 from ext_proc.routing.cache.prefix_uses import DOUBTS, MAX_EXPECTED, SPECULATIVE_S
 from ext_proc.routing.pipeline.decision import Decision
@@ -22,24 +23,24 @@ if TYPE_CHECKING:
 def test_what_an_engine_stores_is_held_until_it_removes_it() -> None:
     """Stored blocks match until they are removed, and do not expire."""
     index = reporting(ttl_s=10.0)
-    index.store(A, 0, (71, 72, 73), (1, 2, 3))
+    index.reports.store(A, 0, (71, 72, 73), (1, 2, 3))
     index.expire(1e6)
     assert index.match_all((1, 2, 3, 4)) == {A: 3}
-    assert index.block(A, 0, 72) == 2
-    index.remove(A, 0, (73, 999))
+    assert index.reports.block(A, 0, 72) == 2
+    index.reports.remove(A, 0, (73, 999))
     assert index.match_all((1, 2, 3)) == {A: 2}
-    assert index.block(A, 0, 73) is None
+    assert index.reports.block(A, 0, 73) is None
 
 
 def test_a_removed_parent_ends_the_match_however_long_the_prompt() -> None:
     """Matches stay contiguous if an engine removes a block before its children."""
     index = reporting()
     blocks = tuple(range(1, 3 * LONG))
-    index.store(A, 0, blocks, blocks)
+    index.reports.store(A, 0, blocks, blocks)
     index.insert(B, blocks[: LONG + 5], 0.0)
-    index.remove(A, 0, (LONG,))
+    index.reports.remove(A, 0, (LONG,))
     assert index.match_all(blocks) == {A: LONG - 1, B: LONG + 5}
-    index.remove(A, 0, (1,))
+    index.reports.remove(A, 0, (1,))
     assert index.match_all(blocks) == {B: LONG + 5}
 
 
@@ -47,74 +48,74 @@ def test_a_block_is_held_until_its_last_copy_is_removed() -> None:
     """Two copies, in one engine or in two, need two removals."""
     index = reporting()
     for engine in (0, 1):
-        index.store(A, engine, (7, 8), (1, 2))
-    index.store(A, 0, (8,), (2,), 1)
+        index.reports.store(A, engine, (7, 8), (1, 2))
+    index.reports.store(A, 0, (8,), (2,), 1)
     assert index.held(A) == 2
     for engine in (0, 1):
-        index.remove(A, engine, (8,))
+        index.reports.remove(A, engine, (8,))
         assert index.match_all((1, 2)) == {A: 2}
-    index.remove(A, 0, (8,))
+    index.reports.remove(A, 0, (8,))
     assert index.match_all((1, 2)) == {A: 1}
     for engine in (0, 1):
-        index.remove(A, engine, (7,))
+        index.reports.remove(A, engine, (7,))
     assert (index.held(A), index.blocks) == (0, 0)
 
 
 def test_reports_of_reused_blocks_add_no_copies() -> None:
     """Clients can make vLLM report what a prompt reuses; one removal ends such blocks."""
     index = reporting()
-    index.store(A, 0, (7, 8), (1, 2))
+    index.reports.store(A, 0, (7, 8), (1, 2))
     for _ in range(5):
-        index.store(A, 0, (7, 8), (1, 2))
-    index.remove(A, 0, (8, 7))
+        index.reports.store(A, 0, (7, 8), (1, 2))
+    index.reports.remove(A, 0, (8, 7))
     assert (index.match_all((1,)), index.held(A), index.blocks) == ({}, 0, 0)
 
 
 def test_a_prompt_that_is_computed_from_its_root_is_a_copy() -> None:
     """With ``prompt_logprobs`` an engine computes what it holds; in parts, if it is long."""
     index = reporting()
-    index.store(A, 0, (7, 8, 9), (1, 2, 3))
-    index.propose(A, (1, 2, 3), 0.0, recomputed=True)
-    index.store(A, 0, (7, 8), (1, 2))
-    index.store(A, 0, (9,), (3,), 2)
-    index.store(A, 0, (7, 8), (1, 2))  # reported reuse
-    index.remove(A, 0, (9, 8, 7))
+    index.reports.store(A, 0, (7, 8, 9), (1, 2, 3))
+    index.provisional.propose(A, (1, 2, 3), 0.0, recomputed=True)
+    index.reports.store(A, 0, (7, 8), (1, 2))
+    index.reports.store(A, 0, (9,), (3,), 2)
+    index.reports.store(A, 0, (7, 8), (1, 2))  # reported reuse
+    index.reports.remove(A, 0, (9, 8, 7))
     assert index.match_all((1, 2, 3)) == {A: 3}
-    index.remove(A, 0, (9, 8, 7))
+    index.reports.remove(A, 0, (9, 8, 7))
     assert (index.match_all((1,)), index.held(A)) == ({}, 0)
 
 
 def test_a_failed_request_makes_no_copy() -> None:
     """An engine that refuses a prompt computes nothing; later reports are of reuse."""
     index = reporting()
-    index.store(A, 0, (7, 8), (1, 2))
-    trial = index.propose(A, (1, 2), 0.0, recomputed=True)
-    index.failed(trial)
-    index.store(A, 0, (7, 8), (1, 2))
-    index.remove(A, 0, (7, 8))
+    index.reports.store(A, 0, (7, 8), (1, 2))
+    trial = index.provisional.propose(A, (1, 2), 0.0, recomputed=True)
+    index.provisional.failed(trial)
+    index.reports.store(A, 0, (7, 8), (1, 2))
+    index.reports.remove(A, 0, (7, 8))
     assert index.match_all((1,)) == {}
 
 
 def test_expected_prompts_are_bounded() -> None:
     """Requests of which an engine never reports anything leave no more than a few prompts."""
     index = reporting()
-    index.store(A, 0, (7,), (1,))
+    index.reports.store(A, 0, (7,), (1,))
     for number in range(2 * MAX_EXPECTED):
-        index.propose(A, (1, 10 + number), 0.0, recomputed=True)
+        index.provisional.propose(A, (1, 10 + number), 0.0, recomputed=True)
     for _ in range(2 * MAX_EXPECTED):
-        index.store(A, 0, (7,), (1,))
+        index.reports.store(A, 0, (7,), (1,))
     for _ in range(MAX_EXPECTED):
-        index.remove(A, 0, (7,))
+        index.reports.remove(A, 0, (7,))
         assert A in index.match_all((1,))
-    index.remove(A, 0, (7,))
-    assert index.block(A, 0, 7) is None
+    index.reports.remove(A, 0, (7,))
+    assert index.reports.block(A, 0, 7) is None
 
 
 def test_the_rest_of_a_reported_prompt_counts_for_two_seconds() -> None:
     """Where a report has begun to confirm a prompt, the rest is held speculatively."""
     index = reporting(ttl_s=1e6)
     index.insert(A, (1, 2, 3), 0.0)
-    index.store(A, 0, (71, 72), (1, 2))
+    index.reports.store(A, 0, (71, 72), (1, 2))
     assert index.match_all((1, 2, 3)) == {A: 3}
     index.expire(SPECULATIVE_S + 1.1)
     assert index.match_all((1, 2, 3)) == {A: 2}
@@ -123,21 +124,21 @@ def test_the_rest_of_a_reported_prompt_counts_for_two_seconds() -> None:
 def test_a_removal_ends_what_was_sent_before_it() -> None:
     """Dispatching blocks that the endpoint reported does not make them speculative."""
     index = reporting()
-    index.store(A, 0, (71, 72), (1, 2))
+    index.reports.store(A, 0, (71, 72), (1, 2))
     index.insert(A, (1, 2), 0.0)
-    index.remove(A, 0, (71, 72))
+    index.reports.remove(A, 0, (71, 72))
     assert index.match_all((1, 2)) == {}
 
 
 def test_reports_with_gaps_leave_the_usual_time() -> None:
     """With gaps, dispatched blocks are held as for an endpoint that does not report."""
     index = reporting(ttl_s=100.0)
-    index.set_reporting(A, complete=False)
-    index.store(A, 0, (71,), (1,))
+    index.reports.set_reporting(A, complete=False)
+    index.reports.store(A, 0, (71,), (1,))
     index.insert(A, (1, 2), 0.0)
     index.expire(50.0)
     assert index.match_all((1, 2)) == {A: 2}
-    index.set_reporting(A, complete=True)
+    index.reports.set_reporting(A, complete=True)
     index.expire(51.1)
     assert index.match_all((1, 2)) == {A: 1}
 
@@ -145,7 +146,7 @@ def test_reports_with_gaps_leave_the_usual_time() -> None:
 def test_a_prompt_of_which_nothing_is_reported_keeps_the_usual_time() -> None:
     """Chats never match the reports of their engine; beside prompts that do they keep affinity."""
     index = reporting(ttl_s=100.0)
-    index.store(A, 0, (71, 72), (1, 2))
+    index.reports.store(A, 0, (71, 72), (1, 2))
     for now in (0.0, 30.0):
         index.insert(A, (1, 2), now)
         index.insert(A, (11, 12), now)
@@ -160,13 +161,13 @@ def test_a_removal_ends_a_prompt_whose_request_ends_later() -> None:
     """The verdict on a request does not bring back what its engine has removed meanwhile."""
     for complete in (True, False):
         index = reporting(ttl_s=100.0)
-        index.set_reporting(A, complete=complete)
-        early = index.propose(A, (1, 2, 3), 0.0)
-        index.store(A, 0, (71, 72, 73), (1, 2, 3))
-        known = index.propose(A, (1, 2, 3), 0.0)
-        index.remove(A, 0, (73, 72))
-        index.confirm(early, 1.0)
-        index.confirm(known, 1.0)
+        index.reports.set_reporting(A, complete=complete)
+        early = index.provisional.propose(A, (1, 2, 3), 0.0)
+        index.reports.store(A, 0, (71, 72, 73), (1, 2, 3))
+        known = index.provisional.propose(A, (1, 2, 3), 0.0)
+        index.reports.remove(A, 0, (73, 72))
+        index.provisional.confirm(early, 1.0)
+        index.provisional.confirm(known, 1.0)
         assert index.match_all((1, 2, 3)) == {A: 1}
         assert index.held(A) == 1
 
@@ -177,28 +178,28 @@ def test_reports_that_never_match_are_counted_until_they_do() -> None:
     for number in range(DOUBTS):
         assert index.is_exact(A)
         index.insert(A, (number + 10,), 0.0)
-        index.store(A, 0, (number,), (-number - 1,))
+        index.reports.store(A, 0, (number,), (-number - 1,))
     assert index.is_exact(A) is False
     index.expire(500.0)
     assert index.match_all((10,)) == {A: 1}
-    index.store(A, 0, (12345,), (10,))
+    index.reports.store(A, 0, (12345,), (10,))
     assert index.is_exact(A)
 
 
 def test_reports_of_an_endpoint_that_does_not_report_are_ignored() -> None:
     """Stores, removals and clears are ignored before ``set_reporting``."""
-    index = ExactIndex()
-    index.store(B, 0, (7,), (1,))
-    index.remove(B, 0, (7,))
-    index.clear(B, 0)
-    assert (index.blocks, index.block(B, 0, 7), index.is_exact(B)) == (0, None, None)
+    index = PrefixIndex()
+    index.reports.store(B, 0, (7,), (1,))
+    index.reports.remove(B, 0, (7,))
+    index.reports.clear(B, 0)
+    assert (index.blocks, index.reports.block(B, 0, 7), index.is_exact(B)) == (0, None, None)
 
 
 def test_an_endpoint_that_stops_reporting_is_purged() -> None:
     """Its reports are dropped, and later dispatches count for the usual time."""
     index = reporting(ttl_s=100.0)
-    index.store(A, 0, (7,), (1,))
-    index.set_reporting(A, complete=None)
+    index.reports.store(A, 0, (7,), (1,))
+    index.reports.set_reporting(A, complete=None)
     assert index.match_all((1,)) == {}
     index.insert(A, (1,), 0.0)
     index.expire(50.0)
@@ -209,19 +210,19 @@ def test_an_endpoint_that_stops_reporting_is_purged() -> None:
 def test_an_endpoint_that_is_gone_leaves_nothing() -> None:
     """Forgetting drops its reports and its state as a reporting endpoint."""
     index = reporting()
-    index.store(A, 0, (7,), (1,))
+    index.reports.store(A, 0, (7,), (1,))
     index.forget(A)
     index.expire(0.0)
-    assert (index.blocks, index.reports(A)) == (0, False)
+    assert (index.blocks, index.reports.is_reporting(A)) == (0, False)
 
 
 def test_a_purge_takes_effect_at_once_and_the_endpoint_still_reports() -> None:
     """After a purge new stores count, and the memory is freed later."""
     index = reporting()
-    index.store(A, 0, tuple(range(500)), tuple(range(1, 501)))
+    index.reports.store(A, 0, tuple(range(500)), tuple(range(1, 501)))
     index.purge(A)
     assert index.match_all((1,)) == {}
-    index.store(A, 0, (7,), (1,))
+    index.reports.store(A, 0, (7,), (1,))
     assert index.match_all((1, 2)) == {A: 1}
     for number in range(10):
         index.expire(float(number))
@@ -231,12 +232,12 @@ def test_a_purge_takes_effect_at_once_and_the_endpoint_still_reports() -> None:
 def test_one_engine_of_several_is_cleared_alone() -> None:
     """Blocks of another engine of the endpoint stay."""
     index = reporting()
-    index.store(A, 0, (7, 8), (1, 2))
-    index.store(A, 0, (8,), (2,), 1)
-    index.store(A, 1, (7,), (1,))
-    index.clear(A, 0)
+    index.reports.store(A, 0, (7, 8), (1, 2))
+    index.reports.store(A, 0, (8,), (2,), 1)
+    index.reports.store(A, 1, (7,), (1,))
+    index.reports.clear(A, 0)
     assert index.match_all((1, 2)) == {A: 1}
-    index.clear(A, 1)
+    index.reports.clear(A, 1)
     assert index.match_all((1, 2)) == {}
 
 
@@ -244,12 +245,12 @@ def test_the_bound_holds_and_is_counted() -> None:
     """Reports beyond the bound are ignored; dispatched blocks are evicted for reported ones."""
     index = reporting(max_blocks=3)
     index.insert(A, (1, 2, 3), 0.0)
-    index.store(A, 0, (74, 75, 76, 77), (4, 5, 6, 7))
+    index.reports.store(A, 0, (74, 75, 76, 77), (4, 5, 6, 7))
     assert index.held(A) == 3
-    assert index.overflowed == 1
+    assert index.reports.overflowed == 1
     assert index.match_all((4,)) == {A: 1}
     assert index.match_all((1,)) == {}
-    index.remove(A, 0, (77, 74))
+    index.reports.remove(A, 0, (77, 74))
     assert index.held(A) == 2
 
 
@@ -258,7 +259,7 @@ def test_a_lowered_ttl_reaches_an_endpoint_with_gaps() -> None:
     index = reporting(ttl_s=1000.0)
     index.insert(A, (1,), 0.0)
     index.limit(A, 100, 5.0)
-    index.set_reporting(A, complete=False)
+    index.reports.set_reporting(A, complete=False)
     index.expire(4.0)
     assert index.match_all((1,)) == {A: 1}
     index.expire(6.1)
@@ -268,10 +269,10 @@ def test_a_lowered_ttl_reaches_an_endpoint_with_gaps() -> None:
 def test_a_prefix_reported_in_many_continuations_is_shared() -> None:
     """Forks are counted in reports too, with the parent in an earlier event."""
     index = reporting()
-    index.store(A, 0, (1,), (1,))
+    index.reports.store(A, 0, (1,), (1,))
     for number in range(10, 16):
-        index.store(A, 0, (number,), (number,), 1)
-    assert index.shared_depth((1, 10), 2, 2) == 1
+        index.reports.store(A, 0, (number,), (number,), 1)
+    assert index.table.shared_depth((1, 10), 2, 2) == 1
 
 
 @pytest.mark.parametrize("length", [8, 256])
@@ -284,7 +285,7 @@ def test_a_reported_block_takes_less_than_200_bytes(length: int) -> None:
     before = tracemalloc.get_traced_memory()[0]
     for _ in range(total // length):
         names = tuple([rng.getrandbits(60) for _ in range(length)])
-        index.store(A, 0, names, tuple([rng.getrandbits(63) for _ in range(length)]))
+        index.reports.store(A, 0, names, tuple([rng.getrandbits(63) for _ in range(length)]))
     used = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     assert index.held(A) >= total - length

@@ -7,8 +7,15 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ext_proc.routing.cache.exact_index import Cleared, IndexEvent, Removed, Reporting, Stored
-from ext_proc.routing.cache.prefix_index import Inserted, Purged
+from ext_proc.routing.cache.index_events import (
+    Cleared,
+    IndexEvent,
+    Inserted,
+    Purged,
+    Removed,
+    Reporting,
+    Stored,
+)
 from ext_proc.routing.cache.prefix_uses import SPECULATIVE_S
 from ext_proc.routing.values.pool import EndpointKey
 from support.prefix_caches import A, B, reporting
@@ -148,9 +155,9 @@ def test_it_equals_the_engines_cache(steps: list[tuple]) -> None:
                 assert index.held(key) == len(model.holds(key))
             for blocks in model.seen:
                 assert index.match_all(blocks) == model.depths(blocks)
-                assert index._match_long(blocks) == index.match(blocks)
+                assert index.table._match_long(blocks) == index.table.match(blocks)
     index = indexes[0]
-    index.set_reporting(A, complete=None)
+    index.reports.set_reporting(A, complete=None)
     index.purge(B)
     index.expire(model.now)
-    assert (index.blocks, len(index._forks), index._by_bit) == (0, 0, {})
+    assert (index.blocks, len(index.table.forks), index.table._by_bit) == (0, 0, {})

@@ -1,8 +1,8 @@
-"""The exact prefix index: also takes the KV events by which engines report their caches.
+"""Engines' reports of their caches (KV events): what a reporting endpoint holds.
 
 Endpoints with and without KV events are kept in the same index.
 
-Rules, in addition to those of ``prefix_index``:
+Rules:
 
 1. A *reporting* endpoint holds the blocks that its engines stored and have not removed. They do not
    expire; only a removal event, a purge or the endpoint's removal ends them. An engine may hold
@@ -23,90 +23,46 @@ Rules, in addition to those of ``prefix_index``:
 4. An endpoint holds at most its ``max_blocks``; reported blocks beyond that are ignored.
 5. A purge drops the reported blocks; the endpoint stays a reporting one.
 
-Names are the engines' own hashes, cut to 60 bits: among a million blocks two names collide with a
-probability of one in two million, and such a name takes 32 bytes instead of 40 or more.
-
 Memory: 130 to 190 bytes per block that one endpoint reports (two dictionary slots, name and block),
 below 200 by test except for dictionaries that have just grown.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from ext_proc.routing.cache import prefix_index
-from ext_proc.routing.cache.prefix_uses import ReportedUse, Trial, Use
-from ext_proc.routing.cache.provisional import ProvisionalIndex
+from ext_proc.routing.cache.prefix_uses import Trial, Use
 
 if TYPE_CHECKING:
-    from ext_proc.routing.cache.prefix_table import Steps
-    from ext_proc.routing.cache.prefix_uses import Holder
+    from ext_proc.routing.cache.prefix_table import PrefixTable
+    from ext_proc.routing.cache.prefix_uses import Holder, ReportedUse
+    from ext_proc.routing.cache.retention import Retention
     from ext_proc.routing.values.pool import EndpointKey
 
-NAME_BITS: Final = 60
 
+class EngineReports:
+    """What engines report of their caches.
 
-class Reporting(NamedTuple):
-    """An endpoint starts or stops reporting its cache."""
+    Args:
+        table: The blocks and their owners.
+        retention: The confirmed inserts, from which reported blocks are taken.
+    """
 
-    endpoint: EndpointKey
-    complete: bool | None
-    """Whether its reports cover all that it holds; ``None`` = it stops reporting."""
-
-
-class Stored(NamedTuple):
-    """An engine of an endpoint stored these consecutive blocks."""
-
-    endpoint: EndpointKey
-    engine: int
-    names: tuple[int, ...]
-    """The engine's hashes, below ``2 ** NAME_BITS``."""
-    blocks: tuple[int, ...]
-    """Our hashes of the same blocks."""
-    parent: int | None = None
-    """Our hash of the preceding block; ``None`` if the blocks begin at the root."""
-
-
-class Removed(NamedTuple):
-    """An engine of an endpoint removed blocks."""
-
-    endpoint: EndpointKey
-    engine: int
-    names: tuple[int, ...]
-
-
-class Cleared(NamedTuple):
-    """An engine of an endpoint cleared its cache, or its contents became unknown."""
-
-    endpoint: EndpointKey
-    engine: int
-
-
-CacheEvent = Reporting | Stored | Removed | Cleared
-IndexEvent = prefix_index.IndexEvent | CacheEvent
-
-
-class ExactIndex(ProvisionalIndex):
-    """Prompt blocks by endpoint, from our own dispatches and from the endpoints' reports."""
-
-    def __init__(
-        self, max_blocks: int = prefix_index.MAX_BLOCKS, ttl_s: float = prefix_index.TTL_S
-    ) -> None:
-        super().__init__(max_blocks, ttl_s)
-        self._reporting: dict[EndpointKey, bool] = {}
-        self._reported_bits = 0
+    def __init__(self, table: PrefixTable, retention: Retention) -> None:
+        self._table = table
+        self._entries = table.entries
+        self._holders = table.holders
+        self._retention = retention
         self.overflowed = 0
         """Number of reported blocks ignored at an endpoint's bound (rule 4)."""
 
-    # --- Queries --------------------------------------------------------------------------------
-
-    def reports(self, endpoint: EndpointKey) -> bool:
+    def is_reporting(self, endpoint: EndpointKey) -> bool:
         """Whether the endpoint's engines report their caches."""
-        return endpoint in self._reporting
+        return endpoint in self._table.reporting
 
     def is_exact(self, endpoint: EndpointKey) -> bool | None:
         """Whether an endpoint's reports are complete and match; ``None`` if it does not report."""
-        complete = self._reporting.get(endpoint)
+        complete = self._table.reporting.get(endpoint)
         holder = self._holders.get(endpoint)
         if not complete or holder is None or holder.reported is None:
             return complete
@@ -119,47 +75,6 @@ class ExactIndex(ProvisionalIndex):
             return None
         return holder.reported.names.get(engine, {}).get(name)
 
-    def _match_long(self, blocks: tuple[int, ...]) -> Steps:
-        table = self._table
-        entry = table.get(blocks[0])
-        if entry is None or not entry.mask & self._reported_bits:
-            return super()._match_long(blocks)
-        steps: Steps = []
-        alive, depth = self._live & entry.mask, 0
-        for block in blocks:
-            entry = table.get(block)
-            mask = 0 if entry is None else alive & entry.mask
-            if mask != alive:
-                if depth:
-                    steps.append((alive, depth))
-                alive = mask
-                if not mask:
-                    return steps
-            depth += 1
-        if alive:
-            steps.append((alive, depth))
-        return steps
-
-    # --- Changes --------------------------------------------------------------------------------
-
-    def apply(self, event: IndexEvent) -> None:
-        """Apply one event."""
-        if isinstance(event, Stored):
-            self.store(*event)
-        elif isinstance(event, Removed):
-            self.remove(*event)
-        elif isinstance(event, Cleared):
-            self.clear(*event)
-        elif isinstance(event, Reporting):
-            self.set_reporting(*event)
-        else:
-            super().apply(event)
-
-    def forget(self, endpoint: EndpointKey) -> None:
-        """Purge an endpoint that was removed, including its bounds and reports."""
-        super().forget(endpoint)
-        self._reporting.pop(endpoint, None)
-
     def set_reporting(self, endpoint: EndpointKey, complete: bool | None) -> None:
         """Start or stop taking an endpoint's reports, or set whether they have gaps.
 
@@ -168,12 +83,12 @@ class ExactIndex(ProvisionalIndex):
             complete: Whether its reports cover all that it holds; ``None`` = it stops reporting.
         """
         if complete is None:
-            if self._reporting.pop(endpoint, None) is not None:
-                self.purge(endpoint)
+            if self._table.reporting.pop(endpoint, None) is not None:
+                self._table.purge(endpoint)
             return
-        if endpoint not in self._reporting:
-            self.purge(endpoint)  # blocks sent before would never be confirmed
-        self._reporting[endpoint] = complete
+        if endpoint not in self._table.reporting:
+            self._table.purge(endpoint)  # blocks sent before would never be confirmed
+        self._table.reporting[endpoint] = complete
         holder = self._holders.get(endpoint)
         if holder is not None and holder.reported is not None:
             holder.reported.complete = complete
@@ -190,14 +105,14 @@ class ExactIndex(ProvisionalIndex):
 
         Ignored for an endpoint that does not report.
         """
-        if endpoint not in self._reporting:
+        if endpoint not in self._table.reporting:
             return
-        holder = self._holders.get(endpoint) or self._enrol(endpoint)
+        holder = self._holders.get(endpoint) or self._table.enrol(endpoint)
         reported = holder.reported
         if reported is None:
             return
-        if self._dead:
-            self._reclaim(2 * len(blocks))
+        if self._table.dead:
+            self._table.reclaim(2 * len(blocks))
         named = reported.names.setdefault(engine, {})
         computed = parent is not None or (bool(reported.expected) and reported.computed(blocks))
         known = True
@@ -206,8 +121,8 @@ class ExactIndex(ProvisionalIndex):
                 if computed:
                     reported.copies[engine, name] = reported.copies.get((engine, name), 0) + 1
                 continue
-            entry = self._table.get(block)
-            if self._owner(block, holder.bit) is reported:
+            entry = self._entries.get(block)
+            if self._table.owner(block, holder.bit) is reported:
                 reported.others[block] = reported.others.get(block, 0) + 1
             elif reported.live >= holder.kept.max_blocks:
                 self.overflowed += 1
@@ -215,10 +130,10 @@ class ExactIndex(ProvisionalIndex):
             else:
                 if entry is None and known:
                     known = False
-                    self._note_fork(blocks if parent is None else (parent, *blocks), block)
+                    self._table.note_fork(blocks if parent is None else (parent, *blocks), block)
                 self._take(block, holder, reported)
             named[name] = block
-        self._fit(holder, reported.tenant)
+        self._retention.fit(holder, reported.tenant)
 
     def remove(self, endpoint: EndpointKey, engine: int, names: tuple[int, ...]) -> None:
         """Record that an engine removed blocks; unknown names are ignored."""
@@ -244,7 +159,7 @@ class ExactIndex(ProvisionalIndex):
             return
         reported = holder.reported
         if not any(names for other, names in reported.names.items() if other != engine):
-            self.purge(endpoint)
+            self._table.purge(endpoint)
             return
         for copy in [each for each in reported.copies if each[0] == engine]:
             del reported.copies[copy]
@@ -253,27 +168,17 @@ class ExactIndex(ProvisionalIndex):
 
     # --- Inside ---------------------------------------------------------------------------------
 
-    def _enrol(self, endpoint: EndpointKey) -> Holder:
-        holder = super()._enrol(endpoint)
-        complete = self._reporting.get(endpoint)
-        if complete is None:
-            self._reported_bits &= ~holder.bit
-        else:
-            self._reported_bits |= holder.bit
-            holder.reported = ReportedUse(holder, complete=complete)
-        return holder
-
     def _take(self, block: int, holder: Holder, reported: ReportedUse) -> None:
         """Mark a block as reported, whether the endpoint was sent it or not."""
-        entry = self._table.get(block)
+        entry = self._entries.get(block)
         earlier: Use | None = None
         if entry is None:
-            self._table[block] = reported
+            self._entries[block] = reported
         elif isinstance(entry, Use) and entry.mask == holder.bit:
             earlier = entry
-            self._table[block] = reported
+            self._entries[block] = reported
         else:
-            earlier = self._share(block, entry, reported)
+            earlier = self._table.share(block, entry, reported)
         reported.live += 1
         if earlier is None:
             holder.kept.count += 1
@@ -282,13 +187,13 @@ class ExactIndex(ProvisionalIndex):
                 earlier.told = True
             else:
                 reported.waiting[earlier] = None
-            self._lost(holder, earlier, 1)
+            self._retention.lost(holder, earlier, 1)
             reported.confirmed()
 
     def _release(self, block: int, holder: Holder, reported: ReportedUse) -> None:
         """Remove one name of a block, and the block with its last name."""
         if not _less(reported.others, block):
-            self._drop(block, holder, reported)
+            self._table.drop(block, holder, reported)
 
 
 def _less(counts: dict[Any, int], key: object) -> bool:

@@ -57,7 +57,6 @@ LEFT_OUT: Final = frozenset(
         "ext_proc/server/h2/connection.py",  # rule 5
         "ext_proc/server/h2/direct.py",  # rule 5
         "ext_proc/server/h2/host.py",  # rule 5
-        "ext_proc/server/h2/output.py",  # rule 5
         "ext_proc/server/h2/server.py",  # rule 5
         "ext_proc/server/h2/stream.py",  # rule 5
         "ext_proc/routing/values/pool.py",  # rule 2

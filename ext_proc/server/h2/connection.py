@@ -8,8 +8,11 @@ Rules:
    stream. Neither affects anything else, and what arrives is taken in portions (``turns``).
 4. A connection that is to end is aborted ``LINGER_S`` later, whatever the peer has not read.
 5. A call ends with DEADLINE_EXCEEDED at its caller's deadline (``grpc-timeout``).
-
-``output`` has the rules of what is sent.
+6. Output is written once per iteration of the loop, however many streams wrote. Replies that direct
+   streams (``direct``) gave at once are written with the chunk of input that requested them.
+7. A peer that does not read its replies is not read from: writers wait (``Http2Stream.write``), so
+   their windows close.
+8. What waits to be sent counts as held by the peer (``Held``), at the latest once per iteration.
 
 Source: RFC 9113; gRPC's ``doc/PROTOCOL-HTTP2.md``.
 """
@@ -35,9 +38,9 @@ from ext_proc.server.h2.limits import (
     GREETING_S,
     LINGER_S,
     SETTINGS,
+    UNSENT,
 )
-from ext_proc.server.h2.output import HEAD, Http2Output
-from ext_proc.server.h2.stream import OK, AbortError, Http2Stream
+from ext_proc.server.h2.stream import HIGH, OK, AbortError, Channel, Http2Stream
 from ext_proc.server.h2.turns import Portions
 from tidegate_common.tls.contexts import peer_of
 from tidegate_common.tls.roles import Peer
@@ -47,6 +50,12 @@ if TYPE_CHECKING:
 
     from ext_proc.server.h2.host import Host
 
+HEAD: Final = (
+    (b":status", b"200"),
+    (b"content-type", b"application/grpc"),
+    (b"grpc-accept-encoding", b"identity"),
+)
+"""Response headers of a call."""
 _TRACEPARENT: Final = b"traceparent"
 MAX_TRACE: Final = 64
 """Bytes of a call's ``traceparent`` that its handler gets; a valid one has 55."""
@@ -63,7 +72,7 @@ _LONGEST_S: Final = 1e8
 _log = structlog.stdlib.get_logger("ext_proc.server.h2")
 
 
-class Http2Connection(Http2Output):
+class Http2Connection(Channel):
     """The event loop's protocol object (``asyncio.Protocol``) of one connection.
 
     It does not inherit from ``asyncio.Protocol``, so that it can be compiled; loops only call its
@@ -74,7 +83,23 @@ class Http2Connection(Http2Output):
     """
 
     def __init__(self, server: Host) -> None:
-        super().__init__(server, ngh2.Connection(ngh2.Role.SERVER, CONFIG))
+        self.loop = asyncio.get_running_loop()
+        self.streams: dict[int, Http2Stream] = {}
+        self.turns = server.turns
+        self._server = server
+        self._h2 = ngh2.Connection(ngh2.Role.SERVER, CONFIG)
+        self._transport: Any = None
+        self._paused = False
+        self._flushes = False
+        self._taking = False
+        """Received bytes are being processed; output is flushed afterwards."""
+        self._early: set[int] = set()
+        """Streams fully answered while their peer may still send."""
+        self._writers: dict[asyncio.Future[None], Http2Stream] = {}
+        """Writers that wait until less of their stream is unsent."""
+        self._leaving = False
+        self._unsent = 0
+        """Unsent bytes, as counted in what the server holds."""
         self.ready: list[Http2Stream] = []
         self.incomplete: object | None = None
         self._greeting: asyncio.TimerHandle | None = None
@@ -169,10 +194,48 @@ class Http2Connection(Http2Output):
         else:
             self._flush_soon()
 
+    def pause_writing(self) -> None:
+        """Stop sending: the transport's buffer is full."""
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        """Resume sending."""
+        self._paused = False
+        self._flush()
+
     def eof_received(self) -> None:
         """Let the transport close: the peer accepts no answer."""
 
     # --- The streams' side ------------------------------------------------------------------------
+
+    def send(self, stream: Http2Stream, data: bytes) -> bool:
+        """Send bytes of an open stream; return whether its writer has to wait."""
+        if not stream.headed:
+            stream.headed = True
+            self._h2.send_response(stream.number, HEAD)
+        self._h2.send_data(stream.number, data)
+        self._flush_soon()
+        return self._held_up(stream)
+
+    async def drained(self, stream: Http2Stream) -> None:
+        """Wait until little of a stream is unsent, or the stream is closed."""
+        while not stream.closed and self._held_up(stream):
+            self._writers[waiter := self.loop.create_future()] = stream
+            try:
+                await waiter
+            finally:
+                self._writers.pop(waiter, None)
+
+    def unsent(self, stream: Http2Stream) -> int:
+        """Return the bytes of a stream that wait to be sent."""
+        return self._h2.queued_body_size(stream.number)
+
+    def waiting_output(self) -> int:
+        """Return the bytes of a connection whose peer does not read, 0 for any other."""
+        if not self._paused:
+            return 0
+        written: int = self._transport.get_write_buffer_size()
+        return written + self._h2.queued_body_size()
 
     def consumed(self, number: int, size: int) -> None:
         """Let the peer send ``size`` more bytes on a stream."""
@@ -235,7 +298,69 @@ class Http2Connection(Http2Output):
         self.loop.call_later(LINGER_S, self._transport.abort)
         self._end()  # streams can send nothing from here on
 
-    # --- Within -----------------------------------------------------------------------------------
+    # --- Sending ----------------------------------------------------------------------------------
+
+    def _flush_soon(self) -> None:
+        if not self._flushes and not self._taking:
+            self._flushes = True
+            self.loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushes = False
+        if self._transport.is_closing():
+            return
+        if self._paused:
+            self._count_unsent(self.waiting_output())
+            return
+        try:
+            self._send_ready()
+            if self._early:
+                self._reset_answered()
+                self._send_ready()
+        except ngh2.NGH2Error as error:
+            self._broken(error)
+            return
+        self._take_events()
+        if (unsent := self._h2.queued_body_size()) != self._unsent:
+            self._count_unsent(unsent)
+        if self._writers:
+            self._wake_writers()
+        if self._leaving and not self.streams:
+            self.cut()
+
+    def _send_ready(self) -> None:
+        if data := self._h2.data_to_send():
+            self._transport.write(data)
+
+    def _count_unsent(self, unsent: int) -> None:
+        held = self._server.held
+        held.bytes += unsent - self._unsent
+        self._unsent = unsent
+        if held.bytes > held.limit:
+            self._server.relieve()
+
+    def _reset_answered(self) -> None:
+        """Reset streams whose answers are sent: further input on them is irrelevant."""
+        for number in [each for each in self._early if not self._h2.queued_body_size(each)]:
+            self._early.discard(number)
+            with contextlib.suppress(ngh2.StreamProtocolError):  # the peer ended it meanwhile
+                self._h2.reset_stream(number, _NO_ERROR)
+
+    def _held_up(self, stream: Http2Stream) -> bool:
+        """Return whether too much is unsent for a stream to write more."""
+        if self._paused:
+            return True
+        unsent = self._h2.queued_body_size()
+        return unsent > HIGH and (
+            unsent > UNSENT or self._h2.queued_body_size(stream.number) > HIGH
+        )
+
+    def _wake_writers(self) -> None:
+        for waiter, stream in self._writers.items():
+            if not waiter.done() and (stream.closed or not self._held_up(stream)):
+                waiter.set_result(None)
+
+    # --- Receiving --------------------------------------------------------------------------------
 
     def _take_events(self) -> Any:
         """Take what has arrived, and return it."""

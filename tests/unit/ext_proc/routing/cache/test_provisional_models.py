@@ -116,7 +116,7 @@ class Machine:
                 assert sure == sorted(sure, reverse=True)
                 assert sum(sure) == self.confirmed.table.matched(blocks, key)
         for blocks in self.seen:
-            assert self.confirmed._match_long(blocks) == self.confirmed.match(blocks)
+            assert self.confirmed.table._match_long(blocks) == self.confirmed.table.match(blocks)
 
     def expected(self, blocks: tuple[int, ...], key: EndpointKey) -> int:
         """Return the match with the blocks of all open trials."""

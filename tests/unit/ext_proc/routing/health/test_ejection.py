@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ext_proc.routing.health.breakers import MAX_EJECTION_S
-from ext_proc.routing.health.ejection import COMPARE_S, MIN_LATENCIES, Ejection
+from ext_proc.routing.health.ejection import COMPARE_S, MAX_EJECTION_S, MIN_LATENCIES, Ejection
 from ext_proc.routing.health.ejection_record import Cause, Phase
 from ext_proc.routing.values.settings import Outlier
 from support.ejections import RULES, Case, key

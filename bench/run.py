@@ -49,7 +49,7 @@ LIMITS: Final = {
     "control": (120, 3_000),
     "scale": (200, 600),
     "draws": (90, 1_200),
-    "canary": (300, 9_000),
+    "canary": (55, 9_000),
 }
 """All suites in order of execution, with their time limits. The limit of ``fleet`` grows with the
 number of requested runs."""
@@ -63,7 +63,7 @@ USUAL: Final = {
     "control": (10, 900),
     "scale": (90, 240),
     "draws": (25, 400),
-    "canary": (60, 2_400),
+    "canary": (7, 2_400),
 }
 SPARE: Final = 1.5
 """Factor by which a suite may exceed its expected duration."""

@@ -13,6 +13,7 @@ from xds_server.fleet.model.routing import PolicyName
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
 MAX_LINES = 300
+GENERATED = re.compile(r"<!-- generated: (?!end )[^>]+-->.*?<!-- generated: end -->", re.DOTALL)
 LEVELS = {"debug", "info", "warning", "error", "exception"}
 LOGGERS = {"log", "_log", "self._log"}
 
@@ -58,9 +59,9 @@ def test_every_policy_is_documented():
 
 
 def test_pages_are_short():
-    """No page but a report has more than 300 lines."""
+    """No page but a report has more than 300 lines that are not generated."""
     lines = {
-        path.relative_to(DOCS): len(path.read_text().splitlines())
+        path.relative_to(DOCS): len(GENERATED.sub("", path.read_text()).splitlines())
         for path in DOCS.rglob("*.md")
         if path.parent.name != "reports"
     }

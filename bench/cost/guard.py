@@ -52,6 +52,8 @@ WARM, COUNTED = 64, 32
 STEP_S = 0.001
 """Seconds between two readings of the clock: decisions that are far apart are explained each."""
 ENDPOINTS = 8
+DEFAULTS: dict[str, Any] = {"limit": "auto", "hold_s": 10.0}
+"""Settings of a pool by default that the picker's values do not have by themselves."""
 OURS = "ext_proc"
 CARRIED = "carried peek"
 """Measured only where the extra ``fast`` is installed."""
@@ -121,7 +123,7 @@ def deciding() -> dict[str, int]:
     """Count a decision with its settlement, with few and many endpoints."""
     found = {}
     for endpoints in (ENDPOINTS, 256):
-        picker_router = router(llm(endpoints=replicas(endpoints)))
+        picker_router = router(llm(endpoints=replicas(endpoints), **DEFAULTS))
 
         def decide(number: int, picker_router: Any = picker_router) -> None:
             blocks = tuple(hash((number % 8, depth)) for depth in range(8))
@@ -139,7 +141,7 @@ def deciding() -> dict[str, int]:
 def _server(mode: str) -> PickerServer:
     """Return a picker with deterministic clocks."""
     return PickerServer(
-        router(llm(body=BODIES[mode], endpoints=replicas(ENDPOINTS))),
+        router(llm(body=BODIES[mode], endpoints=replicas(ENDPOINTS), **DEFAULTS)),
         picker="guard",
         metrics=Metrics(CollectorRegistry()),
         clock=(number * STEP_S for number in range(10**9)).__next__,

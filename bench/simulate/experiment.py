@@ -84,7 +84,7 @@ def run_one(
         ValueError: The policy is unknown, or a job fits into no replica.
     """
     rng = Random(plan.seed)  # noqa: S311 - runs must repeat
-    times = arrivals(workload, plan.rate, rng)
+    times = _calmed(arrivals(workload, plan.rate, rng), scenario.calm)
     fleet = [
         SimulatedReplica(scenario.engine, scenario.speed(index))
         for index in range(scenario.replicas)
@@ -103,6 +103,16 @@ def run_one(
         slo_s=slo_s,
     )
     return Result(plan, metrics)
+
+
+def _calmed(times: Sequence[float], calm: tuple[float, float] | None) -> Sequence[float]:
+    """Return the arrivals with the first share of them slowed down."""
+    if calm is None:
+        return times
+    share, factor = calm
+    begun = times[min(int(len(times) * share), len(times) - 1)] if times else 0.0
+    late = begun / factor - begun
+    return [each / factor if each < begun else each + late for each in times]
 
 
 def run_many(

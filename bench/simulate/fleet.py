@@ -14,7 +14,8 @@ Rules:
    scrape.
 6. A braked replica is slower from its next step on; the scheduler is not notified.
 7. A job that the scheduler refuses waits for ``hold_s``, the oldest first, and is offered again
-   whenever a job has ended or telemetry has arrived.
+   whenever a job has ended or telemetry has arrived. A scheduler with a queue of its own
+   (``QueueingScheduler``) is told of these times instead, and every ``LOOK_S`` while jobs wait.
 8. While telemetry is frozen, samples arrive with new times and old values, so that a scheduler
    cannot detect that they are stale.
 """
@@ -29,17 +30,19 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from bench.simulate.replica import ReplicaTask, SimulatedReplica
-from bench.simulate.schedulers.base import SimulatedSample
+from bench.simulate.schedulers.base import QueueingScheduler, SimulatedSample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from bench.simulate.scenario import Scenario
-    from bench.simulate.schedulers.base import SimulatedScheduler
+    from bench.simulate.schedulers.base import SimulatedChoice, SimulatedScheduler
     from bench.simulate.workload import Job
 
 PROGRESS_EVERY = 256
 ROUNDING = 1e-9
+LOOK_S = 0.05
+"""As often as a picker tries what waits (``ext_proc.server.pumping``)."""
 _REPLICA, _TROUBLE, _TELEMETRY = range(3)
 
 
@@ -95,6 +98,8 @@ class SimulatedFleet:
         self._records: dict[int, Record] = {}
         self._held: deque[tuple[Job, float]] = deque()
         """Jobs that wait for a replica with room, and when they arrived."""
+        self._queue = scheduler if isinstance(scheduler, QueueingScheduler) else None
+        self._looks = False
         self._events: list[tuple[float, int, int, Callable[[float], None]]] = []
         self._made = 0
         self._scheduled = [inf] * len(replicas)
@@ -149,7 +154,7 @@ class SimulatedFleet:
         while events and events[0][0] <= now:
             at, _, _, call = heappop(events)
             call(at)
-            if not self._open and not self._tasks and not self._held:
+            if not self._open and not self._tasks and not self._waits():
                 return  # the remaining telemetry and incidents affect no job
 
     def _schedule(self, index: int) -> None:
@@ -159,7 +164,14 @@ class SimulatedFleet:
             if at != inf:
                 self._later(at, _REPLICA, lambda now: self._work(index, now))
 
+    def _waits(self) -> bool:
+        return bool(self._held) if self._queue is None else self._queue.waiting > 0
+
     def _arrive(self, job: Job, now: float) -> None:
+        if self._queue is not None:
+            self._queue.submit(job, now, lambda choice, at: self._told(job, now, choice, at))
+            self._look_later(now)
+            return
         if self._held or not self._offer(job, now, now):
             if not self._scenario.hold_s:
                 self._records[job.index] = Record(job, End.SHED)
@@ -176,8 +188,29 @@ class SimulatedFleet:
         self._send(ReplicaTask(job, arrived), choice.replicas, now)
         return True
 
+    def _told(self, job: Job, arrived: float, choice: SimulatedChoice | None, now: float) -> None:
+        """Send a job to what its scheduler's queue chose for it, or shed it."""
+        if choice is None:
+            self._records[job.index] = Record(job, End.SHED)
+            return
+        self._choices[job.index] = (choice.replicas, choice.matched)
+        self._send(ReplicaTask(job, arrived), choice.replicas, now)
+
+    def _look_later(self, now: float) -> None:
+        if self._waits() and not self._looks:
+            self._looks = True
+            self._later(now + LOOK_S, _TELEMETRY, self._look)
+
+    def _look(self, now: float) -> None:
+        self._looks = False
+        self._release_held(now)
+        self._look_later(now)
+
     def _release_held(self, now: float) -> None:
         """Send the jobs that wait, the oldest first, and shed those that waited for too long."""
+        if self._queue is not None:
+            self._queue.pump(now)
+            return
         held = self._held
         while held:
             job, arrived = held[0]
@@ -213,7 +246,7 @@ class SimulatedFleet:
         for task in ended.finished:
             del self._tasks[task.job.index]
             self._end(task, End.SERVED, now)
-        if ended.finished and self._held:
+        if ended.finished and self._waits():
             self._release_held(now)
 
     def _end(self, task: ReplicaTask, end: End, now: float) -> None:
@@ -316,7 +349,7 @@ class SimulatedFleet:
             for index, sample in samples:
                 if index not in self._dead:
                     self._scheduler.observe(index, sample, then)
-            if self._held:
+            if self._waits():
                 self._release_held(then)
 
         self._later(now + self._telemetry_delay_s, _TELEMETRY, deliver)

@@ -76,6 +76,11 @@ class Scenario:
     """What replicas tell of their slots: their number, what runs and waits, or nothing."""
     hold_s: float = 0.0
     """How long a job waits for a replica with room before it is shed; 0: it is shed at once."""
+    calm: tuple[float, float] | None = None
+    """Share of the jobs at the start that arrive more slowly, and the factor on their rate."""
+    deadline_s: float | None = None
+    """Time from its arrival on after which a job's caller leaves, as the picker is told; ``None``:
+    it is told none."""
     counts: bool = True
     """Whether replicas count prompts and their tokens on their pages."""
     pickers: int = 1
@@ -117,6 +122,11 @@ class Scenario:
                 "a token must have more than 0 bytes",
             ),
             (self.per_endpoint_in_flight >= 0, "a limit must not be negative"),
+            (
+                self.calm is None or (0 <= self.calm[0] <= 1 and self.calm[1] > 0),
+                "the calm share must lie in 0..1, and its factor above 0",
+            ),
+            (self.deadline_s is None or self.deadline_s > 0, "the deadline must be above 0"),
             (self.hold_s >= 0, "the time of waiting must not be negative"),
             (1 <= self.pickers <= MAX_PICKERS, f"pickers must lie in 1..{MAX_PICKERS}"),
             (0 <= self.warmup < 1, "the warm-up must lie in 0..1"),

@@ -222,6 +222,7 @@ def request_of(
         client=head.client,
         bytes_per_token=blocks.bytes_per_token,
         batch=blocks.batch,
+        limited=not known.generic,
     )
     return request, blocks
 

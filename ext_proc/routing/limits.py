@@ -2,15 +2,17 @@
 
 Rules:
 
-1. A limit is its slots (``state.slots``) and a quarter of them more, at least one: what an engine
-   has waiting when a slot gets free costs it no idle time. It is kept where the pool has ``limit:
-   auto``. ``per_endpoint_in_flight`` overrides it, and counts all requests of the replica.
+1. A limit is its slots (``state.slots``) and what it takes at once when it has room: one request,
+   or a batch of Triton's dynamic batcher. So an engine has work at hand when a slot gets free, and
+   all else waits where it can be ordered and moved. It is kept where the pool has ``limit: auto``.
+   ``per_endpoint_in_flight`` overrides it, and counts all requests of the replica.
 2. An engine that serves by itself has one batch for all names of its model, so its limit is that
    of the replica, and so is that of a replica whose pools list one model. Otherwise each model has
    its own.
 3. Requests for a model that no pool lists and no reading names count for the replica as a whole.
    At most ``MAX_NAMES`` names are known, and the slots of ``MAX_READINGS`` models of a replica.
-4. Slots are learned where no pool of the replica sets a limit and one has ``limit: auto``.
+4. Slots are learned where no pool of the replica sets a limit and one has ``limit: auto``, and the
+   engine does not tell what runs and what waits: one that does has no limit before it has a queue.
 5. A restart, and a change of the models that the replica's pools list, forgets what is known.
 """
 
@@ -19,8 +21,8 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ext_proc.routing.state.replica import MAX_READINGS
-from ext_proc.routing.state.slots import Known, Slots, limit_of
+from ext_proc.routing.state.replica import BY_MODEL, MAX_READINGS, NO_LIMIT
+from ext_proc.routing.state.slots import Known, Slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -79,7 +81,10 @@ class Limits:
         self._slots: dict[EndpointKey, dict[str, Slots]] = {}
         self._listed: dict[EndpointKey, frozenset[str]] = {}
         """Models that the pools of a replica list."""
+        self._silent: set[EndpointKey] = set()
+        """Replicas whose slots may be learned."""
         self._learns: set[EndpointKey] = set()
+        """Those of them that tell nothing."""
         self._engines: set[EndpointKey] = set()
         """Replicas that are one engine."""
         self.names: set[str] = set()
@@ -106,7 +111,8 @@ class Limits:
                     fixed.add(endpoint.key)
                 elif pool.limit != "none":
                     learns.add(endpoint.key)
-        self._learns = learns - fixed
+        self._silent = learns - fixed
+        self._learns = {each for each in self._silent if not self._tells(each)}
         before, self._listed = self._listed, listed
         for key in [each for each in self._slots if before.get(each) != listed.get(each)]:
             self.removed(key)
@@ -119,6 +125,8 @@ class Limits:
         """Forget a replica."""
         self._slots.pop(key, None)
         self._engines.discard(key)
+        if key in self._silent:
+            self._learns.add(key)
 
     def restarted(self, key: EndpointKey) -> None:
         """Forget what was observed of a replica's earlier process."""
@@ -138,10 +146,20 @@ class Limits:
                 del slots[gone]
         for name, each in found:
             if name in slots or len(slots) < MAX_READINGS:
-                waits = (each.queued or 0.0) - (each.deferred or 0.0)
-                slots.setdefault(name, Slots()).read(each.at, each.slots, each.running, waits)
+                queued = each.queued
+                waits = None if queued is None else queued - (each.deferred or 0.0)
+                slots.setdefault(name, Slots()).read(
+                    each.at, each.slots, each.running, waits, each.batch
+                )
+        if self._tells(key):
+            self._learns.discard(key)
         if before != {name: each.known() for name, each in slots.items()}:
             self._apply(key)
+
+    def _tells(self, key: EndpointKey) -> bool:
+        """Return whether nothing is to be learned of a replica."""
+        whole = self._slots.get(key, {}).get(WHOLE)
+        return whole is not None and whole.tells
 
     def answered(self, key: EndpointKey, model: str, count: int, now: float) -> None:
         """Note answers of a replica that have ended and are not in flight any more.
@@ -195,11 +213,11 @@ class Limits:
         if replica is None:
             return
         most = {
-            name: limit_of(known.slots)
+            name: known.limit
             for name, each in self._slots.get(key, {}).items()
             if (known := each.known()) is not None
         }
-        whole = most.pop(WHOLE, None)
+        whole = most.pop(WHOLE, BY_MODEL if most else NO_LIMIT)
         if (whole, most) != (replica.most, replica.most_of):
             replica.most, replica.most_of = whole, most
             self.on_change(key)
@@ -224,7 +242,7 @@ class Limits:
         if pool.per_endpoint_in_flight:
             return Limit(pool.per_endpoint_in_flight, SET)
         known = None if pool.limit == "none" else self.known(key, model)
-        return None if known is None else Limit(limit_of(known.slots), known.source)
+        return None if known is None else Limit(known.limit, known.source)
 
     def in_force(self, pool: Pool, key: EndpointKey) -> Iterator[tuple[str, Limit]]:
         """Yield the limits in force of a replica, by model; ``WHOLE`` = of the replica."""
@@ -246,7 +264,9 @@ class Limits:
         if pool.limit == "none":
             return None
         replica = candidate.replica
-        if replica.most is not None:
+        if replica.most == NO_LIMIT:
+            return None
+        if replica.most != BY_MODEL:
             return replica.most - load.limited
         most = replica.most_of.get(model or WHOLE)
         return None if most is None else most - load.by_model.get(model or WHOLE, 0)

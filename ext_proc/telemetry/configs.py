@@ -59,6 +59,8 @@ class ModelConfig(NamedTuple):
     decoupled: bool
     slots: int | None = None
     """Requests that it runs at once; ``None`` = not known, or by its steps."""
+    batch: int = 1
+    """Requests that an instance takes at once when it gets free."""
     steps: tuple[str, ...] = ()
     """Models of an ensemble."""
 
@@ -88,13 +90,14 @@ def read_config(data: bytes) -> ModelConfig | None:
         return ModelConfig(decoupled, steps=tuple(named[:MAX_MODELS]))
     if decoupled:
         return ModelConfig(decoupled=True)
-    batches = any(isinstance(found.get(each), dict) for each in _BATCHERS)
-    batch = found.get("max_batch_size") if batches else 1
+    batchers = [each for each in _BATCHERS if isinstance(found.get(each), dict)]
+    batch = found.get("max_batch_size") if batchers else 1
     groups = found.get("instance_group")
     instances = sum(_instances(each) for each in (groups if isinstance(groups, list) else ()))
     if not instances or not isinstance(batch, int):
         return ModelConfig(decoupled=False)
-    return ModelConfig(decoupled=False, slots=instances * max(1, batch))
+    batch = max(1, batch)
+    return ModelConfig(False, instances * batch, batch if _BATCHERS[0] in batchers else 1)
 
 
 def _instances(group: Any) -> int:
@@ -150,21 +153,34 @@ class ModelConfigs:
         The steps of an ensemble run one after the other for each request, and all at once for
         different ones, so it has the slots of all.
         """
+        return {model: slots for model, (slots, _) in self._all_slots(endpoint).items()}
+
+    def batches(self, endpoint: str) -> dict[str, int]:
+        """Return how many requests the same models take at once where an instance gets free.
+
+        For an ensemble they are those of all steps.
+        """
+        return {model: batch for model, (_, batch) in self._all_slots(endpoint).items()}
+
+    def _all_slots(self, endpoint: str) -> dict[str, tuple[int, int]]:
         known = self._known.get(endpoint, {})
         found = {model: self._of(known, model, MAX_DEPTH) for model in known}
-        return {model: slots for model, slots in found.items() if slots is not None}
+        return {model: each for model, each in found.items() if each is not None}
 
-    def _of(self, known: Mapping[str, ModelConfig], model: str, depth: int) -> int | None:
+    def _of(
+        self, known: Mapping[str, ModelConfig], model: str, depth: int
+    ) -> tuple[int, int] | None:
+        """Return slots and batch of a model; ``None`` = not known."""
         config = known.get(model)
         if config is None or not config.steps or not depth:
-            return None if config is None else config.slots
-        total = 0
+            return None if config is None or config.slots is None else (config.slots, config.batch)
+        slots = batch = 0
         for step in set(config.steps):
-            slots = self._of(known, step, depth - 1)
-            if slots is None:
+            found = self._of(known, step, depth - 1)
+            if found is None:
                 return None
-            total += slots
-        return total
+            slots, batch = slots + found[0], batch + found[1]
+        return slots, batch
 
     async def run(self) -> None:
         """Ask until cancelled."""

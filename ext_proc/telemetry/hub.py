@@ -356,7 +356,10 @@ class Hub:
                 decoupled, slots = self._configs.decoupled(name), self._configs.slots(name)
                 if decoupled or slots:
                     declared = vocabularies[name].declared if name in vocabularies else ()
-                    changed[name] = Vocabulary(declared, decoupled=decoupled, slots=slots)
+                    batches = self._configs.batches(name)
+                    changed[name] = Vocabulary(
+                        declared, decoupled=decoupled, slots=slots, batches=batches
+                    )
             self._scraper.set_targets(pages, vocabularies | changed, self._tls)
             self._configs.set_targets(self._tritons)
             self._gpus.set_targets(*self._gpu_pages)

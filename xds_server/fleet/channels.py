@@ -117,6 +117,7 @@ CHANNELS: Final[Mapping[str, tuple[str, ...]]] = {
     "pools.timeouts": ("RDS",),
     "pools.timeouts.request": ("RDS", "POOL"),
     "pools.timeouts.first_answer": ("RDS", "POOL"),
+    "pools.timeouts.idle": ("RDS", "POOL"),
     "pools.timeouts.first_answer_least": ("POOL",),
     "pools.zones": ("EDS",),
     "pools.shadow": ("RDS",),

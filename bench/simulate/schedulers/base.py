@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from random import Random
 
     from bench.simulate.replica import SimulatedReplica
@@ -81,4 +81,24 @@ class SimulatedScheduler(Protocol):
 
     def membership(self, replica: int, change: str, now: float) -> None:
         """Handle a replica that ``joined``, went ``silent`` or ``restarted`` with a cold cache."""
+        ...
+
+
+@runtime_checkable
+class QueueingScheduler(Protocol):
+    """A scheduler in which jobs wait for a replica with room, by its own rules."""
+
+    @property
+    def waiting(self) -> int:
+        """Return the number of jobs that wait."""
+        ...
+
+    def submit(
+        self, job: Job, now: float, told: Callable[[SimulatedChoice | None, float], None]
+    ) -> None:
+        """Take a job; ``told`` gets the choice, or ``None`` if the job is shed, and when."""
+        ...
+
+    def pump(self, now: float) -> None:
+        """Send the jobs that can go, and shed those that have waited for too long."""
         ...

@@ -9,19 +9,23 @@ from typing import TYPE_CHECKING, Any, Final
 from bench.simulate.schedulers.base import SimulatedChoice
 from ext_proc.requests.blocks import MAX_BLOCKS as MAX_PROMPT_BLOCKS
 from ext_proc.routing.cache.prefix_index import MAX_BLOCKS
+from ext_proc.routing.queue.waiting import QueuedRequest
 from ext_proc.routing.router import Router
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
 from ext_proc.routing.values.reading import Reading
-from ext_proc.routing.values.refusal import Refusal
+from ext_proc.routing.values.refusal import Refusal, RefusalKind
 from ext_proc.routing.values.request import Features, Form, Request
 from ext_proc.routing.values.scale import ID_BYTES
 from ext_proc.routing.values.settings import SlowStart
 from ext_proc.routing.values.ticket import Outcome, Ticket
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from bench.simulate.schedulers.base import SimulatedSample, World
     from bench.simulate.workload import Job
     from ext_proc.routing.limits import Limit
+    from ext_proc.routing.pipeline.decision import Decision
 
 POOL: Final = "simulated"
 LOG_DELAY_S: Final = 1.0
@@ -50,6 +54,7 @@ class ProductionScheduler:
         self._policy = policy
         self._router = Router(world.rng)
         self._tickets: dict[int, Ticket] = {}
+        self._now = 0.0
         self._log: deque[tuple[float, int, EndpointKey, float]] = deque()
         """Pending log entries: (due time, ticket id, endpoint, time to first byte in seconds)."""
         scenario = world.scenario
@@ -127,8 +132,46 @@ class ProductionScheduler:
             bytes_per_token=believed,
         )
 
+    @property
+    def waiting(self) -> int:
+        """Return the number of jobs in the picker's queue."""
+        return self._router.queue.count
+
+    def submit(
+        self, job: Job, now: float, told: Callable[[SimulatedChoice | None, float], None]
+    ) -> None:
+        """Decide on the request of a client, or let it wait in the picker, as the exchange does."""
+        self._read_log(now)
+        self._now = now
+        scenario, request = self._world.scenario, self._request(job)
+        found: Decision | Refusal | None = None
+        if not scenario.hold_s or not self._router.queue.count:
+            found = self._router.decide(request, now, now)
+        if scenario.hold_s and (
+            found is None or (isinstance(found, Refusal) and found.kind is RefusalKind.SATURATED)
+        ):
+            deadline = None if scenario.deadline_s is None else now + scenario.deadline_s
+            waiting = QueuedRequest(
+                request,
+                len(request.features.prompt or b""),
+                now,
+                deadline,
+                scenario.hold_s,
+                lambda decision: told(self._chosen(job, decision), self._now),
+            )
+            found = self._router.wait(waiting, now, now)
+        if found is not None:
+            told(self._chosen(job, found), now)
+
+    def pump(self, now: float) -> None:
+        """Let go what can go."""
+        self._now = now
+        self._router.pump(now, now)
+
     def _decide(self, job: Job, request: Request, now: float) -> SimulatedChoice | None:
-        decision = self._router.decide(request, now, now)
+        return self._chosen(job, self._router.decide(request, now, now))
+
+    def _chosen(self, job: Job, decision: Decision | Refusal) -> SimulatedChoice | None:
         if isinstance(decision, Refusal):
             return None
         if decision.ticket is not None:

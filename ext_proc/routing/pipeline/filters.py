@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ext_proc.routing.state.replica import BY_MODEL, NO_LIMIT
 from ext_proc.routing.values.refusal import MUST_WAIT, Refusal, RefusalKind
 
 if TYPE_CHECKING:
@@ -78,17 +79,18 @@ def below_slots(candidates: Sequence[Candidate], model: str) -> Sequence[Candida
 
     It does what ``Limits.room`` does, without a call for each candidate.
     """
-    kept = []
-    for candidate in candidates:
-        load, most = candidate.load, candidate.replica.most
-        if most is not None:
-            if load.limited < most:
-                kept.append(candidate)
-        elif (most := candidate.replica.most_of.get(model)) is None or (
-            load.by_model.get(model, 0) < most
-        ):
-            kept.append(candidate)
-    return kept
+    kept = [each for each in candidates if each.load.limited < each.replica.most]
+    if len(kept) == len(candidates):
+        return candidates
+    return [
+        each
+        for each in candidates
+        if each.load.limited < each.replica.most
+        or (
+            each.replica.most == BY_MODEL
+            and each.load.by_model.get(model, 0) < each.replica.most_of.get(model, NO_LIMIT)
+        )
+    ]
 
 
 def eligible(
@@ -141,7 +143,7 @@ def eligible(
     most = [each.replica.most or each.replica.most_of.get(model, 0) for each in free]
     return Refusal(
         RefusalKind.SATURATED,
-        f"each endpoint of {where} has as many requests in flight as it runs at once, and a quarter"
-        f" more (routing.limit): {', '.join(map(str, most[:8]))}",
+        f"each endpoint of {where} has as many requests in flight as it runs at once, and the next"
+        f" ones to run (routing.limit): {', '.join(map(str, most[:8]))}",
         limit=sum(most),
     )

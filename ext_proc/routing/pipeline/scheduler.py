@@ -178,7 +178,7 @@ class Scheduler:
         limit = pool.per_endpoint_in_flight if inference else 0
         own: str | None = None
         # A sequence that has begun has a slot already, and a stream's share of one is not known.
-        if pool.limit != "none" and inference and not limit and leased is None:
+        if pool.limit != "none" and request.limited and inference and not limit and leased is None:
             own = None if features.form is GRPC_STREAM else features.model or ""
         index, blocks = self._index, request.blocks
         steps = index.match(blocks) if blocks and not features.recomputed else []

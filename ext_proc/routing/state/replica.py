@@ -22,6 +22,9 @@ FRESH_S: Final = 2.0
 _NONE: Final[frozenset[str]] = frozenset()
 LAG_TOKENS: Final = 65_536.0
 """How many tokens ``Replica.prefilled`` may be below that of another replica of a pool."""
+NO_LIMIT: Final = 2**62
+BY_MODEL: Final = 0
+"""In place of a limit: it has one for each of its models."""
 MAX_READINGS: Final = 256
 """Maximum readings kept per replica; a metrics page rarely has more than one per model and
 version."""
@@ -78,8 +81,8 @@ class Replica:
         self.kv_at = float("-inf")
         """Monotonic seconds."""
         self.readings: tuple[Reading, ...] = ()
-        self.most: int | None = None
-        """Limit of its requests in flight (``limits``); ``None`` = it has none, or one by model."""
+        self.most = NO_LIMIT
+        """Limit of its requests in flight (``limits``), ``NO_LIMIT`` or ``BY_MODEL``."""
         self.most_of: dict[str, int] = {}
         """Limits by model."""
         self.adapters = _NONE

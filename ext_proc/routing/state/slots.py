@@ -4,8 +4,8 @@ Rules:
 
 1. They are *declared* by the engine or its configuration, else *observed*: what runs while requests
    wait for room, in two fresh readings in a row. Of such readings the highest of the last ``KEPT``
-   counts, since a cache full of long prompts runs fewer; so does one with more that run and none
-   that wait.
+   counts, since a cache full of long prompts runs fewer. Where more run than that and none waits,
+   the engine has room for at least these: a quarter more of them counts, and the limit follows.
 2. Else they are *learned* from how fast answers end, never from how long they take, which is the
    length of the answers. Nothing is known before ``FIRST`` answers; then they are the most requests
    that were in flight, at least ``LEAST``.
@@ -57,11 +57,18 @@ class Known(NamedTuple):
     slots: int
     source: str
     """``declared``, ``observed`` or ``learned``."""
+    batch: int = 1
+    """How many it takes at once when it has room; of learned slots, how much they may be wrong."""
+
+    @property
+    def limit(self) -> int:
+        """Return the limit of requests in flight: the next ones to run are at hand."""
+        return self.slots + self.batch
 
 
-def limit_of(slots: int) -> int:
-    """Return the limit of requests in flight that belongs to so many slots."""
-    return slots + max(1, slots // 4)
+def spare(slots: int) -> int:
+    """Return how many requests more than so many learned slots a replica gets."""
+    return max(1, slots // 4)
 
 
 class LearnedSlots:
@@ -106,7 +113,7 @@ class LearnedSlots:
             self.slots = min(max(self._peak, LEAST), MAX_SLOTS)
             self._begin(now)
             return True
-        limit = limit_of(slots)
+        limit = slots + spare(slots)
         if in_flight > limit + 2:  # sent before the limit fell
             self._begin(now)
             return False
@@ -175,52 +182,66 @@ class LearnedSlots:
 class Slots:
     """What is known of the slots of one model of a replica, or of the replica."""
 
-    __slots__ = ("_full_at", "_seen_at", "declared", "full", "learned")
+    __slots__ = ("_full_at", "_seen_at", "batch", "declared", "full", "learned", "tells")
 
     def __init__(self) -> None:
         self.declared: int | None = None
+        self.batch = 1
+        """How many it takes at once when it has room, as declared."""
         self.full: deque[int] = deque(maxlen=KEPT)
         """What ran in the latest readings with requests that waited."""
         self._full_at: float | None = None
         """When the reading before had some, monotonic seconds; ``None`` = it had none."""
+        self.tells = False
+        """The engine declares its slots, or tells what runs and waits: none need to be learned."""
         self._seen_at = float("-inf")
         self.learned = LearnedSlots()
 
-    def read(self, at: float, slots: float | None, running: float | None, waits: float) -> None:
+    def read(
+        self,
+        at: float,
+        slots: float | None,
+        running: float | None,
+        waits: float | None,
+        batch: float | None = None,
+    ) -> None:
         """Take a reading.
 
         Args:
             at: When it was read, monotonic seconds.
             slots: What the engine declares.
             running: Requests that run.
-            waits: Requests that wait for room.
+            waits: Requests that wait for room; ``None`` = not known.
+            batch: Requests that the engine takes at once when it has room, as it declares.
         """
         if slots is not None and 1 <= slots <= MAX_SLOTS:
             self.declared = int(slots)
+            self.batch = int(min(max(batch or 1, 1), slots))
+        self.tells = self.tells or self.declared is not None or None not in {running, waits}
         if at <= self._seen_at:
             return
         self._seen_at = at
         before, self._full_at = self._full_at, None
-        if running is None or not 1 <= running <= MAX_SLOTS:
+        if running is None or waits is None or not 1 <= running <= MAX_SLOTS:
             return
         if waits >= 1:
             self._full_at = at
             if before is not None and at - before <= FRESH_S:
                 self.full.append(int(running))
         elif self.full and running > max(self.full):
-            self.full.append(int(running))
+            self.full.append(int(running + max(1, running // 4)))
 
     def answered(self, in_flight: int, count: int, now: float) -> bool:
         """Note answers, as ``LearnedSlots`` does; return whether what is known changed."""
-        if self.declared is not None or self.full:
+        if self.tells:
             return False
         return self.learned.answered(in_flight, count, now)
 
     def known(self) -> Known | None:
         """Return the first that is known."""
         if self.declared is not None:
-            return Known(self.declared, DECLARED)
+            return Known(self.declared, DECLARED, self.batch)
         if self.full:
             return Known(max(self.full), OBSERVED)
         slots = self.learned.slots
-        return None if slots is None else Known(slots, LEARNED)
+        return None if slots is None else Known(slots, LEARNED, spare(slots))

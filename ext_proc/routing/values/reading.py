@@ -22,6 +22,8 @@ class Reading:
     running: float | None = None
     slots: float | None = None
     """Most requests that it runs at once, as the engine or its configuration declares."""
+    batch: float | None = None
+    """Requests that an instance takes at once when it gets free, likewise."""
     deferred: float | None = None
     """Requests among ``queued`` that wait for something else than room, such as an adapter."""
     asleep: bool | None = None

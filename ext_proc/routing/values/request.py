@@ -254,6 +254,8 @@ class Request(Plain):
         care: Set by the router; ``None`` = no request is suspected, or this one has no fingerprint.
         client: The client that sent it: the name in its certificate, else its address as /32 or
             /64; ``None`` = unknown. At most ``ext_proc.server.clients.MAX_NAME`` characters.
+        limited: Whether the limits count that replicas have by themselves (``Pool.limit``); not
+            where a request cannot wait for room, which it is not to be refused for.
     """
 
     __slots__ = (
@@ -267,6 +269,7 @@ class Request(Plain):
         "client",
         "features",
         "headers",
+        "limited",
         "pool",
         "protocol",
         "repeatable",
@@ -293,8 +296,10 @@ class Request(Plain):
         bytes_per_token: float = BYTES_PER_TOKEN,
         chat: bool = False,
         batch: tuple[tuple[int, ...], ...] = (),
+        limited: bool = True,
     ) -> None:
         self.chat = chat
+        self.limited = limited
         self.pool = pool
         self.variant = variant
         self.protocol = protocol

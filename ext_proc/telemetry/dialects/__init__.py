@@ -49,6 +49,8 @@ class Vocabulary:
     """Models of a Triton that take each request at once, so that nothing is pending."""
     slots: Mapping[str, int] = field(default_factory=dict)
     """Requests that models of a Triton run at once, as their configurations declare."""
+    batches: Mapping[str, int] = field(default_factory=dict)
+    """Requests that they take at once where an instance gets free, likewise."""
     families: frozenset[str] = field(init=False, default=_OWN)
     """Names of all metric families to parse."""
 
@@ -91,7 +93,9 @@ def read_all(text: str, at: float, vocabulary: Vocabulary = PLAIN) -> PageReadin
     """
     families = parse(text, vocabulary.families)
     own = trtllm.refine(
-        triton.read(families, at, vocabulary.decoupled, vocabulary.slots), families, at
+        triton.read(families, at, vocabulary.decoupled, vocabulary.slots, vocabulary.batches),
+        families,
+        at,
     ) | engines.read(families, at)
     found: dict[ModelVersion | None, Reading] = {key: own[key] for key in own}
     whole = gpu.read(families, at, vocabulary.gpus)

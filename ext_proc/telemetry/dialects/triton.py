@@ -47,12 +47,14 @@ def read(
     at: float,
     decoupled: frozenset[str] = frozenset(),
     slots: Mapping[str, int] | None = None,
+    batches: Mapping[str, int] | None = None,
 ) -> dict[ModelVersion, Reading]:
     """Return a reading per model on the page.
 
-    Which are ``decoupled``, and how many requests each runs at once, is known by other means.
+    Which are ``decoupled``, how many requests each runs at once (``slots``) and takes at once
+    (``batches``) is known by other means.
     """
-    declared = slots or {}
+    declared, taken = slots or {}, batches or {}
     handed_on = by_model(families[VLLM]).keys()
     pending, tokens = totals(families[PENDING]), totals(families[VLLM])
     named = (*families[PENDING], *families[SUCCESS])
@@ -64,6 +66,7 @@ def read(
             version=key.version,
             prompt_tokens=tokens.get(key),
             slots=None if key in handed_on else declared.get(key.model),
+            batch=None if key in handed_on else taken.get(key.model),
             queued=None if key in handed_on or key.model in decoupled else pending.get(key),
         )
         for key in keys

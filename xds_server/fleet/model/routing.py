@@ -198,13 +198,12 @@ class Routing(Strict):
     """Uploads that one client (address, /64 or certificate) may have under way at one picker
     process, further ones are refused with 429: those whose end the picker has not seen. With
     `body: none` none count; 0 = no limit."""
-    limit: LimitMode = "none"
-    """Whether a replica gets no more requests for a model than it can run at once, and a quarter
-    more, as it tells or as was learned; `circuit_breaker.per_endpoint_in_flight` overrides it."""
-    max_wait: Annotated[Duration, Field(le=MAX_WAIT_S)] = 0.0
-    """How long a request may wait in the picker while all replicas are at their limit
-    (`circuit_breaker.per_endpoint_in_flight`), and until a second before `timeouts.idle` at most;
-    then it is refused with 429. 0 = at once."""
+    limit: LimitMode = "auto"
+    """Whether a replica gets no more requests for a model than it can run at once and the next ones
+    to run, as it tells or as was learned; `circuit_breaker.per_endpoint_in_flight` overrides it."""
+    max_wait: Annotated[Duration, Field(le=MAX_WAIT_S)] = MAX_WAIT_S
+    """How long a request may wait in the picker while all replicas are at their limit, and until a
+    second before `timeouts.idle` at most; then it is refused with 429. 0 = at once."""
     timeout_header: HeaderName | None = None
     """Header in which clients say how many seconds they wait for the first byte, such as
     `x-stainless-read-timeout` of OpenAI's for Python, `x-stainless-timeout` of that for Node: what

@@ -36,25 +36,32 @@ GROUP = {"count": 2, "kind": "KIND_CPU", "gpus": []}
 
 
 @pytest.mark.parametrize(
-    ("config", "slots"),
+    ("config", "slots", "batch"),
     [
-        ({"max_batch_size": 8, "dynamic_batching": {}, "instance_group": [GROUP]}, 16),
-        ({"max_batch_size": 8, "sequence_batching": {"direct": {}}, "instance_group": [GROUP]}, 16),
-        ({"max_batch_size": 0, "sequence_batching": {}, "instance_group": [GROUP]}, 2),
-        ({"max_batch_size": 8, "instance_group": [GROUP]}, 2),  # no batcher puts them together
-        ({"instance_group": [GROUP, GROUP | {"passive": True}]}, 2),
-        ({"instance_group": [{"count": 2, "kind": "KIND_GPU", "gpus": [0, 1, 2]}]}, 6),
-        ({"instance_group": [GROUP], "model_transaction_policy": {"decoupled": True}}, None),
-        ({"instance_group": []}, None),
-        ({"instance_group": [{"count": -1}, 7]}, None),
-        ({"max_batch_size": "8", "dynamic_batching": {}, "instance_group": [GROUP]}, None),
+        ({"max_batch_size": 8, "dynamic_batching": {}, "instance_group": [GROUP]}, 16, 8),
+        (
+            {"max_batch_size": 8, "sequence_batching": {"direct": {}}, "instance_group": [GROUP]},
+            16,
+            1,
+        ),
+        ({"max_batch_size": 0, "sequence_batching": {}, "instance_group": [GROUP]}, 2, 1),
+        ({"max_batch_size": 8, "instance_group": [GROUP]}, 2, 1),  # no batcher puts them together
+        ({"instance_group": [GROUP, GROUP | {"passive": True}]}, 2, 1),
+        ({"instance_group": [{"count": 2, "kind": "KIND_GPU", "gpus": [0, 1, 2]}]}, 6, 1),
+        ({"instance_group": [GROUP], "model_transaction_policy": {"decoupled": True}}, None, 1),
+        ({"instance_group": []}, None, 1),
+        ({"instance_group": [{"count": -1}, 7]}, None, 1),
+        ({"max_batch_size": "8", "dynamic_batching": {}, "instance_group": [GROUP]}, None, 1),
     ],
 )
-def test_how_many_requests_a_model_runs_at_once(config, slots):
-    """Instances times the batch that a batcher makes; unknown is ``None``."""
+def test_how_many_requests_a_model_runs_at_once(config, slots, batch):
+    """Instances times the batch that a batcher makes; unknown is ``None``.
+
+    An instance with a dynamic batcher takes a whole batch when it gets free.
+    """
     read = read_config(orjson.dumps(config))
     assert read is not None
-    assert read.slots == slots
+    assert (read.slots, read.batch) == (slots, batch)
 
 
 def test_the_recorded_configuration_of_a_triton():

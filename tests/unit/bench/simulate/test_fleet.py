@@ -268,7 +268,7 @@ def test_refused_jobs_wait_in_order_and_not_for_ever() -> None:
 
 @pytest.mark.parametrize("tells", ["declared", "observed"])
 def test_replicas_tell_of_their_slots(tells: Literal["declared", "observed"]) -> None:
-    """The picker's limit is a quarter above what a simulated engine runs at once."""
+    """The picker's limit is one more than a simulated engine runs at once."""
     scenario = Scenario(
         replicas=1, engine=EngineConfig(max_running=4), limit="auto", tells=tells, warmup=0.0
     )

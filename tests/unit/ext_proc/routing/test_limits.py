@@ -9,7 +9,7 @@ import pytest
 from ext_proc.routing.limits import MAX_NAMES, Limit
 from ext_proc.routing.peers import Share
 from ext_proc.routing.router import Router
-from ext_proc.routing.state.slots import KEPT, limit_of
+from ext_proc.routing.state.slots import KEPT, Known
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.request import GRPC_STREAM, Features, Form, Request
 from ext_proc.routing.values.ticket import Outcome
@@ -41,10 +41,30 @@ def send(made: Router, model: str = "m", form: Form = Form.GENERATE):
     return decision.ticket
 
 
-@pytest.mark.parametrize(("slots", "most"), [(1, 2), (2, 3), (4, 5), (8, 10), (100, 125)])
-def test_a_limit_is_a_quarter_above_the_slots(slots: int, most: int):
-    """It is the slots and a quarter more, and at least one more."""
-    assert limit_of(slots) == most
+@pytest.mark.parametrize(("slots", "batch", "most"), [(1, 1, 2), (8, 1, 9), (8, 4, 12), (8, 8, 16)])
+def test_a_limit_is_the_slots_and_what_runs_next(slots: int, batch: int, most: int):
+    """It is the slots and what an engine takes at once when it has room."""
+    assert Known(slots, "declared", batch).limit == most
+
+
+def test_a_declared_batch_waits_in_the_engine():
+    """An instance that gets free finds a whole batch; more than all slots are no batch."""
+    made = router(1, more=AUTO)
+    made.registry.observe("r0", [full(1.0, 9.0, slots=8.0, batch=4.0)])
+    assert told(made) == Limit(12, "declared")
+    made.registry.observe("r0", [full(2.0, 9.0, slots=8.0, batch=64.0)])
+    assert told(made) == Limit(16, "declared")
+
+
+def test_a_limit_that_is_too_low_is_followed_upwards():
+    """More that run than were known, with none that waits, have room for a quarter more."""
+    made = router(1, more=AUTO)
+    made.registry.observe("r0", [full(1.0, 8.0)])
+    made.registry.observe("r0", [full(1.5, 8.0)])
+    made.registry.observe("r0", [full(2.0, 8.0, waiting=0.0)])
+    assert told(made) == Limit(9, "observed")
+    made.registry.observe("r0", [full(2.5, 9.0, waiting=0.0)])
+    assert told(made) == Limit(12, "observed")
 
 
 def test_nothing_known_is_no_limit():
@@ -68,7 +88,7 @@ def test_two_fresh_full_readings_are_observed():
     made.registry.observe("r0", [full(1.0, 8.0)])
     assert told(made) is None
     made.registry.observe("r0", [full(1.5, 8.0)])
-    assert told(made) == Limit(10, "observed")
+    assert told(made) == Limit(9, "observed")
 
 
 @pytest.mark.parametrize(
@@ -97,9 +117,9 @@ def test_observed_slots_follow_the_engine():
     for running in [16.0, 16.0, 12.0, *[8.0] * KEPT]:
         at += 0.25
         made.registry.observe("r0", [full(at, running)])
-    assert told(made) == Limit(10, "observed")
+    assert told(made) == Limit(9, "observed")
     made.registry.observe("r0", [full(at + 0.25, 20.0, waiting=0.0)])
-    assert told(made) == Limit(25, "observed"), "more run than were thought to"
+    assert told(made) == Limit(26, "observed"), "more run than were thought to"
 
 
 def test_the_pool_s_own_limit_overrides_all():
@@ -115,7 +135,7 @@ def test_none_is_no_limit():
     made = router(1, more={**AUTO, "limit": "none"})
     made.registry.observe("r0", [full(1.0, 8.0, slots=2.0)])
     assert (told(made), room(made)) == (None, None)
-    assert made.limits.known(key(0), "m") == (2, "declared")
+    assert made.limits.known(key(0), "m") == (2, "declared", 1)
 
 
 def test_room_counts_requests_until_they_end():

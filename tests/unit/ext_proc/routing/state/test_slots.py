@@ -16,7 +16,7 @@ from ext_proc.routing.state.slots import (
     MAX_SLOTS,
     WINDOW,
     LearnedSlots,
-    limit_of,
+    spare,
 )
 
 
@@ -62,7 +62,7 @@ class Engine:
 
     def _room(self) -> bool:
         slots = self.learned.slots
-        return slots is None or len(self._running) + self._waiting < limit_of(slots)
+        return slots is None or len(self._running) + self._waiting < slots + spare(slots)
 
     def _start(self) -> None:
         takes = self._rng.expovariate(1.0) if self._varied else 1.0

@@ -8,9 +8,11 @@ import pytest
 
 from ext_proc.routing.limits import MAX_NAMES, Limit
 from ext_proc.routing.peers import Share
+from ext_proc.routing.pipeline.decision import Decision
 from ext_proc.routing.router import Router
 from ext_proc.routing.state.slots import KEPT, Known
 from ext_proc.routing.values.reading import Reading
+from ext_proc.routing.values.refusal import Refusal
 from ext_proc.routing.values.request import GRPC_STREAM, Features, Form, Request
 from ext_proc.routing.values.ticket import Outcome
 from support.crew import POOL, key, pool, router
@@ -326,3 +328,25 @@ def test_usage_is_that_of_replicas_with_known_slots():
     assert usage._replace(in_flight=5).needed(0) == 2
     assert usage._replace(in_flight=5).needed(4) == 4
     assert usage._replace(in_flight=0).needed(0) == 1
+
+
+def test_a_request_that_cannot_wait_is_not_limited():
+    """Behind a generic proxy it would be refused at once; a limit that is set counts there too."""
+    made = router(1, more=AUTO)
+    made.registry.observe("r0", [full(1.0, 1.0, slots=1.0)])
+    request = Request(POOL, None, "http", Features(Form.GENERATE, model="m"), limited=False)
+    for _ in range(5):
+        assert isinstance(made.decide(request, 0.0, 0.0), Decision)
+    made.set_pools({POOL: pool(1, **AUTO, per_endpoint_in_flight=5)}, 1.0)
+    assert isinstance(made.decide(request, 1.0, 1.0), Refusal)
+
+
+def test_an_engine_that_tells_its_queue_has_no_limit_before_it_has_one():
+    """However many answers it gave: what waits is seen as soon as there is any."""
+    made = router(1, more=AUTO)
+    made.registry.observe("r0", [full(1.0, 8.0, waiting=0.0)])
+    answer(made, 200, 1.0)
+    assert told(made) is None
+    made.registry.restarted("r0", 2.0)
+    answer(made, 56, 3.0)
+    assert told(made) == Limit(10, "learned")

@@ -148,7 +148,7 @@ async def test_callers_that_leave(http, stack: LocalStack, engines: list[Engine]
     await send(http, stack, 20, 0.5)
     for each in engines:
         each.hold_s = 0.0
-    await said(stack, "callers left in the last minute before an answer began")
+    await said(stack, "callers (", "left in the last minute before an answer began")
 
 
 async def test_a_limit_of_envoy(http, stack: LocalStack, engines: list[Engine]) -> None:

@@ -28,7 +28,7 @@ from ext_proc.control.fleet_client import CHANNEL_OPTIONS, FleetClient, PoolWatc
 from ext_proc.control.inquiries import InquiryAnswerer
 from ext_proc.control.pools import log_slot
 from ext_proc.control.reporting.details import Details
-from ext_proc.control.reporting.sequences import open_sequences
+from ext_proc.control.reporting.sequences import OpenSequences
 from ext_proc.control.reporting.sweep import sweep
 from ext_proc.control.reporting.watch import ReplicaWatch
 from ext_proc.control.reports import ReportSender
@@ -108,7 +108,7 @@ class Picker:
             on_sequence=None if place is None else self._catch_up,
         )
         router = self._router
-        self._traffic = TrafficCounts(Places(router).find)
+        self._traffic = TrafficCounts(Places(router.registry).find)
         self._metrics = Metrics(
             CollectorRegistry(),
             in_flight=router.registry.in_flight,
@@ -187,7 +187,14 @@ class Picker:
             options=ExchangeOptions(settings.destinations == "one", settings.require_pick),
             records=self._records,
         )
-        self._probing = Probing(router, self._publish, contexts)
+        self._probing = Probing(
+            router.conditions,
+            router.placement,
+            router.suspicion,
+            router.registry.members,
+            self._publish,
+            contexts,
+        )
         self._watch = PoolWatch(settings.id, self._take)
         self._stack = contextlib.AsyncExitStack()
         self._stop = asyncio.Event()
@@ -332,7 +339,9 @@ class Picker:
                 self._router.placement,
             ),
             beside=InquiryAnswerer(channel, settings.id, self._records, self._rng.random),
-            sequences=open_sequences(self._router, time.monotonic),
+            sequences=OpenSequences(
+                self._router.leases, lambda: self._router.registry.pools, time.monotonic
+            ),
             leaving=self._router.leaving,
         )
 
@@ -369,7 +378,7 @@ class Picker:
 
     async def until_stopped(self) -> int:
         """Run the background parts until a signal or until one of them ends, which is a crash."""
-        fleet = self._fleet
+        fleet, router = self._fleet, self._router
         if fleet is None:
             raise RuntimeError("enter the picker first")
         loop = asyncio.get_running_loop()
@@ -381,7 +390,9 @@ class Picker:
             asyncio.create_task(self._probing.run(), name="probing"),
             asyncio.create_task(self._tokenizers.run(), name="tokenizers"),
             asyncio.create_task(self._chats.run(), name="chats"),
-            asyncio.create_task(sweep(self._router, self._watching, self._leave), name="sweep"),
+            asyncio.create_task(
+                sweep(router.registry, router.suspicion, self._watching, self._leave), name="sweep"
+            ),
         ]
         if self._secured is not None:
             parts.append(asyncio.create_task(self._secured.identity.follow(), name="certificate"))

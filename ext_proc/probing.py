@@ -23,7 +23,9 @@ from ext_proc.workers.news import Looked, LookWanted, Probed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from ext_proc.routing.router import Router
+    from ext_proc.routing.health.conditions import Conditions
+    from ext_proc.routing.health.placement import Placement
+    from ext_proc.routing.suspicion import Suspicion
     from ext_proc.routing.values.listing import Listing
     from ext_proc.routing.values.pool import EndpointKey, Pool
     from tidegate_common.upstream.contexts import ReplicaContexts
@@ -35,18 +37,27 @@ class Probing:
     """The prober and the looker of one worker.
 
     Args:
-        router: Its conditions and its placement take what is found.
+        conditions: Take which replicas are ready.
+        placement: Takes which models they have, and asks for looks.
+        suspicion: Is told of replicas that are not ready.
+        members: The registered replicas, for ``state``.
         publish: Tells the other workers.
         contexts: TLS contexts for questions to replicas.
     """
 
     def __init__(
         self,
-        router: Router,
+        conditions: Conditions,
+        placement: Placement,
+        suspicion: Suspicion,
+        members: Iterable[EndpointKey],
         publish: Callable[[Probed | Looked | LookWanted], None],
         contexts: ReplicaContexts | None = None,
     ) -> None:
-        self._router = router
+        self._conditions = conditions
+        self._placement = placement
+        self._suspicion = suspicion
+        self._members = members
         self._publish = publish
         self._prober = Prober(lambda *found: self._probed(Probed(*found)), contexts=contexts)
         self._looker = Looker(self._looked, contexts=contexts)
@@ -54,7 +65,7 @@ class Probing:
         """When each listing was last told, monotonic seconds."""
         self._latest: dict[EndpointKey, Looked] = {}
         self._leading = False
-        router.placement.on_look = self._want
+        placement.on_look = self._want
 
     def ask(self, pools: Mapping[str, Pool], *, leading: bool) -> None:
         """Ask the replicas of these pools from now on, if this worker leads."""
@@ -81,17 +92,17 @@ class Probing:
         if isinstance(news, Probed):
             self._take(news)
         elif isinstance(news, Looked):
-            news.take(self._router.placement)
+            news.take(self._placement)
         elif self._leading:
             self._looker.look(news.endpoint)
 
     def state(self) -> dict[str, object]:
         """Return counters and placement, ready for JSON."""
-        placement, now = self._router.placement, time.monotonic()
+        placement, now = self._placement, time.monotonic()
         return {
             "looks": self._looker.looks,
             "looks_for_misses": placement.looks,
-            "placement": {key.id: placement.of(key, now) for key in self._router.registry.members},
+            "placement": {key.id: placement.of(key, now) for key in self._members},
         }
 
     def _probed(self, found: Probed) -> None:
@@ -99,14 +110,14 @@ class Probing:
         self._publish(found)
 
     def _take(self, found: Probed) -> None:
-        found.take(self._router.conditions)
+        found.take(self._conditions)
         if not found.ready:
-            self._router.suspicion.probe_failed(found.endpoint.id, time.monotonic())
+            self._suspicion.probe_failed(found.endpoint.id, time.monotonic())
 
     def _looked(self, key: EndpointKey, listing: Listing | None) -> bool:
         found, now = Looked(key, listing), time.monotonic()
         self._latest[key] = found
-        changed = found.take(self._router.placement)
+        changed = found.take(self._placement)
         if changed or now - self._told_at.get(key, now - REPEAT_S) >= REPEAT_S:
             self._told_at[key] = now
             self._publish(found)

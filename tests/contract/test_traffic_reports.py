@@ -59,7 +59,7 @@ class Picker:
     def __init__(self, name: str, life: int) -> None:
         self.name = name
         self.router = router(llm())
-        self.traffic = TrafficCounts(Places(self.router).find)
+        self.traffic = TrafficCounts(Places(self.router.registry).find)
         self.watch = ReplicaWatch(self.router, time.monotonic, time.time)
         self.details = Details(self.traffic, self.watch, life, time.monotonic)
 

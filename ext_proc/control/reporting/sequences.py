@@ -10,16 +10,10 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ext_proc.routing.router import Router
     from ext_proc.routing.state.leases import Leases
     from ext_proc.routing.values.pool import Pool
 
 EVERY_S: Final = 1.0
-
-
-def open_sequences(router: Router, clock: Callable[[], float]) -> OpenSequences:
-    """Return the counter of a router's sequences."""
-    return OpenSequences(router.leases, lambda: router.registry.pools, clock)
 
 
 class OpenSequences:

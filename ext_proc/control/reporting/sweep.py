@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ext_proc.control.reporting.watch import ReplicaWatch
-    from ext_proc.routing.router import Router
+    from ext_proc.routing.registry import EndpointRegistry
+    from ext_proc.routing.suspicion import Suspicion
 
 SWEEP_S: Final = 1.0
 """Interval between two sweeps of the registry for stalled replicas."""
@@ -24,14 +25,24 @@ _log = structlog.stdlib.get_logger("ext_proc")
 
 
 async def sweep(
-    router: Router, watch: ReplicaWatch, leave: Callable[[float], None] = lambda _: None
+    registry: EndpointRegistry,
+    suspicion: Suspicion,
+    watch: ReplicaWatch,
+    leave: Callable[[float], None] = lambda _: None,
 ) -> NoReturn:
-    """Sweep until cancelled; ``leave`` lets requests leave hung replicas at monotonic seconds."""
+    """Sweep until cancelled.
+
+    Args:
+        registry: The replicas, whose stalls are found.
+        suspicion: Requests that replicas died with; those refused from now on are logged.
+        watch: Looks at the replicas after each sweep.
+        leave: Lets requests leave replicas that hang at a time, monotonic seconds.
+    """
     while True:
         await asyncio.sleep(SWEEP_S)
-        router.registry.sweep(time.monotonic())
+        registry.sweep(time.monotonic())
         leave(time.monotonic())
-        for found in router.suspicion.sweep(time.monotonic()):
+        for found in suspicion.sweep(time.monotonic()):
             _log.warning(
                 "deadly_request",
                 fingerprint=shown(found.fingerprint),

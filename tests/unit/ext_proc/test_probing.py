@@ -20,7 +20,9 @@ MEMBER = Who(b"an innocent one")
 def test_a_failed_probe_tells_when_a_dead_replica_is_back(leads):
     """Without it, members of an operator's kill would wait a minute where there are no others."""
     router, told = Router(random.Random(1)), []
-    deaths, probing = router.suspicion.deaths, Probing(router, told.append)
+    deaths = router.suspicion.deaths
+    members = router.registry.members
+    probing = Probing(router.conditions, router.placement, router.suspicion, members, told.append)
     now = time.monotonic()
     for replica in ("r0", "r1"):
         deaths.died(replica, MEMBER, now)

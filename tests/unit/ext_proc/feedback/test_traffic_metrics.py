@@ -17,7 +17,7 @@ STABLE = {"pool": "llm", "variant": "stable"}
 
 def test_requests_are_counted_by_outcome() -> None:
     """Refusals before a variant was drawn are another metric's."""
-    counts = TrafficCounts(Places(router(llm())).find)
+    counts = TrafficCounts(Places(router(llm()).registry).find)
     registry = CollectorRegistry()
     TrafficMetrics(registry, counts)
     for outcome in ("good", "good", "error", "client"):
@@ -34,7 +34,7 @@ def test_requests_are_counted_by_outcome() -> None:
 
 def test_times_are_counted_below_their_bounds() -> None:
     """The counts are exact; the sum is about that of the times."""
-    counts = TrafficCounts(Places(router(llm())).find)
+    counts = TrafficCounts(Places(router(llm()).registry).find)
     registry = CollectorRegistry()
     TrafficMetrics(registry, counts)
     for seconds in (0.0001, 0.04, 0.3, 1000.0):

@@ -16,7 +16,7 @@ AT_CANARY = "10.0.0.9:8080"
 
 def counts() -> TrafficCounts:
     """Return counts of a pool with three stable replicas and a canary."""
-    return TrafficCounts(Places(router(llm())).find)
+    return TrafficCounts(Places(router(llm()).registry).find)
 
 
 def test_a_request_counts_for_its_variant_and_its_endpoint() -> None:

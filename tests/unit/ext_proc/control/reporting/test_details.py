@@ -29,7 +29,7 @@ class Setting:
     def __init__(self, **changes: Any) -> None:
         self.now = 100.0
         self.router = router(llm(**changes))
-        self.traffic = TrafficCounts(Places(self.router).find)
+        self.traffic = TrafficCounts(Places(self.router.registry).find)
         watch = ReplicaWatch(self.router, lambda: self.now, lambda: self.now)
         placement = self.router.placement
         self.details = Details(self.traffic, watch, 2**64 - 1, lambda: self.now, placement)

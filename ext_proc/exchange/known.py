@@ -84,7 +84,6 @@ class KnownRequest:
         "repeatable",
         "since",
         "trailed",
-        "until",
         "waited",
     )
 
@@ -96,10 +95,8 @@ class KnownRequest:
         self.pool = pool
         self.deadline: float | None = None
         """When the caller will have left by its headers, monotonic seconds; ``None`` = unknown."""
-        self.until: float | None = None
-        """The same in Unix seconds."""
-        self.since = 0.0
-        """When its headers came, monotonic seconds."""
+        self.since: tuple[float, float]
+        """When its headers, or the body in their place, came: monotonic and Unix seconds."""
         self.held: bytearray | None = None
         """Chunks that wait for the decision; ``None`` if the body is not sent in duplex."""
         self.body: bytes | None = None
@@ -236,4 +233,4 @@ def patience_until(known: KnownRequest, pool: Pool) -> float | None:
     told = known.head.headers.get(pool.timeout_header) if pool.timeout_header else None
     if told is None or _SECONDS.fullmatch(told) is None:
         return known.deadline
-    return sooner(known.deadline, known.since + float(told) if float(told) else None)
+    return sooner(known.deadline, known.since[0] + float(told) if float(told) else None)

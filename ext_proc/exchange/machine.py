@@ -302,9 +302,9 @@ class Exchange:
         known = locate(head, self._router.pools)
         if isinstance(known, str):
             return (self._pass(known, head),)
-        known.since = now
-        if (timeout_s := known.features.timeout_s) is not None:
-            known.deadline, known.until = now + timeout_s, unix_now + timeout_s
+        known.since = now, unix_now
+        if known.features.timeout_s is not None:
+            known.deadline = now + known.features.timeout_s
         # An Envoy that is not gated might send twice what it is asked for.
         asks = head.gated and not known.generic
         readable = needs_body(head, known.features.form, known.pool, asks=asks)
@@ -393,6 +393,7 @@ class Exchange:
         if isinstance(known, str):
             passed = self._pass(known, head)
             return (passed if isinstance(passed, Refuse) else EMPTY_BODY,)
+        known.since = now, unix_now
         decided = self._on_body(known, body, now, unix_now)
         if isinstance(decided, KeepWaiting):
             return self._reply_later(decided, _reply_to_body)
@@ -598,8 +599,10 @@ class Exchange:
         if not known.generic and known.features.form is not GRPC_STREAM:
             rest_s, waited = deadline - ticket.at, known.waited
             pick.budget = rest_of_time(head.headers, rest_s, pool.request_s, waited=waited)
-            if pool.hung_requests == _MOVE and known.until is not None:
-                pick.budget += ((UNTIL_HEADER, str(int(known.until * 1000))),)
+            if pool.hung_requests == _MOVE:
+                began, unix_began = known.since
+                until_s = unix_began + deadline - began
+                pick.budget += ((UNTIL_HEADER, str(int(until_s * 1000))),)
         return pick
 
     def _refuse(self, known: KnownRequest, refusal: Refusal) -> Refuse:

@@ -5,7 +5,8 @@ Rules:
 1. Each worker is a process of its own. One that ends by itself is restarted, after a longer delay
    each time it ends soon after its start; the others continue.
 2. A worker that ends with a usage error before it ever lived for ``LIVED_S`` ends all workers with
-   that exit code: an address that cannot be bound would fail again.
+   that exit code: an address that cannot be bound would fail again. A life that ends with one was a
+   start that failed, however long it took.
 3. SIGTERM and SIGINT are forwarded once. Workers that have not ended ``SPARE_S`` after their drain
    are killed. The exit code is 0 only if all workers ended as requested.
 4. Workers detect the parent's death by the end of their standard input, and drain.
@@ -123,7 +124,7 @@ class WorkerSupervisor:
                 if code != 0:
                     self._fail(1)
                 return
-            lived = time.monotonic() - began >= LIVED_S
+            lived = code != EXIT_USAGE and time.monotonic() - began >= LIVED_S
             lived_once = lived_once or lived
             if lived:
                 backoff.reset()

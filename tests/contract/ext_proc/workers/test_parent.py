@@ -12,6 +12,9 @@ from pathlib import Path
 
 import aiohttp
 
+from ext_proc.settings import PickerSettings
+from ext_proc.workers import parent
+from ext_proc.workers.parent import WorkerSupervisor
 from tidegate.stack.processes.ports import HeldPorts
 
 CLOSED_PORT = "127.0.0.1:1"
@@ -105,3 +108,12 @@ async def test_a_taken_address_ends_all_with_2():
     finally:
         taken.close()
         await taken.wait_closed()
+
+
+async def test_a_usage_error_after_a_slow_start_ends_all_with_2(tmp_path, monkeypatch):
+    """On a busy machine the imports alone take longer than a life that counts."""
+    monkeypatch.setattr(parent, "LIVED_S", 0.0)
+    # Its own usage error is 2, too.
+    supervisor = WorkerSupervisor(tmp_path, [PickerSettings()], grace_s=1.0, module="json.tool")
+    async with asyncio.timeout(150):
+        assert await supervisor.run() == 2

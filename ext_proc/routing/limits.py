@@ -90,7 +90,7 @@ class Limits:
         self.names: set[str] = set()
         """Models under which requests count."""
         self.on_change: Callable[[EndpointKey], None] = lambda _: None
-        """Called with a replica whose limits have changed."""
+        """Called with a replica whose limits have changed, or that answered a peer's request."""
 
     def __repr__(self) -> str:
         return f"<Limits replicas={len(self._slots)}>"

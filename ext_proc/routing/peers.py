@@ -208,6 +208,7 @@ class PeerWorkers:
         self._ledger.shift(endpoint, in_flight, work, model)
         if ended > 0 and model is not None:
             self._limits.answered(endpoint, model, ended, now)
+            self._limits.on_change(endpoint)
         if picked:
             self._conditions.picked(pool, endpoint, now)
 

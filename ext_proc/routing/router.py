@@ -12,9 +12,9 @@ Rules:
    all of them, in order. Changes made by peer workers raise no events here.
 4. Not thread-safe: one event loop owns a router.
 5. A request that may wait joins the queue if no replica has room, or if others of its pool and
-   model wait. ``on_room`` is called when a request has ended while others wait; ``pump`` lets them
-   go. What else makes room (a limit, a replica, the end of abandoned work) is found by calling
-   ``pump`` now and then.
+   model wait. ``on_room`` is called when a request has ended, here or at a peer, or a limit has
+   changed while others wait; ``pump`` lets them go. What else makes room (a replica, the end of
+   abandoned work) is found by calling ``pump`` now and then.
 """
 
 from __future__ import annotations
@@ -122,6 +122,7 @@ class Router:
         )
         self.placement = self.registry.placement
         self.limits = self.registry.limits
+        self.limits.on_change = self._may_have_room
         self.learner = Learner(self.registry.members)
         self.slowness = Slowness()
         """Which replicas take much longer than their peers."""
@@ -135,8 +136,7 @@ class Router:
         self.trials = Trials(self.index, self.registry.members, on_event)
         """Prompts in the index whose answers have not begun."""
         # Read with each request.
-        self._deaths = self.suspicion.deaths
-        self._proposed = self.trials.open
+        self._deaths, self._proposed = self.suspicion.deaths, self.trials.open
         self.peers = PeerWorkers(
             self.ledger,
             self.index,
@@ -171,6 +171,10 @@ class Router:
         self.chat_tokens: dict[int, int] = {}
         """Exact tokens of the latest chats whose engines tell theirs, by ticket; at most
         ``MAX_CHATS``."""
+
+    def _may_have_room(self, _: EndpointKey) -> None:
+        if self.queue.count:
+            self.on_room()
 
     def __repr__(self) -> str:
         return f"<Router pools={len(self.pools)} open={len(self.ledger)} {self.index!r}>"

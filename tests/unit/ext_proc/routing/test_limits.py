@@ -9,6 +9,7 @@ import pytest
 from ext_proc.routing.limits import MAX_NAMES, Limit
 from ext_proc.routing.peers import Share
 from ext_proc.routing.pipeline.decision import Decision
+from ext_proc.routing.queue.waiting import QueuedRequest
 from ext_proc.routing.router import Router
 from ext_proc.routing.state.slots import KEPT, Known
 from ext_proc.routing.values.reading import Reading
@@ -350,3 +351,20 @@ def test_an_engine_that_tells_its_queue_has_no_limit_before_it_has_one():
     made.registry.restarted("r0", 2.0)
     answer(made, 56, 3.0)
     assert told(made) == Limit(10, "learned")
+
+
+def test_what_makes_room_lets_waiting_requests_be_tried():
+    """A limit that changes, and a peer's request that ends; not where no request waits."""
+    made, tried = router(1, more={**AUTO, "hold_s": 10.0}), []
+    made.on_room = lambda: tried.append(made.queue.count)
+    made.registry.observe("r0", [full(1.0, 1.0, slots=1.0)])
+    assert tried == []
+    send(made)
+    made.peers.follow(1, Share(POOL, key(0), 1, 10.0, 1, 0.0, "m"), 1.0)
+    request = Request(POOL, None, "http", Features(Form.GENERATE, model="m"))
+    waiting = QueuedRequest(request, 1, 1.0, None, 10.0, lambda _: None)
+    assert made.wait(waiting, 1.0, 1.0) is None
+    made.peers.follow(1, Share(POOL, key(0), 0, 0.0, 1, 0.0, "m"), 2.0)
+    assert tried == [1]
+    made.registry.observe("r0", [full(2.0, 1.0, slots=2.0)])
+    assert tried == [1, 1]

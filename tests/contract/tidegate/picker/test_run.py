@@ -35,7 +35,7 @@ async def started(fleet, *options):
 
 async def ready(page):
     """Wait until the picker is ready."""
-    async with aiohttp.ClientSession() as session, asyncio.timeout(60):
+    async with aiohttp.ClientSession() as session, asyncio.timeout(120):
         while True:
             with contextlib.suppress(aiohttp.ClientConnectionError):
                 async with session.get(f"http://{page}/healthz") as answer:

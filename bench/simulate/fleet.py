@@ -341,6 +341,7 @@ class SimulatedFleet:
                     replica.backlog_tokens,
                     replica.prompt_tokens,
                     replica.prompts,
+                    replica.first_tokens_s,
                 )
             self._latest[index] = latest
             samples.append((index, latest))

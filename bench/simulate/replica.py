@@ -59,6 +59,8 @@ class SimulatedReplica:
         """Tokens of all prompts whose first token has come."""
         self.prompts = 0
         """Number of these prompts."""
+        self.first_tokens_s = 0.0
+        """Sum of the seconds to their first tokens."""
         self.coming: dict[int, int] = {}
         """Block -> number of tasks with an unfinished prompt that contain it."""
         self._core: EngineCore[ReplicaTask] = EngineCore(engine)
@@ -175,6 +177,7 @@ class SimulatedReplica:
         task.first_at = now
         self.prompt_tokens += task.job.input_tokens
         self.prompts += 1
+        self.first_tokens_s += now - task.sent_at
         self.backlog_tokens -= task.expected
         coming = self.coming
         for block in task.job.blocks:

@@ -301,6 +301,8 @@ def _reading(reading: Reading, now: float) -> dict[str, object]:
         "reused_blocks": reading.reused_blocks,
         "prompt_tokens": reading.prompt_tokens,
         "prompts": reading.prompts,
+        "first_tokens": reading.first_tokens,
+        "first_tokens_s": reading.first_tokens_s,
         "iterations": reading.iterations,
         "cpu_used": reading.cpu_used,
         "memory_used": reading.memory_used,

@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING
 
 from ext_proc.routing.latency.model import FleetLatencyModel
 from ext_proc.routing.latency.pending_tickets import PendingTickets
+from ext_proc.routing.latency.progress import Progress
 from ext_proc.routing.values.ticket import DONE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ext_proc.routing.policies import Policy
     from ext_proc.routing.state.replica import Replica
     from ext_proc.routing.values.pool import EndpointKey
+    from ext_proc.routing.values.reading import Reading
     from ext_proc.routing.values.ticket import Outcome, Ticket
 
 
@@ -37,6 +39,8 @@ class Learner:
     def __init__(self, replicas: Mapping[EndpointKey, Replica]) -> None:
         self._replicas = replicas
         self._pending = PendingTickets()
+        self.progress = Progress()
+        """Prompts that replicas have not computed yet, by their pages."""
         self.models: dict[str, FleetLatencyModel] = {}
         """The fleet latency model of each pool, by the pool's name."""
         self.policies: dict[str, tuple[Policy, ...]] = {}
@@ -93,6 +97,7 @@ class Learner:
         first_bytes = self._replicas[ticket.endpoint].first_bytes
         first_bytes.gone(ticket.id, now)
         first_bytes.ended(ticket.id)
+        self.progress.ended(ticket, now, done=False)
 
     def began(self, ticket_id: int, endpoint: EndpointKey, seconds: float) -> None:
         """Learn the prefill speed from the first byte of a streamed answer.
@@ -114,6 +119,30 @@ class Learner:
             if not ticket.coming and ticket.id > fleet.after:
                 model.answered(ticket.work, ticket.drain_s, seconds)
 
+    def read(self, replica: Replica, readings: Sequence[Reading]) -> None:
+        """Learn from the latest readings of a replica, where the proxy reports no first bytes."""
+        computed = self.progress.observe(replica.key.id, readings, replica.load)
+        if replica.key.id in self.progress.told:
+            replica.hold(self.progress.at, self.progress.waited_s)
+        if computed is None:
+            return
+        tickets, mean_s, busy_s, share = computed
+        pools = {each.pool for each in tickets}
+        pool = pools.pop() if len(pools) == 1 else next(iter(replica.latency_models), "")
+        fleet, model = self.models.get(pool), replica.latency_models.get(pool)
+        if fleet is None or model is None or pools or fleet.uses_first_bytes:
+            return
+        if all(each.id > fleet.after for each in tickets):
+            number, work = len(tickets), sum([each.work for each in tickets])
+            if mean_s is not None:
+                drain = sum([each.drain_s or 0.0 for each in tickets])
+                model.counted(work / number, drain / number, mean_s)
+            elif busy_s:
+                model.drained(work / share, busy_s, number)
+        if fleet.knows_progress:
+            for each in tickets:
+                replica.first_bytes.answered(each.id, each.at, done=True)
+
     def settled(self, ticket: Ticket, outcome: Outcome, now: float) -> None:
         """Learn from a request that has just been settled."""
         if self.policies:
@@ -121,10 +150,12 @@ class Learner:
                 policy.settled(ticket, outcome, now)
         done = outcome is DONE
         if ticket.prompted:
+            if self.progress.told:
+                self.progress.ended(ticket, now, done=done)
             first_bytes = self._replicas[ticket.endpoint].first_bytes
             if first_bytes.work:
                 if done:
-                    known = self.models[ticket.pool].uses_first_bytes
+                    known = self.models[ticket.pool].knows_progress
                     first_bytes.answered(ticket.id, now, done=known)
                 else:
                     first_bytes.gone(ticket.id, now)

@@ -55,6 +55,7 @@ class EndpointRegistry:
         reuse: Prompt tokens that replicas report as reused from their caches.
         on_event: Called with each change of ledger and index that originates here.
         on_removed: Called with each removed replica.
+        on_read: Called with a replica and its latest readings; there are none after a restart.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class EndpointRegistry:
         *,
         on_event: Callable[[LedgerEvent | IndexEvent | LeaseEvent], None] | None,
         on_removed: Callable[[EndpointKey], None],
+        on_read: Callable[[Replica, Sequence[Reading]], None],
     ) -> None:
         self._ledger = ledger
         self.index = index
@@ -77,6 +79,7 @@ class EndpointRegistry:
         self._scales = scales
         self._on_event = on_event
         self._on_removed = on_removed
+        self._on_read = on_read
         self.placement = Placement()
         """Which replicas have which model."""
         self._directory = Directory(())
@@ -202,6 +205,7 @@ class EndpointRegistry:
             adapters = replica.adapters
             replica.observe(readings)
             self.limits.read(replica.key, readings)
+            self._on_read(replica, readings)
             if replica.adapters != adapters:
                 each = (member.adapters for member in self.members.values())
                 self._conditions.adapters = frozenset().union(*each)
@@ -252,7 +256,7 @@ class EndpointRegistry:
         self._scales.restarted(endpoint_id)
         for replica in self._by_id.get(endpoint_id, ()):
             replica.restarted_unix_s = unix_now
-            replica.busy_until = float("-inf")
+            replica.busy_until = replica.held_until = float("-inf")
             replica.first_bytes.clear()
             self._conditions.restarted(replica.key)
             self.placement.restarted(replica.key)

@@ -118,7 +118,8 @@ class Router:
             self.reuse,
             self.scales,
             on_event=on_event,
-            on_removed=lambda key: self.peers.removed(key),  # noqa: PLW0108 - made below
+            on_removed=self._removed,
+            on_read=lambda replica, readings: self.learner.read(replica, readings),  # noqa: PLW0108 - made below
         )
         self.placement = self.registry.placement
         self.limits = self.registry.limits
@@ -199,6 +200,10 @@ class Router:
         self.suspicion.set_pools(pools)
         self.slowness.set_pools(pools)
         self.pools = self.registry.pools
+
+    def _removed(self, key: EndpointKey) -> None:
+        self.peers.removed(key)
+        self.learner.progress.forget(key.id)
 
     def _rescaled(self, pool: str, factor: float) -> None:
         """Convert what is measured in tokens of a pool's text."""
@@ -324,6 +329,8 @@ class Router:
                 self.scales.sent(
                     number, pool.name, features.model, key.id, prompt_bytes(request), request.tokens
                 )
+            if key.id in self.learner.progress.told:
+                self.learner.progress.sent(ticket)
             expected = drain + work * per_token
             pool_state.prefilled = replica.prompted(work, now + expected, pool_state.prefilled)
             if features.streaming and context.tokens is not None:

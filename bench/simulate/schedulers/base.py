@@ -37,6 +37,8 @@ class SimulatedSample(NamedTuple):
     """Counter of the tokens of all prompts that were computed or found."""
     prompts: int = 0
     """Counter of these prompts."""
+    first_tokens_s: float = 0.0
+    """Sum of the seconds to their first tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,6 +219,8 @@ class ProductionScheduler:
             kv_block_tokens=engine.block_tokens,
             prompt_tokens=float(sample.prompt_tokens) if counts else None,
             prompts=float(sample.prompts) if counts else None,
+            first_tokens=float(sample.prompts) if counts else None,
+            first_tokens_s=sample.first_tokens_s if counts else None,
         )
         self._router.registry.observe(f"r{replica}", (reading,))
 

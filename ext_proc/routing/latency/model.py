@@ -12,10 +12,15 @@ Rules:
 4. Each sample costs constant time and moves an estimate by a bounded amount: a request that hung
    for an hour counts as a long one.
 5. The prefill speed is learned from the first bytes of streamed answers, if the proxy reports them.
-   Durations are used instead if it does not, and if engines send their headers before they have
-   read the prompt, which shows as an impossibly high speed. The default stays until there are
-   ``SURE`` samples: of fewer the noise is unknown, and clocks of long prompts would keep the error.
-   Durations also wait while the first few first bytes are coming.
+   If it does not, or if engines send their headers before they have read the prompt, which shows as
+   an impossibly high speed, the first source below that has samples is used (``progress``):
+
+   * first tokens that engines count, and the seconds until them;
+   * the work that leaves engines' queues while these are not empty;
+   * durations.
+
+   The default stays until there are ``SURE`` samples: of fewer the noise is unknown, and clocks of
+   long prompts would keep the error. Durations also wait while the first few first bytes come.
 6. Where durations are all that is known of prompts, a replica deviates only as far as two measures
    agree: its median duration, and by how much longer prompts take longer on it. A replica that
    happens to have the long answers has the first only, and it is not slow.
@@ -45,6 +50,7 @@ from ext_proc.routing.latency.regression import (
     SURE,
     Fit,
     Median,
+    Rate,
     Ratio,
     RegressionSample,
     Slope,
@@ -73,6 +79,9 @@ request costs as much as about 3 tokens (0.35 ms against 8,000 per second in SMG
 this is its cost over about 20 steps. A much larger value moves prompts away from idle replicas, a
 much smaller one lets answers pile up where prefixes are; between 16 and 160 little changes (fitted
 on the first half of the conversation trace and on generated sessions)."""
+SURE_WINDOWS: Final = 32.0
+"""The same as ``SURE`` for what engines count between two pages. The edges of pages are not sharp:
+with 8, wrong speeds at the start made the slowest sessions of two drawn fleets a third slower."""
 GREEN: Final = 48
 """Samples of the fleet before which no replica's slowness is estimated."""
 YOUNG: Final = 256
@@ -102,12 +111,15 @@ class FleetLatencyModel:
 
     __slots__ = (
         "_answers",
+        "_counted",
+        "_drained",
         "_durations",
         "_first_bytes",
         "_seen",
         "_service",
         "_unreported",
         "_usual",
+        "_windows",
         "after",
         "reported_until",
         "seconds_per_token",
@@ -119,6 +131,8 @@ class FleetLatencyModel:
         self, tokens_per_s: float = COLD_TOKENS_PER_S, service_s: float = COLD_SERVICE_S
     ) -> None:
         self._answers = Fit(1.0 / tokens_per_s, 0.0, RANGE, follows=True)
+        self._counted = Fit(1.0 / tokens_per_s, 0.0, RANGE, follows=True)
+        self._drained = Rate(1.0 / tokens_per_s, RANGE)
         self._durations = Fit(1.0 / tokens_per_s, COLD_TAIL_S, GUESS_RANGE)
         self.slope = Slope()
         """Seconds by which a further token prolongs a request, by durations."""
@@ -126,6 +140,7 @@ class FleetLatencyModel:
         self._usual = Ratio()
         self._seen = 0
         self._first_bytes = 0
+        self._windows = 0
         self._unreported = 0
         self.after = 0
         """The latest ticket whose tokens are of an earlier scale: nothing is learned from it."""
@@ -155,11 +170,11 @@ class FleetLatencyModel:
             return None
         if tokens is not None:
             sample = _fitted(self._durations, capacity, tokens, drain_s, elapsed_s)
-            if self.uses_first_bytes:
+            if self.knows_first_bytes:
                 return None
             self.slope.add(tokens, self.without_drain(drain_s, elapsed_s) * capacity)
             coming = 0.0 < self._answers.count < SURE and self._unreported < GREEN
-            if self._durations.count >= SURE and not coming:
+            if self._durations.count >= SURE and not coming and not self.knows_progress:
                 self.seconds_per_token = self._durations.b
         else:
             seconds = elapsed_s * capacity
@@ -188,17 +203,49 @@ class FleetLatencyModel:
         self.seconds_per_token = self._answers.b
         return self._against_usual(sample, self._first_bytes)
 
+    def counted(
+        self, capacity: float, tokens: float, drain_s: float, seconds: float
+    ) -> RegressionSample | None:
+        """Learn from prompts whose first tokens an engine counted; all arguments are means.
+
+        Returns:
+            A sample for the replica's slowness, ``None`` if there is none.
+        """
+        self._windows += 1
+        sample = _fitted(self._counted, capacity, tokens, drain_s, seconds)
+        if self.uses_first_bytes or not self.knows_first_bytes:
+            return None
+        self.seconds_per_token = self._counted.b
+        return self._against_usual(sample, self._windows)
+
+    def drained(self, capacity: float, tokens: float, seconds: float, prompts: int) -> None:
+        """Learn from a replica whose queue was not empty.
+
+        Args:
+            capacity: Its configured capacity.
+            tokens: Uncached tokens of all prompts that left the queue.
+            seconds: The time in which they did.
+            prompts: The number of those that we sent.
+        """
+        self._drained.add(tokens, seconds * capacity, prompts)
+        if self.knows_progress and not self.knows_first_bytes:
+            self.seconds_per_token = self._drained.value
+
     def rescale(self, factor: float) -> None:
         """Note that prompts are taken to have ``factor`` times as many tokens from now on.
 
         What was learned is kept: a token takes as much less. A default stays, as its tokens are
         true ones.
         """
-        for fit in (self._answers, self._durations):
-            fit.rescale(factor)
+        for each in (self._answers, self._counted, self._drained, self._durations):
+            each.rescale(factor)
         self.slope.rescale(factor)
         if self.uses_first_bytes:
             self.seconds_per_token = self._answers.b
+        elif self.knows_first_bytes:
+            self.seconds_per_token = self._counted.b
+        elif self.knows_progress:
+            self.seconds_per_token = self._drained.value
         elif self._durations.count >= SURE:
             self.seconds_per_token = self._durations.b
 
@@ -216,17 +263,35 @@ class FleetLatencyModel:
 
     @property
     def uses_first_bytes(self) -> bool:
-        """Whether the speed is learned from first bytes, not from durations."""
+        """Whether the speed is learned from first bytes that the proxy reports."""
         answers = self._answers
         reported = answers.count >= SURE and self._unreported < MOST_UNREPORTED
         return reported and answers.b * TOO_FAST > answers.prior
 
+    @property
+    def knows_first_bytes(self) -> bool:
+        """Whether the speed is learned from these, or from first tokens that engines count."""
+        return self.uses_first_bytes or self._counted.count >= SURE_WINDOWS
+
+    @property
+    def knows_progress(self) -> bool:
+        """Whether it is learned from these, or from the engines' queues; else from durations."""
+        return self.knows_first_bytes or self._drained.count >= SURE
+
+    @property
+    def source(self) -> str:
+        """What the speed is learned from."""
+        if self.uses_first_bytes:
+            return "first-bytes"
+        if self.knows_progress:
+            return "engines" if self.knows_first_bytes else "queues"
+        return "durations" if self._durations.count else "default"
+
     def describe(self) -> dict[str, object]:
         """Return the estimates and their source, ready for JSON."""
-        durations = "durations" if self._durations.count else "default"
         return {
             "tokens_per_s": round(1.0 / self.seconds_per_token, 1),
-            "from": "first-bytes" if self.uses_first_bytes else durations,
+            "from": self.source,
             "first_bytes": self._first_bytes,
             "tail_s": round(self.tail_s, 4),
             "service_s": round(self.service_s, 6),
@@ -327,7 +392,7 @@ class LatencyModel:
         self.peak.put(elapsed_s, now)
         sample = self._fleet.learn(self._capacity, tokens, drain_s, ahead, elapsed_s)
         suspected = self._slope is not None or abs(self._ratio.log) > SUSPECT
-        if suspected and tokens is not None and not self._fleet.uses_first_bytes:
+        if suspected and tokens is not None and not self._fleet.knows_first_bytes:
             if self._slope is None:
                 self._slope = Slope()
             self._slope.add(tokens, self._fleet.without_drain(drain_s, elapsed_s) * self._capacity)
@@ -353,6 +418,14 @@ class LatencyModel:
         """
         self._compare(self._fleet.answered(self._capacity, tokens, drain_s, max(seconds, 1e-6)))
 
+    def counted(self, tokens: float, drain_s: float, seconds: float) -> None:
+        """Learn from prompts whose first tokens the engine counted; all arguments are means."""
+        self._compare(self._fleet.counted(self._capacity, tokens, drain_s, max(seconds, 1e-6)))
+
+    def drained(self, tokens: float, seconds: float, prompts: int) -> None:
+        """Learn from a queue that was not empty; see ``FleetLatencyModel.drained``."""
+        self._fleet.drained(self._capacity, tokens, seconds, prompts)
+
     def _compare(self, sample: RegressionSample | None) -> None:
         if sample is not None:
             self._ratio.add(sample)
@@ -370,7 +443,7 @@ class LatencyModel:
 
     def _agreed(self, deviation: float, own: Slope) -> float:
         """Return a deviation of durations as far as the cost of a token confirms it (rule 6)."""
-        if self._fleet.uses_first_bytes:
+        if self._fleet.knows_first_bytes:
             self._slope = None
             return deviation
         usual = self._fleet.slope.value

@@ -27,6 +27,8 @@ PRIOR_TOKENS: Final = 512.0
 """Spread of prompt lengths, in tokens, below which samples determine the speed poorly."""
 KEEP: Final = 1.0 - 1.0 / 512.0
 """Factor on the weight of earlier samples with each new one."""
+RATE_PRIOR: Final = 4_096.0
+"""Weight of the prior of a ``Rate``, in units of work (tokens)."""
 SURE: Final = 8.0
 """Samples before which residuals are not clipped, because their usual size is unknown."""
 STEPS_START: Final = 24.0
@@ -190,6 +192,41 @@ class Slope:
             return inf
         rest = max(self._yy - self._uy * self._uy / self._uu, 0.0)
         return sqrt(rest / free / self._uu)
+
+
+class Rate:
+    """Seconds per unit of work while there is work to do: a ratio of sums with forgetting.
+
+    Args:
+        prior: The seconds of a unit before there are samples; they weigh ``RATE_PRIOR`` units.
+        most: Maximum factor between the value and its prior, either way.
+    """
+
+    __slots__ = ("_prior", "_range", "_seconds", "_work", "count")
+
+    def __init__(self, prior: float, most: float) -> None:
+        self._prior = prior
+        self._range = most
+        self._seconds = self._work = 0.0
+        self.count = 0.0
+        """Requests that it was learned from; earlier ones count less."""
+
+    def add(self, work: float, seconds: float, requests: int) -> None:
+        """Take the work that was done in so many seconds, and the number of its requests."""
+        keep = KEEP**requests
+        self._seconds = keep * self._seconds + seconds
+        self._work = keep * self._work + work
+        self.count = keep * self.count + requests
+
+    def rescale(self, factor: float) -> None:
+        """Note that work is measured in units of which there are ``factor`` times as many."""
+        self._work *= factor
+
+    @property
+    def value(self) -> float:
+        """The seconds of a unit."""
+        found = (self._seconds + RATE_PRIOR * self._prior) / (self._work + RATE_PRIOR)
+        return min(max(found, self._prior / self._range), self._prior * self._range)
 
 
 class RegressionSample(NamedTuple):

@@ -40,6 +40,7 @@ class Replica:
         "cache_tokens",
         "first_bytes",
         "has_reported",
+        "held_until",
         "key",
         "kv_at",
         "kv_used",
@@ -68,6 +69,9 @@ class Replica:
         """Requests that are still pending their first byte."""
         self.busy_until = float("-inf")
         """The virtual clock: when the prefill that we sent will be done, monotonic seconds."""
+        self.held_until = float("-inf")
+        """When a prompt that joined its queue at the latest page would leave it, if it waited as
+        long as the first in the queue has, monotonic seconds."""
         self.prefilled = 0.0
         """Tokens that we and the other workers sent it to compute, as ``prompted`` counts them."""
         self.sent = 0.0
@@ -136,17 +140,35 @@ class Replica:
         self.prefilled = max(self.prefilled, most - LAG_TOKENS) + tokens
         return max(most, self.prefilled)
 
+    def hold(self, at: float, waited_s: float) -> None:
+        """Note how long the first prompt in the engine's queue had waited at a page.
+
+        The delay at the head of a queue predicts that of the next to join it (Ibrahim and Whitt,
+        2009); from the page on it falls with the time.
+
+        Args:
+            at: When the page was read, monotonic seconds.
+            waited_s: Seconds; 0 if nothing waited.
+        """
+        self.held_until = at + waited_s
+        if waited_s > 0.0:
+            self.busy_until = max(self.busy_until, self.held_until)
+
     def drain_s(self, now: float, seconds_per_token: float) -> float:
         """Return the seconds of prefill before a new request.
 
         The virtual clock's value is bounded by the work in flight whose answers are not known to
-        have begun: the rest is done, however slow the replica was estimated to be.
+        have begun: the rest is done, however slow the replica was estimated to be. It is at least
+        the wait at the head of the engine's queue (``hold``), which may also be one for a place in
+        the batch or for room in the cache.
         """
         drain = self.busy_until - now
         if drain <= 0.0:
             return 0.0
         left = (self.load.work - self.first_bytes.done) * seconds_per_token
-        return min(drain, left) if left > 0.0 else 0.0
+        drain = min(drain, left) if left > 0.0 else 0.0
+        held = self.held_until - now
+        return held if held > drain else drain  # noqa: FURB136 - half the time
 
     def others_queued(self, now: float) -> float | None:
         """Return the requests of other clients queued in the replica, ``None`` if unknown."""

@@ -41,6 +41,10 @@ class Reading:
     """Counter of the tokens of all prompts, cached ones included."""
     prompts: float | None = None
     """Counter of these prompts, that counts each when its tokens are counted."""
+    first_tokens: float | None = None
+    """Counter of the prompts whose first token it has made."""
+    first_tokens_s: float | None = None
+    """Sum of the seconds that these waited for it, from their arrival in the engine."""
     kv_blocks: int | None = None
     """Total blocks of its KV cache."""
     gpu_memory_used: float | None = None

@@ -38,8 +38,21 @@ PAGES: Final = "sglang:num_pages"
 CACHED: Final = "sglang:cached_tokens_total"
 SUCCESS: Final = "sglang:num_requests_total"
 PROMPT_TOKENS: Final = "sglang:prompt_tokens_total"
+FIRST_TOKENS: Final = "sglang:time_to_first_token_seconds_count"
+FIRST_TOKENS_S: Final = "sglang:time_to_first_token_seconds_sum"
 FAMILIES: Final = frozenset(
-    {WAITING, RUNNING, CACHE, PAGE_SIZE, PAGES, CACHED, SUCCESS, PROMPT_TOKENS}
+    {
+        WAITING,
+        RUNNING,
+        CACHE,
+        PAGE_SIZE,
+        PAGES,
+        CACHED,
+        SUCCESS,
+        PROMPT_TOKENS,
+        FIRST_TOKENS,
+        FIRST_TOKENS_S,
+    }
 )
 
 _PRIORITY: Final = "priority"
@@ -54,9 +67,9 @@ def read(families: Families, at: float) -> dict[ModelVersion, Reading]:
     )
     cache = by_name(_once_per_rank(families[CACHE]), mean)
     sizes = by_name(families[PAGE_SIZE], equal)
-    cached, counted, prompts = (
+    cached, counted, prompts, first_tokens, seconds = (
         by_name(_once_per_rank(families[family]), total)
-        for family in (CACHED, PROMPT_TOKENS, SUCCESS)
+        for family in (CACHED, PROMPT_TOKENS, SUCCESS, FIRST_TOKENS, FIRST_TOKENS_S)
     )
     found = {}
     for name in waiting.keys() | running.keys() | cache.keys():
@@ -68,6 +81,8 @@ def read(families: Families, at: float) -> dict[ModelVersion, Reading]:
             running=running.get(name),
             prompt_tokens=counted.get(name),
             prompts=prompts.get(name),
+            first_tokens=first_tokens.get(name),
+            first_tokens_s=seconds.get(name),
             kv_used=cache.get(name),
             kv_block_tokens=int(size) if size else None,
             kv_blocks=int(pages.get(name, 0.0)) or None,

@@ -26,7 +26,11 @@ COMPUTE: Final = (
     "nv_inference_compute_output_duration_us",
 )
 VLLM: Final = "vllm:prompt_tokens_total"
-FAMILIES: Final = frozenset({PENDING, SUCCESS, FAILURE, QUEUE, *COMPUTE, VLLM})
+FIRST_TOKENS: Final = "vllm:time_to_first_token_seconds_count"
+FIRST_TOKENS_S: Final = "vllm:time_to_first_token_seconds_sum"
+FAMILIES: Final = frozenset(
+    {PENDING, SUCCESS, FAILURE, QUEUE, *COMPUTE, VLLM, FIRST_TOKENS, FIRST_TOKENS_S}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,7 @@ def read(
     declared, taken = slots or {}, batches or {}
     handed_on = by_model(families[VLLM]).keys()
     pending, tokens = totals(families[PENDING]), totals(families[VLLM])
+    first_tokens, seconds = totals(families[FIRST_TOKENS]), totals(families[FIRST_TOKENS_S])
     named = (*families[PENDING], *families[SUCCESS])
     keys = handed_on | {sample.key for sample in named if sample.key is not None}
     return {
@@ -65,6 +70,8 @@ def read(
             model=key.model,
             version=key.version,
             prompt_tokens=tokens.get(key),
+            first_tokens=first_tokens.get(key),
+            first_tokens_s=seconds.get(key),
             slots=None if key in handed_on else declared.get(key.model),
             batch=None if key in handed_on else taken.get(key.model),
             queued=None if key in handed_on or key.model in decoupled else pending.get(key),

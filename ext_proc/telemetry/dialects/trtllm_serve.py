@@ -10,6 +10,7 @@ Source: ``tensorrt_llm/metrics/collector.py`` at commit 050f80d. Its series name
 3. A cache of 0 blocks, or with blocks of 0 tokens, is unknown.
 4. Finished requests are counted twice, by two settings. The larger counter is used: neither falls
    while the server lives, and one may appear after the other.
+5. ``time_to_first_token_seconds`` is not used: it is written when a request has ended.
 """
 
 from __future__ import annotations

@@ -49,6 +49,7 @@ PROMPT_TOKENS: Final = "vllm:prompt_tokens_total"
 FIRST_TOKENS: Final = "vllm:time_to_first_token_seconds_count"
 """Counts a prompt when its tokens are counted; ``SUCCESS`` counts it at its end, so does not tell
 how many prompts the tokens are of."""
+FIRST_TOKENS_S: Final = "vllm:time_to_first_token_seconds_sum"
 FAMILIES: Final = frozenset(
     {
         WAITING,
@@ -63,6 +64,7 @@ FAMILIES: Final = frozenset(
         SUCCESS,
         PROMPT_TOKENS,
         FIRST_TOKENS,
+        FIRST_TOKENS_S,
     }
 )
 
@@ -80,12 +82,15 @@ def read(families: Families, at: float) -> dict[ModelVersion, Reading]:
     )
     tokens = by_name(families[PROMPT_TOKENS], total)
     prompts = by_name(families[FIRST_TOKENS], total)
+    seconds = by_name(families[FIRST_TOKENS_S], total)
     found = {
         ModelVersion(name, None): Reading(
             at=at,
             model=name,
             prompt_tokens=tokens.get(name),
             prompts=prompts.get(name),
+            first_tokens=prompts.get(name),
+            first_tokens_s=seconds.get(name),
             queued=waiting.get(name),
             running=running.get(name),
             deferred=deferred.get(name),

@@ -56,6 +56,32 @@ def test_prompts_and_their_tokens():
     assert (of_other.prompt_tokens, of_other.prompts) == (None, None)
 
 
+def test_first_tokens_and_their_seconds():
+    """They are read from vLLM with and without Triton and from SGLang, where ranks count once."""
+    for page in (
+        (
+            'vllm:num_requests_waiting{engine="0",model_name="m"} 0\n'
+            'vllm:time_to_first_token_seconds_count{engine="0",model_name="m"} 3\n'
+            'vllm:time_to_first_token_seconds_sum{engine="0",model_name="m"} 1.5\n'
+            'vllm:time_to_first_token_seconds_count{engine="1",model_name="m"} 1\n'
+            'vllm:time_to_first_token_seconds_sum{engine="1",model_name="m"} 0.5\n'
+        ),
+        (
+            'nv_inference_request_success{model="m",version="1"} 2\n'
+            'vllm:time_to_first_token_seconds_count{model="m",version="1"} 4\n'
+            'vllm:time_to_first_token_seconds_sum{model="m",version="1"} 2\n'
+        ),
+        (
+            'sglang:num_queue_reqs{model_name="m",tp_rank="0"} 0\n'
+            'sglang:num_queue_reqs{model_name="m",tp_rank="1"} 0\n'
+            'sglang:time_to_first_token_seconds_count{model_name="m"} 4\n'
+            'sglang:time_to_first_token_seconds_sum{model_name="m"} 2\n'
+        ),
+    ):
+        reading = read(page)
+        assert (reading.first_tokens, reading.first_tokens_s) == (4, 2.0)
+
+
 def test_vllm_cache_of_several_models_is_unknown():
     """The cache's configuration names no model, so with several models it is not used."""
     page = (

@@ -121,7 +121,8 @@ class Learner:
 
     def read(self, replica: Replica, readings: Sequence[Reading]) -> None:
         """Learn from the latest readings of a replica, where the proxy reports no first bytes."""
-        computed = self.progress.observe(replica.key.id, readings, replica.load)
+        load = replica.load
+        computed = self.progress.observe(replica.key.id, readings, load.in_flight, load.others)
         if replica.key.id in self.progress.told:
             replica.hold(self.progress.at, self.progress.waited_s)
         if computed is None:

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from ext_proc.routing.state.ledger import Load
     from ext_proc.routing.values.reading import Reading
     from ext_proc.routing.values.ticket import Ticket
 
@@ -72,14 +71,16 @@ class _Page:
         self.own = self.ours = self.all = 0.0
         """Sums over the latest pages of requests in flight: this worker's, this picker's, all."""
 
-    def share(self, load: Load, running: float | None, queued: float | None) -> None:
+    def share(
+        self, in_flight: int, others: int, running: float | None, queued: float | None
+    ) -> None:
         """Note how many of the engine's requests are ours."""
         if running is None:
             return
         keep = 1.0 - 1.0 / MEMORY
         whole = running + (queued or 0.0)
-        self.own = keep * self.own + load.in_flight - load.others
-        self.ours = keep * self.ours + load.in_flight
+        self.own = keep * self.own + in_flight - others
+        self.ours = keep * self.ours + in_flight
         self.all = keep * self.all + whole
 
     def waited_s(self, queued: float, at: float) -> float:
@@ -133,13 +134,16 @@ class Progress:
         """Forget a replica that is removed."""
         self._pages.pop(endpoint, None)
 
-    def observe(self, endpoint: str, readings: Sequence[Reading], load: Load) -> Computed | None:
+    def observe(
+        self, endpoint: str, readings: Sequence[Reading], in_flight: int, others: int
+    ) -> Computed | None:
         """Take the latest readings of a replica; ``None`` = they tell nothing new.
 
         Args:
             endpoint: Its id.
             readings: One for each model.
-            load: Its load, with the requests of this worker and of its peers.
+            in_flight: This picker's requests in flight on it.
+            others: How many of them were sent by peer workers.
         """
         counted = [
             (each.first_tokens, each.first_tokens_s)
@@ -157,7 +161,7 @@ class Progress:
             page = self._pages[endpoint] = _Page()
             page.at = at
         running = [each.running for each in readings if each.running is not None]
-        page.share(load, sum(running) if running else None, queued)
+        page.share(in_flight, others, sum(running) if running else None, queued)
         self.waited_s = page.waited_s(queued or 0.0, at)
         self.at = at
         if counted:

@@ -6,7 +6,6 @@ import pytest
 
 from ext_proc.routing.latency.model import COLD_TOKENS_PER_S, FleetLatencyModel
 from ext_proc.routing.latency.progress import MAX_PENDING, MEMORY, Computed, Progress
-from ext_proc.routing.state.ledger import Load
 from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.ticket import Ticket
@@ -15,13 +14,6 @@ from ext_proc.routing.values.ticket import Ticket
 def sent(number: int, at: float, work: float = 100.0) -> Ticket:
     """Return a prompt that was sent."""
     return Ticket(number, EndpointKey("a", 1), "llm", work, at, prompted=True, drain_s=0.0)
-
-
-def load(in_flight: int, others: int = 0) -> Load:
-    """Return the load of a replica."""
-    found = Load()
-    found.in_flight, found.others = in_flight, others
-    return found
 
 
 def counted(at: float, first_tokens: float, seconds: float, running: float = 0.0) -> Reading:
@@ -43,48 +35,48 @@ def test_the_oldest_prompts_are_those_that_the_engine_counted() -> None:
     """A counter that grew by two tells of two prompts, and their mean seconds."""
     progress = Progress()
     assert "a" not in progress.told
-    assert progress.observe("a", [counted(0.0, 7.0, 70.0)], load(0)) is None
+    assert progress.observe("a", [counted(0.0, 7.0, 70.0)], 0, 0) is None
     assert "a" in progress.told
     for number in (1, 2, 3):
         progress.sent(sent(number, float(number)))
-    computed = progress.observe("a", [counted(4.0, 9.0, 73.0)], load(3))
+    computed = progress.observe("a", [counted(4.0, 9.0, 73.0)], 3, 0)
     assert computed is not None
     assert (ids(computed), computed.mean_s) == ([1, 2], 1.5)
-    assert progress.observe("a", [counted(5.0, 9.0, 73.0)], load(1)) is None
-    assert ids(progress.observe("a", [counted(6.0, 10.0, 75.0)], load(1))) == [3]
+    assert progress.observe("a", [counted(5.0, 9.0, 73.0)], 1, 0) is None
+    assert ids(progress.observe("a", [counted(6.0, 10.0, 75.0)], 1, 0)) == [3]
 
 
 def test_prompts_that_ended_are_counted_before_older_ones() -> None:
     """A prompt that ended has had its first token; one that failed is not waited for."""
     progress = Progress()
-    progress.observe("a", [counted(0.0, 0.0, 0.0)], load(0))
+    progress.observe("a", [counted(0.0, 0.0, 0.0)], 0, 0)
     for number in (1, 2, 3):
         progress.sent(sent(number, float(number)))
     progress.ended(sent(1, 1.0), 3.5, done=False)
     progress.ended(sent(3, 3.0), 3.5, done=True)
-    assert ids(progress.observe("a", [counted(4.0, 1.0, 1.0)], load(1))) == [3]
-    assert ids(progress.observe("a", [counted(5.0, 2.0, 2.0)], load(1))) == [2]
+    assert ids(progress.observe("a", [counted(4.0, 1.0, 1.0)], 1, 0)) == [3]
+    assert ids(progress.observe("a", [counted(5.0, 2.0, 2.0)], 1, 0)) == [2]
 
 
 def test_a_counter_that_fell_begins_anew() -> None:
     """The seconds of a restarted engine are not compared with those from before."""
     progress = Progress()
-    progress.observe("a", [counted(0.0, 9.0, 9.0)], load(0))
+    progress.observe("a", [counted(0.0, 9.0, 9.0)], 0, 0)
     progress.sent(sent(1, 1.0))
-    assert progress.observe("a", [counted(2.0, 1.0, 1.0)], load(1)) is None
-    assert ids(progress.observe("a", [counted(3.0, 2.0, 2.0)], load(1))) == [1]
+    assert progress.observe("a", [counted(2.0, 1.0, 1.0)], 1, 0) is None
+    assert ids(progress.observe("a", [counted(3.0, 2.0, 2.0)], 1, 0)) == [1]
 
 
 def test_prompts_of_other_clients_are_not_taken_for_ours() -> None:
     """Of an engine that serves twice as many requests, half of its first tokens are ours."""
     progress = Progress()
-    progress.observe("a", [counted(0.0, 0.0, 0.0, running=2.0)], load(1))
+    progress.observe("a", [counted(0.0, 0.0, 0.0, running=2.0)], 1, 0)
     total = 0.0
     done = []
     for number in range(1, 201):
         progress.sent(sent(number, float(number)))
         total += 2.0
-        computed = progress.observe("a", [counted(number + 0.5, total, total, 4.0)], load(2))
+        computed = progress.observe("a", [counted(number + 0.5, total, total, 4.0)], 2, 0)
         done += ids(computed)
         assert computed is None or computed.mean_s is None
     assert done == list(range(1, 201))
@@ -93,29 +85,29 @@ def test_prompts_of_other_clients_are_not_taken_for_ours() -> None:
 def test_a_queue_tells_that_the_others_have_left_it() -> None:
     """All but the latest of the queue, and one that may be under way, are done."""
     progress = Progress()
-    progress.observe("a", [queue(0.0, 0.0, 0.0)], load(0))
+    progress.observe("a", [queue(0.0, 0.0, 0.0)], 0, 0)
     for number in range(1, 7):
         progress.sent(sent(number, 1.0))
-    computed = progress.observe("a", [queue(2.0, 3.0, 3.0)], load(6))
+    computed = progress.observe("a", [queue(2.0, 3.0, 3.0)], 6, 0)
     assert computed is not None
     assert (ids(computed), computed.busy_s) == ([1, 2], 0.0)
-    computed = progress.observe("a", [queue(4.0, 1.0, 5.0)], load(6))
+    computed = progress.observe("a", [queue(4.0, 1.0, 5.0)], 6, 0)
     assert computed is not None
     assert (ids(computed), computed.busy_s) == ([3, 4], 2.0)
-    assert progress.observe("a", [Reading(5.0, queued=0.0, saturated=True)], load(6)) is None
+    assert progress.observe("a", [Reading(5.0, queued=0.0, saturated=True)], 6, 0) is None
 
 
 def test_a_page_that_tells_nothing_is_forgotten() -> None:
     """So is a replica that is removed; prompts are bounded."""
     progress = Progress()
-    progress.observe("a", [queue(0.0, 0.0)], load(0))
+    progress.observe("a", [queue(0.0, 0.0)], 0, 0)
     for number in range(MAX_PENDING + 10):
         progress.sent(sent(number, 1.0))
-    computed = progress.observe("a", [queue(2.0, 0.0, MAX_PENDING)], load(MAX_PENDING))
+    computed = progress.observe("a", [queue(2.0, 0.0, MAX_PENDING)], MAX_PENDING, 0)
     assert len(ids(computed)) == MAX_PENDING - 1
-    progress.observe("a", [Reading(3.0)], load(0))
+    progress.observe("a", [Reading(3.0)], 0, 0)
     assert "a" not in progress.told
-    progress.observe("a", [queue(4.0, 0.0)], load(0))
+    progress.observe("a", [queue(4.0, 0.0)], 0, 0)
     progress.forget("a")
     assert "a" not in progress.told
     progress.ended(sent(1, 1.0), 5.0, done=True)

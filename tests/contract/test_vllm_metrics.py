@@ -28,6 +28,8 @@ def test_recorded_page():
             reused_blocks=5,
             prompt_tokens=560,
             prompts=3,
+            first_tokens=3,
+            first_tokens_s=0.06074643135070801,
         ),
     )
     assert page.successes == {ModelVersion("tiny", None): 3}

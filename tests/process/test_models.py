@@ -232,10 +232,12 @@ async def test_a_replica_serves_only_its_version(http, tritons):
         ("absent", "has no model absent that is ready"),
     ],
 )
-async def test_a_picker_knows_why_a_replica_is_not_ready(http, tritons, path, said):
+async def test_a_picker_knows_why_a_replica_is_not_ready(tritons, path, said):
     """By what a real Triton answers to questions about readiness."""
     url = f"{tritons.replica('r3').http_url}/v2/models/{path}/ready"
-    assert await Prober(lambda *_: None).probe(http, url) == said
+    prober = Prober(lambda *_: None)
+    async with prober.client:
+        assert await prober.probe(url) == said
 
 
 async def test_vision_scores_a_batch(client):

@@ -141,15 +141,17 @@ class ProductionScheduler:
         self, job: Job, now: float, told: Callable[[SimulatedChoice | None, float], None]
     ) -> None:
         """Decide on the request of a client, or let it wait in the picker, as the exchange does."""
+        scenario = self._world.scenario
+        if not scenario.hold_s:
+            told(self.choose(job, now), now)
+            return
         self._read_log(now)
         self._now = now
-        scenario, request = self._world.scenario, self._request(job)
+        request = self._request(job)
         found: Decision | Refusal | None = None
-        if not scenario.hold_s or not self._router.queue.count:
+        if not self._router.queue.count:
             found = self._router.decide(request, now, now)
-        if scenario.hold_s and (
-            found is None or (isinstance(found, Refusal) and found.kind is RefusalKind.SATURATED)
-        ):
+        if found is None or (isinstance(found, Refusal) and found.kind is RefusalKind.SATURATED):
             deadline = None if scenario.deadline_s is None else now + scenario.deadline_s
             waiting = QueuedRequest(
                 request,

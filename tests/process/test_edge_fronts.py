@@ -50,12 +50,12 @@ async def test_a_host_or_an_address_reaches_its_pools_alone(edge_ports):
     async with EdgeStack(listener=listener, vision={"default": False}) as stack:
         inner = listener["further"][0]["address"]
 
-        async def asks_the_picker() -> bool:  # without one, the host's routes answer 404 too
-            path = INFER.format("vision")
-            _, headers = await ask(stack.listener, path, body=b"{}", host="llm.test:80")
-            return "x-tidegate-reason" in headers
+        async def ask_the_picker() -> bool:  # without one, the routes answer 404 too
+            _, main = await ask(stack.listener, INFER.format("vision"), host="llm.test:80")
+            _, other = await ask(inner, INFER.format("toy-llm"))
+            return "x-tidegate-reason" in main and "x-tidegate-reason" in other
 
-        assert await eventually(asks_the_picker)
+        assert await eventually(ask_the_picker)
         for path, lines, body in (
             (INFER.format("vision"), (), b"{}"),
             (CHAT, ("tidegate-model: vision",), NAMED["vision"]),

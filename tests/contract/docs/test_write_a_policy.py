@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -65,11 +66,10 @@ def test_its_commands_run(installed: Path) -> None:
 
 def test_a_picker_refuses_to_start_with_another_version(installed: Path, tmp_path: Path) -> None:
     """One line names the package, the policy and the two versions."""
-    for path in installed.rglob("*"):
-        if path.is_file():
-            copy = tmp_path / path.relative_to(installed)
-            copy.parent.mkdir(exist_ok=True)
-            copy.write_text(path.read_text().replace("interface = 1", "interface = 2"))
+    kept = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(installed, tmp_path, ignore=kept, dirs_exist_ok=True)
+    module = tmp_path / "acme_policies.py"
+    module.write_text(module.read_text().replace("interface = 1", "interface = 2"))
     ended = run(tmp_path, "-m", "ext_proc", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
     assert ended.returncode == 2
     assert "Traceback" not in ended.stdout + ended.stderr

@@ -14,6 +14,7 @@ import pytest
 import tritonclient.grpc.aio as triton_grpc
 
 from ext_proc.feedback.probe import Prober
+from support.traffic import eventually
 from tidegate.stack.assets import asset
 from tidegate.stack.tritons.fleet import Tritons
 
@@ -145,11 +146,20 @@ async def test_an_answer_is_cached(http, replica):
 
 async def test_the_gauges_speak_trtllm(http, replica):
     """All series of the TensorRT-LLM backend that a router reads are present and consistent."""
-    page = await series(http, replica)
-    requests = {
-        kind: page[toy("nv_trt_llm_request_metrics", request_type=kind)]
-        for kind in ("active", "max", "scheduled", "context", "waiting")
-    }
+
+    async def read() -> tuple[dict[str, float], dict[str, float]]:
+        page = await series(http, replica)
+        kinds = ("active", "max", "scheduled", "context", "waiting")
+        return page, {
+            kind: page[toy("nv_trt_llm_request_metrics", request_type=kind)] for kind in kinds
+        }
+
+    async def at_rest() -> bool:  # gauges are set one after the other as the last request ends
+        _, found = await read()
+        return found["active"] == found["scheduled"] == found["waiting"] == 0
+
+    assert await eventually(at_rest)
+    page, requests = await read()
     blocks = {
         kind: page[toy("nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type=kind)]
         for kind in ("max", "free", "used", "tokens_per", "reused", "fraction")

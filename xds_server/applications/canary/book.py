@@ -107,7 +107,7 @@ class SessionBook:
             self._sample(self.limit // 2)
 
     def gone(self, picker: str) -> None:
-        """Forget a picker that left the fleet: nobody waits for it."""
+        """Forget a picker that left the fleet: its part is not missing any more."""
         self._heard.pop(picker, None)
 
     def silent(self, now_s: float) -> list[str]:

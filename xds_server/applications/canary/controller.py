@@ -273,7 +273,7 @@ class CanaryController:
         return [each / WHOLE for each in self.plan.steps[:-1]]
 
     def _percent(self, weights: Mapping[str, int]) -> float | None:
-        """Return the canary's share; other variants' weights count as somebody else's change."""
+        """Return the canary's share; other variants' weights count as set by hand."""
         spec = self.spec
         if spec.canary not in weights:
             return None

@@ -49,7 +49,7 @@ class CanaryPlan(NamedTuple):
 
 
 def default_plan(sessions_per_s: float | None) -> CanaryPlan:
-    """Return the plan for a pool that nobody tuned.
+    """Return the plan for a pool without one of its own.
 
     Args:
         sessions_per_s: Sessions that begin in the pool; ``None`` = not known, taken for little.

@@ -6,16 +6,16 @@ Rules:
    canary's weight to what it was before the rollout.
 2. A frozen controller makes no transition by itself, neither forward nor back. It says what it
    would do.
-3. Weights that are not those of the step were changed by somebody else: the rollout pauses and
-   touches them no more until somebody resumes it.
+3. Weights that are not those of the step were set by hand: the rollout pauses and touches them
+   no more until an operator resumes it.
 4. A step on the way needs its least time, its least sessions of the canary and no guard that holds
    it. 100 % also needs a judgement that is good. Too little traffic therefore never passes.
 5. Undecided after its time, the last step before 100 % waits, pauses or aborts, as the plan says.
 6. *Restart.* A transition is stored as ``pending`` before the weights change, and settled after.
    After a restart ``settled`` compares the weights in force: those of the pending step = it was
    done; those of the step before = it is done again; others = rule 3.
-7. A paused rollout is judged and not stepped: it still ends by rule 1, unless somebody else
-   changed its weights.
+7. A paused rollout is judged and not stepped: it still ends by rule 1, unless its weights
+   were set by hand.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Transition(NamedTuple):
     step: int
     reason: str
     touched: bool = False
-    """Whether its cause is that somebody else changed the weights (rule 3)."""
+    """Whether its cause is that weights were set by hand (rule 3)."""
 
 
 class RolloutState(NamedTuple):
@@ -75,7 +75,7 @@ class RolloutState(NamedTuple):
     """Canary sessions that had begun in the rollout when the step began."""
     reason: str = ""
     touched: bool = False
-    """Whether somebody else changed the weights (rule 3)."""
+    """Whether the weights were set by hand (rule 3)."""
     pending: Transition | None = None
     """A transition that is under way."""
 
@@ -276,7 +276,7 @@ def _is_last(state: RolloutState, plan: CanaryPlan) -> bool:
 def _by_hand(percent: float | None, expected: float) -> str:
     if percent is None:
         return "the canary's variant is gone from the pool"
-    return f"the weights were changed by somebody else: {percent:g} % in place of {expected:g} %"
+    return f"the weights were set by hand: {percent:g} % in place of {expected:g} %"
 
 
 def _worse(judgement: Judgement, plan: CanaryPlan) -> str:

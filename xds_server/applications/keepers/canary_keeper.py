@@ -5,7 +5,7 @@ Rules:
 1. It looks every ``EVERY_S`` seconds. A transition is stored as intended, made as one revision with
    its numbers as the reason, and stored as made. A kill between two of these is mended at the
    start (``CanaryController.resumed``).
-2. Weights are changed only from those that were looked at: a change by somebody else that comes in
+2. Weights are changed only from those that were looked at: an operator's change that comes in
    between is not overwritten, and pauses the rollout at the next look.
 3. One thing at a time: looks, starts and operators' calls wait for each other. A call may name the
    number of transitions that its operator has seen; after another one it is refused.

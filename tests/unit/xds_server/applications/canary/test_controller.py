@@ -198,7 +198,7 @@ def test_an_operator_can_abort_at_each_step(steps: int) -> None:
 
 
 def test_weights_changed_by_hand_pause_it_and_stay() -> None:
-    """Until somebody resumes it: then its own weights are set again."""
+    """Until an operator resumes it: then its own weights are set again."""
     pool = Pool(6, {"v1": 0.01, "v2": 0.01})
     while pool.controller.state.step < 0:
         pool.minute()
@@ -239,7 +239,7 @@ def test_a_running_canary_is_one_line() -> None:
 
 
 def test_a_rollout_starts_only_where_stable_has_all_of_the_weight() -> None:
-    """Anything else is somebody's work in progress."""
+    """Anything else is an operator's work in progress."""
     for weights, canary, why in (
         ({"v1": 1}, "v2", "no variant v2"),
         ({"v1": 9, "v2": 1}, "v2", "has a weight already"),

@@ -102,11 +102,11 @@ def test_a_guard_ends_before_any_evidence() -> None:
 
 @pytest.mark.parametrize("percent", [20.0, 0.0, None])
 def test_weights_changed_by_hand_pause_and_are_not_touched_again(percent: float | None) -> None:
-    """Not even where the canary is worse: somebody else is at work."""
+    """Not even where the canary is worse: an operator is at work."""
     found = following(LAST, PLAN, view(percent, judgement=WORSE))
     assert found is not None
     assert (found.phase, found.touched) == (RolloutPhase.PAUSED, True)
-    assert ("somebody else" in found.reason) is (percent is not None)
+    assert ("set by hand" in found.reason) is (percent is not None)
     state = applied(LAST, found, 2_000.0, 500)
     assert following(state, PLAN, view(50.0, judgement=WORSE)) is None
     resumed = applied(state, asked(state, PLAN, "resume", "ann"), 2_100.0, 500)

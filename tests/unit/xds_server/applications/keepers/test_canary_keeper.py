@@ -170,7 +170,7 @@ async def test_weights_that_are_changed_between_look_and_step_are_not_overwritte
     await by_hand(kept, {"stable": 80, "canary": 20})
     await kept.pass_minutes(5, fails=0.5)
     assert (weight(kept.control, "stable"), weight(kept.control)) == (80, 20)
-    assert "changed by somebody else: 20 % in place of 5 %" in kept.keeper.lines()[0]
+    assert "set by hand: 20 % in place of 5 %" in kept.keeper.lines()[0]
 
 
 async def test_frozen_nothing_moves_by_itself_and_operators_may(kept: Kept) -> None:

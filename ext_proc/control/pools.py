@@ -70,6 +70,7 @@ _POOL: Final = FieldReader(
         *("name", "models", "paths", "default_for", "default_for_paths", "variants", "endpoints"),
         *(
             "routing",
+            "canary",
             "slow_start",
             "outlier",
             "custom_metrics",

@@ -184,6 +184,7 @@ class Pool(_message.Message):
     UPSTREAM_TLS_FIELD_NUMBER: _builtins.int
     HOLD_SECONDS_FIELD_NUMBER: _builtins.int
     REQUEST_SECONDS_FIELD_NUMBER: _builtins.int
+    CANARY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     default_for_http: _builtins.bool
     """HTTP requests on paths that no pool lists go to this pool if they name none. Only proxies that
@@ -263,6 +264,12 @@ class Pool(_message.Message):
     def upstream_tls(self) -> Global___UpstreamTls:
         """TLS to the replicas for whoever asks them; absent = plain."""
 
+    @_builtins.property
+    def canary(self) -> Global___Canary:
+        """The rollout that runs in this pool; absent = none. Pickers report its sessions
+        (PickerReport.canaries).
+        """
+
     def __init__(
         self,
         *,
@@ -292,14 +299,49 @@ class Pool(_message.Message):
         upstream_tls: Global___UpstreamTls | None = ...,
         hold_seconds: _builtins.float = ...,
         request_seconds: _builtins.float = ...,
+        canary: Global___Canary | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["deep_health", b"deep_health", "outlier", b"outlier", "routing", b"routing", "slow_start", b"slow_start", "upstream_tls", b"upstream_tls"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["canary", b"canary", "deep_health", b"deep_health", "outlier", b"outlier", "routing", b"routing", "slow_start", b"slow_start", "upstream_tls", b"upstream_tls"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["custom_metrics", b"custom_metrics", "deep_health", b"deep_health", "default_for", b"default_for", "default_for_http", b"default_for_http", "default_for_paths", b"default_for_paths", "describe_picks", b"describe_picks", "endpoints", b"endpoints", "first_answer_least_seconds", b"first_answer_least_seconds", "first_answer_seconds", b"first_answer_seconds", "hold_seconds", b"hold_seconds", "log_slots", b"log_slots", "model_needs", b"model_needs", "models", b"models", "name", b"name", "orca", b"orca", "outlier", b"outlier", "paths", b"paths", "per_endpoint_in_flight", b"per_endpoint_in_flight", "probe_interval_seconds", b"probe_interval_seconds", "request_seconds", b"request_seconds", "routing", b"routing", "seed", b"seed", "slow_start", b"slow_start", "upstream_tls", b"upstream_tls", "usage", b"usage", "variants", b"variants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["canary", b"canary", "custom_metrics", b"custom_metrics", "deep_health", b"deep_health", "default_for", b"default_for", "default_for_http", b"default_for_http", "default_for_paths", b"default_for_paths", "describe_picks", b"describe_picks", "endpoints", b"endpoints", "first_answer_least_seconds", b"first_answer_least_seconds", "first_answer_seconds", b"first_answer_seconds", "hold_seconds", b"hold_seconds", "log_slots", b"log_slots", "model_needs", b"model_needs", "models", b"models", "name", b"name", "orca", b"orca", "outlier", b"outlier", "paths", b"paths", "per_endpoint_in_flight", b"per_endpoint_in_flight", "probe_interval_seconds", b"probe_interval_seconds", "request_seconds", b"request_seconds", "routing", b"routing", "seed", b"seed", "slow_start", b"slow_start", "upstream_tls", b"upstream_tls", "usage", b"usage", "variants", b"variants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Pool: _TypeAlias = Pool  # noqa: Y015
+
+@_typing.final
+class Canary(_message.Message):
+    """Canary is a rollout: a variant that gets more and more of the pool's new sessions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLLOUT_FIELD_NUMBER: _builtins.int
+    CANARY_FIELD_NUMBER: _builtins.int
+    STABLE_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    rollout: _builtins.str
+    """Its id; another one begins anew."""
+    canary: _builtins.str
+    """Name of the variant that is to get everything."""
+    stable: _builtins.str
+    """Name of the variant that had everything before."""
+    step: _builtins.int
+    """Number of the step in force."""
+    def __init__(
+        self,
+        *,
+        rollout: _builtins.str = ...,
+        canary: _builtins.str = ...,
+        stable: _builtins.str = ...,
+        step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["canary", b"canary", "rollout", b"rollout", "stable", b"stable", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Canary: _TypeAlias = Canary  # noqa: Y015
 
 @_typing.final
 class UpstreamTls(_message.Message):

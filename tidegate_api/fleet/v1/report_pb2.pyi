@@ -159,6 +159,7 @@ class PickerReport(_message.Message):
     REPLICAS_FIELD_NUMBER: _builtins.int
     PLACEMENTS_FIELD_NUMBER: _builtins.int
     LEAVING_FIELD_NUMBER: _builtins.int
+    CANARIES_FIELD_NUMBER: _builtins.int
     picker_id: _builtins.str
     """The node id that the picker uses on ADS."""
     group: _builtins.str
@@ -199,6 +200,12 @@ class PickerReport(_message.Message):
         there. At most 65,536.
         """
 
+    @_builtins.property
+    def canaries(self) -> _containers.RepeatedCompositeFieldContainer[Global___CanarySessions]:
+        """What is new of the sessions of rollouts (Pool.canary). The same may be told again: sessions are
+        merged by their digests.
+        """
+
     def __init__(
         self,
         *,
@@ -212,14 +219,178 @@ class PickerReport(_message.Message):
         replicas: Global___ReplicaStates | None = ...,
         placements: Global___Placements | None = ...,
         leaving: _abc.Iterable[Global___LeavingLoad] | None = ...,
+        canaries: _abc.Iterable[Global___CanarySessions] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["placements", b"placements", "replicas", b"replicas", "traffic", b"traffic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoints", b"endpoints", "findings", b"findings", "group", b"group", "leaving", b"leaving", "passes", b"passes", "picker_id", b"picker_id", "placements", b"placements", "replicas", b"replicas", "taken", b"taken", "traffic", b"traffic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["canaries", b"canaries", "endpoints", b"endpoints", "findings", b"findings", "group", b"group", "leaving", b"leaving", "passes", b"passes", "picker_id", b"picker_id", "placements", b"placements", "replicas", b"replicas", "taken", b"taken", "traffic", b"traffic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PickerReport: _TypeAlias = PickerReport  # noqa: Y015
+
+@_typing.final
+class CanarySessions(_message.Message):
+    """CanarySessions tells of the sessions of one rollout."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    ROLLOUT_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    UNTIL_SECONDS_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    rollout: _builtins.str
+    limit: _builtins.int
+    """Sessions whose digest is in the sample of this limit are told, 0 to 2^32; 2^32 = all."""
+    until_seconds: _builtins.float
+    """All that was known until this time is told, Unix time in seconds."""
+    @_builtins.property
+    def sessions(self) -> _containers.RepeatedCompositeFieldContainer[Global___CanarySession]:
+        """At most 4,096 in one report."""
+
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        rollout: _builtins.str = ...,
+        limit: _builtins.int = ...,
+        until_seconds: _builtins.float = ...,
+        sessions: _abc.Iterable[Global___CanarySession] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit", "pool", b"pool", "rollout", b"rollout", "sessions", b"sessions", "until_seconds", b"until_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CanarySessions: _TypeAlias = CanarySessions  # noqa: Y015
+
+@_typing.final
+class CanarySession(_message.Message):
+    """CanarySession is a session of a rollout, as one process saw it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    BEGUN_UNIX_MS_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    CANARY_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    digest: _builtins.int
+    begun_unix_ms: _builtins.int
+    """When its first request was picked, Unix time in milliseconds."""
+    step: _builtins.int
+    """Number of the step in force then."""
+    canary: _builtins.bool
+    """Whether it was drawn to the canary."""
+    @_builtins.property
+    def first(self) -> Global___CanaryFirstRequest:
+        """Its first request, once it has ended well; absent = it has not, or is not known."""
+
+    @_builtins.property
+    def failure(self) -> Global___CanaryFailure:
+        """Its first failure; absent = none."""
+
+    def __init__(
+        self,
+        *,
+        digest: _builtins.int = ...,
+        begun_unix_ms: _builtins.int = ...,
+        step: _builtins.int = ...,
+        canary: _builtins.bool = ...,
+        first: Global___CanaryFirstRequest | None = ...,
+        failure: Global___CanaryFailure | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "first", b"first"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun_unix_ms", b"begun_unix_ms", "canary", b"canary", "digest", b"digest", "failure", b"failure", "first", b"first", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CanarySession: _TypeAlias = CanarySession  # noqa: Y015
+
+@_typing.final
+class CanaryFirstRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class TimesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    MINUTE_FIELD_NUMBER: _builtins.int
+    STRATUM_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
+    SHORT_FIELD_NUMBER: _builtins.int
+    minute: _builtins.int
+    """Minutes since 1970 at its end."""
+    stratum: _builtins.str
+    """Form, and about how many tokens were not cached; at most 64 characters."""
+    short: _builtins.bool
+    """Whether fewer tokens were cached than predicted; unset = none predicted, or not told."""
+    @_builtins.property
+    def times(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Number of a bucket (`tidegate_common.fine_histogram`) by kind of time; at most 8 kinds."""
+
+    def __init__(
+        self,
+        *,
+        minute: _builtins.int = ...,
+        stratum: _builtins.str = ...,
+        times: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        short: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_short", b"_short", "short", b"short"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_short", b"_short", "minute", b"minute", "short", b"short", "stratum", b"stratum", "times", b"times"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__short: _TypeAlias = _typing.Literal["short"]  # noqa: Y015
+    _WhichOneofArgType__short: _TypeAlias = _typing.Literal["_short", b"_short"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__short) -> _WhichOneofReturnType__short | None: ...
+
+Global___CanaryFirstRequest: _TypeAlias = CanaryFirstRequest  # noqa: Y015
+
+@_typing.final
+class CanaryFailure(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MINUTE_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    minute: _builtins.int
+    """Minutes since 1970."""
+    step: _builtins.int
+    """Number of the step in force when the failing request was picked."""
+    def __init__(
+        self,
+        *,
+        minute: _builtins.int = ...,
+        step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["minute", b"minute", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CanaryFailure: _TypeAlias = CanaryFailure  # noqa: Y015
 
 @_typing.final
 class Traffic(_message.Message):

@@ -98,8 +98,12 @@ SECRETS = {"tidegate.fleet.v1.Pool.seed"}
 OF_THE_LISTENER = {"tidegate.fleet.v1.Pool.describe_picks"}
 """Fields on the wire that follow from the listener's settings."""
 
-OF_OPERATIONS = {"tidegate.fleet.v1.Endpoint.leaving"}
-"""Fields on the wire that follow from operations on models."""
+OF_OPERATIONS = {
+    "tidegate.fleet.v1.Endpoint.leaving",
+    "tidegate.fleet.v1.Pool.canary",
+    *(f"tidegate.fleet.v1.Canary.{each}" for each in ("rollout", "canary", "stable", "step")),
+}
+"""Fields on the wire that follow from operations on models, and from rollouts."""
 
 UNREAD = {"endpoints.labels"}
 """Settings that the wire carries and the picker does not keep."""

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from xds_server.fleet.model.fleet import Fleet
     from xds_server.fleet.revision import FileState, FleetState
     from xds_server.fleet.store import RevisionStore
+    from xds_server.fleet.view import CanaryMark
 
 _T = TypeVar("_T")
 
@@ -162,6 +163,10 @@ class Control:
     def recall_leaving(self, leaving: Leaving) -> None:
         """Publish these models as leaving replicas with the first state."""
         self._rollout.leaving = leaving
+
+    def mark_canaries(self, marks: Mapping[str, CanaryMark]) -> None:
+        """Tell pickers of these rollouts, by pool, with the weights that are published next."""
+        self._rollout.canaries = dict(marks)
 
     async def publish_leaving(self, leaving: Leaving) -> None:
         """Publish the fleet in force with these models leaving replicas; makes no revision."""

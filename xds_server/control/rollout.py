@@ -33,13 +33,14 @@ from xds_server.snapshots.stages import Reached, plan, widened
 from xds_server.snapshots.urgent import URGENT, shed_stage, urgent_stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from xds_server.control.publisher import PublicationHandle, SnapshotPublisher
     from xds_server.fleet.findings import PublishedSick
     from xds_server.fleet.members.placed import Leaving, Placed
     from xds_server.fleet.model.fleet import Fleet
     from xds_server.fleet.revision import FleetState
+    from xds_server.fleet.view import CanaryMark
     from xds_server.protocol.publication import PublicationOutcome, Stage
     from xds_server.snapshots.preview import Preview
 
@@ -115,6 +116,8 @@ class Rollout:
         """Models of replicas to list in each publication."""
         self.leaving: Leaving = ()
         """Models that leave replicas, for each publication."""
+        self.canaries: Mapping[str, CanaryMark] = {}
+        """The rollout that runs in each pool, for each publication."""
         self.newest: Published | None = None
         """The state published last."""
 
@@ -200,7 +203,7 @@ class Rollout:
 
     def _view(self, state: FleetState) -> View:
         fleet = leaving(placing(state.published, self.placed), self.leaving)
-        return View(fleet, state.all_incarnations, self.sick, self._seed)
+        return View(fleet, state.all_incarnations, self.sick, self._seed, self.canaries)
 
     def _in_waves(self, state: FleetState) -> bool:
         if not state.fleet.waves or self.newest is None:
@@ -221,4 +224,4 @@ def _both(old: View, new: View) -> View:
     incarnations = new.incarnations
     if incarnations is not old.incarnations:
         incarnations = {**old.incarnations, **incarnations}
-    return View(fleet, incarnations, new.sick, new.seed)
+    return View(fleet, incarnations, new.sick, new.seed, new.canaries)

@@ -34,6 +34,26 @@ class Incarnation(NamedTuple):
     """Unix milliseconds; 0 = part of the first revision, and therefore warm."""
 
 
+class CanaryMark(NamedTuple):
+    """A rollout that runs in a pool, as pickers are told of it."""
+
+    rollout: str
+    """Its id."""
+    canary: str
+    stable: str
+    weights: tuple[int, ...]
+    """The canary's weight in each step; stable has the rest of ``total``."""
+    total: int
+
+    def step(self, pool: PoolSpec) -> int | None:
+        """Return the number of the step that a pool's weights are of; ``None`` = of none."""
+        shares = {each.name: each.weight for each in pool.variants}
+        own = shares.get(self.canary, 0)
+        if own + shares.get(self.stable, 0) != self.total or sum(shares.values()) != self.total:
+            return None
+        return self.weights.index(own) if own in self.weights else None
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """One revision as it is published to clients."""
@@ -45,6 +65,9 @@ class View:
     """Replicas published as sick."""
     seed: int = field(default=0, repr=False)
     """Seed of prompt hashes, a secret of the fleet; 64 bits, 0 = none."""
+    canaries: Mapping[str, CanaryMark] = field(default_factory=dict)
+    """The rollout that runs in each pool. Its step follows from the pool's weights, so that no
+    publication tells of one without the other."""
 
     def incarnation(self, endpoint_id: str) -> Incarnation:
         """Return a replica's incarnation; an unlisted replica has incarnation 1 and is warm."""

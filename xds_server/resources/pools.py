@@ -100,6 +100,7 @@ def pool_resource(view: View, pool: PoolSpec) -> bytes:
         seed=view.seed,
         log_slots=log_slots(fleet.pickers.addresses),
         describe_picks=fleet.listener.access_log is not None,
+        canary=_canary(view, pool),
     )
     sick = view.sick.get(pool.name, {})
     parts = [message.SerializeToString(deterministic=True)]
@@ -115,6 +116,14 @@ def pool_resource(view: View, pool: PoolSpec) -> bytes:
             part = known[key] = delimited(_ENDPOINTS, _endpoint(endpoint, *key))
         parts.append(part)
     return b"".join(parts)
+
+
+def _canary(view: View, pool: PoolSpec) -> pool_pb2.Canary | None:
+    mark = view.canaries.get(pool.name)
+    step = None if mark is None else mark.step(pool)
+    if mark is None or step is None:
+        return None
+    return pool_pb2.Canary(rollout=mark.rollout, canary=mark.canary, stable=mark.stable, step=step)
 
 
 @ByIdentity

@@ -137,6 +137,7 @@ class Memo:
             common,
             view.sick.get(name),
             _incarnations(view, pool),
+            view.canaries.get(name),
         )
         return _recalled(
             self._pools(pool),

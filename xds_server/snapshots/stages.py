@@ -117,7 +117,7 @@ def plan(old: View | Reached | None, new: View, memo: Memo | None = None) -> tup
     incarnations = have.view.incarnations
     if incarnations is not new.incarnations:
         incarnations = {**new.incarnations, **incarnations}
-    known = View(draws_of(wide, have.draws), incarnations, new.sick, new.seed)
+    known = View(draws_of(wide, have.draws), incarnations, new.sick, new.seed, new.canaries)
     used = Snapshot.of(picker_contents(known, memo), previous=pools)
     return (
         Stage("add", "envoy", hold(added)),

@@ -36,6 +36,7 @@ from xds_server.applications.canary.rollout import (
     settled,
     waiting_for,
 )
+from xds_server.fleet.view import CanaryMark
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -134,6 +135,13 @@ class CanaryController:
         self.log: list[LogLine] = []
         self.folded = 0
         """Minutes that this process has added to the evidence."""
+
+    @property
+    def mark(self) -> CanaryMark:
+        """What pickers are told of it."""
+        spec = self.spec
+        weights = tuple(self._weight(each) for each in self.plan.steps[:-1])
+        return CanaryMark(spec.rollout, spec.canary, spec.stable, weights, spec.total)
 
     def take(
         self, picker: str, records: Iterable[SessionRecord], limit: int, until_s: float
@@ -285,9 +293,12 @@ class CanaryController:
         spec, percent = self.spec, percent_of(state, self.plan)
         if percent <= 0.0:
             return dict(spec.before)
-        canary = round(spec.total * percent / WHOLE)
+        canary = self._weight(percent)
         shares = {spec.canary: canary, spec.stable: spec.total - canary}
         return {name: shares.get(name, 0) for name in spec.before}
+
+    def _weight(self, percent: float) -> int:
+        return round(self.spec.total * percent / WHOLE)
 
     def _note(self, now_s: float) -> None:
         state = self.state

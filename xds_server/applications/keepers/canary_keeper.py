@@ -38,13 +38,14 @@ from xds_server.fleet.load import FleetError
 from xds_server.fleet.store import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from tidegate_common.canary import SessionRecord
     from xds_server.applications.canary.guards import ArmReplicas
     from xds_server.applications.canary.rollout import Transition
     from xds_server.control.operation import Change
     from xds_server.fleet.model.fleet import Fleet
+    from xds_server.fleet.view import CanaryMark
 
     class WeightControl(Protocol):
         """The fleet in force, and changes of its weights."""
@@ -55,6 +56,9 @@ if TYPE_CHECKING:
 
         async def change(self, edit: Callable[[Fleet], Fleet], options: ChangeOptions) -> Change:
             """Make an edit of the fleet in force the fleet in force."""
+
+        def mark_canaries(self, marks: Mapping[str, CanaryMark]) -> None:
+            """Tell pickers of these rollouts, by pool, with the weights that come next."""
 
 
 EVERY_S: Final = 5.0
@@ -100,16 +104,26 @@ class CanaryKeeper:
         """Who froze all rollouts, and why; empty = they go on."""
 
     def recall(self, text: str) -> None:
-        """Take what was stored, before the first look.
+        """Take what was stored, before a fleet is in force.
 
         Raises:
             ValueError: The text is something else.
         """
-        told = json.loads(text)
-        self.frozen = told["frozen"]
-        for pool, each in told["rollouts"].items():
-            made = self._rollouts[pool] = CanaryController.restored(each)
-            again = made.resumed(self._weights(pool), self._unix_s())
+        try:
+            told = json.loads(text)
+            found = {
+                pool: CanaryController.restored(each) for pool, each in told["rollouts"].items()
+            }
+            self.frozen = told["frozen"]
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"no stored rollouts: {error!r}") from error
+        self._rollouts = found
+        self._mark()
+
+    def settle(self) -> None:
+        """Compare what was recalled with the weights in force, before the first look."""
+        for pool, each in self._rollouts.items():
+            again = each.resumed(self._weights(pool), self._unix_s())
             if again is not None:
                 self._again[pool] = again
 
@@ -191,6 +205,7 @@ class CanaryKeeper:
                 await self._look(pool)
             except Exception:
                 del self._rollouts[pool]
+                self._mark()
                 raise
             _log.info("canary_started", pool=pool, canary=canary, by=who)
             return line_of(made, [])
@@ -273,6 +288,7 @@ class CanaryKeeper:
         found.intend(step)
         try:
             await self._keep(anyhow=back)
+            self._mark()
             if weights is not None and weights != before:
                 reason = f"canary {found.spec.canary}: {step.reason}"
                 options = ChangeOptions(author, reason, relief=back, force=back)
@@ -284,8 +300,13 @@ class CanaryKeeper:
             found.state = was
             raise
         found.done(step, self._unix_s())
+        self._mark()
         _log.info("canary_step", pool=pool, phase=step.phase.value, reason=step.reason)
         await self._keep(anyhow=back)
+
+    def _mark(self) -> None:
+        running = {p: each for p, each in self._rollouts.items() if not each.state.phase.ended}
+        self._control.mark_canaries({pool: each.mark for pool, each in running.items()})
 
     async def _keep(self, *, anyhow: bool = False) -> None:
         told = {pool: each.dump() for pool, each in self._rollouts.items()}

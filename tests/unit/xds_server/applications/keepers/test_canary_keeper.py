@@ -5,9 +5,12 @@ from __future__ import annotations
 from contextlib import closing
 
 import pytest
+from google.protobuf import any_pb2
 
 from support.controls import WAIT, World, weight
 from support.fleets import fleet, pool
+from tidegate_api.fleet.v1 import pool_pb2
+from tidegate_api.names import POOL_TYPE
 from tidegate_common.canary import ALL, SessionFailure, SessionRecord
 from xds_server.applications.canary.controller import StartError
 from xds_server.applications.canary.guards import ArmReplicas
@@ -52,6 +55,7 @@ class Kept:
         )
         if self.stored:
             made.recall(self.stored[-1])
+            made.settle()
         return made
 
     async def _store(self, text: str) -> None:
@@ -107,6 +111,34 @@ async def test_each_step_is_a_revision_with_its_numbers(kept: Kept) -> None:
     assert weight(kept.control, "stable") == 0
     assert kept.keeper.report("llm")["phase"] == "promoted"
     assert kept.keeper.lines() == []
+
+
+def told(kept: Kept) -> pool_pb2.Pool:
+    """Return what pickers hold of the pool."""
+    held = kept.world.publisher.in_force("picker").resources(POOL_TYPE)["llm"]
+    message = pool_pb2.Pool()
+    any_pb2.Any.FromString(held.any).Unpack(message)
+    return message
+
+
+async def test_pickers_are_told_of_a_rollout_with_its_weights(kept: Kept) -> None:
+    """The step and its weights come in one resource, and weights of no step tell of none."""
+    assert not told(kept).HasField("canary")
+    await kept.start()
+    rollout = kept.keeper.report("llm")["rollout"]
+    said = pool_pb2.Canary(rollout=rollout, canary="canary", stable="stable", step=0)
+    assert told(kept).canary == said
+    assert told(kept).variants[1].weight > 0
+    await kept.pass_minutes(2)
+    said.step = 1
+    assert told(kept).canary == said
+    await by_hand(kept, {"stable": 90, "canary": 10})
+    assert not told(kept).HasField("canary")
+    await kept.pass_minutes(1)
+    await kept.keeper.ask("llm", "resume", "ann")
+    assert told(kept).canary == said
+    await kept.keeper.ask("llm", "abort", "ann")
+    assert not told(kept).HasField("canary")
 
 
 async def test_a_canary_that_fails_is_rolled_back_in_one_revision(kept: Kept) -> None:

@@ -101,6 +101,7 @@ protos: $(VENV)/.dev ## regenerate the committed protobuf code
 docs: $(VENV)/.docs ## build the documentation into build/docs; warnings are errors
 	$(PY) docs/generate --check
 	$(PY) -m sphinx -W --keep-going -n -b html docs build/docs
+	$(PY) -m tools.testing.site build/docs
 
 bench: $(VENV)/.bench ## measure Tidegate and other routers, short form (ARGS="fleet --full")
 	$(VENV)/bin/tidegate bench $(ARGS)

@@ -1,1 +1,1 @@
-"""Tools about the tests: whether they find faults, and whether they fail by luck."""
+"""Tools about the tests, and checks that tests and targets share: faults, luck, the built site."""

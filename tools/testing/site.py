@@ -31,7 +31,7 @@ TASKS: Final = {
 
 
 @dataclass
-class Page:
+class BuiltPage:
     """Links and anchors of a page of the site."""
 
     name: str
@@ -41,8 +41,8 @@ class Page:
     """Those in the page's own text, without the theme's navigation."""
 
 
-class _Reader(HTMLParser):
-    def __init__(self, page: Page) -> None:
+class _PageReader(HTMLParser):
+    def __init__(self, page: BuiltPage) -> None:
         super().__init__()
         self._page = page
         self._in_text = False
@@ -61,12 +61,12 @@ class _Reader(HTMLParser):
         self._in_text = self._in_text and tag != "article"
 
 
-def read(folder: Path) -> dict[str, Page]:
+def read(folder: Path) -> dict[str, BuiltPage]:
     """Return the pages of a built site by their path in it."""
     pages = {}
     for path in sorted(folder.rglob("*.html")):
-        page = Page(path.relative_to(folder).as_posix())
-        _Reader(page).feed(path.read_text("utf-8"))
+        page = BuiltPage(path.relative_to(folder).as_posix())
+        _PageReader(page).feed(path.read_text("utf-8"))
         pages[page.name] = page
     return pages
 
@@ -98,7 +98,7 @@ def target(page: str, link: str) -> tuple[str, str] | None:
     return "/".join(steps), unquote(parts.fragment)
 
 
-def broken(pages: Mapping[str, Page], folder: Path) -> list[str]:
+def broken(pages: Mapping[str, BuiltPage], folder: Path) -> list[str]:
     """Return a line for each internal link that leads nowhere."""
     found = []
     for page in pages.values():
@@ -115,7 +115,7 @@ def broken(pages: Mapping[str, Page], folder: Path) -> list[str]:
     return found
 
 
-def clicks(pages: Mapping[str, Page]) -> dict[str, int]:
+def clicks(pages: Mapping[str, BuiltPage]) -> dict[str, int]:
     """Return for each page that can be reached the least number of links from the landing page."""
     distance = {LANDING: 0}
     waiting = deque([LANDING])
@@ -129,7 +129,7 @@ def clicks(pages: Mapping[str, Page]) -> dict[str, int]:
     return distance
 
 
-def far(pages: Mapping[str, Page]) -> list[str]:
+def far(pages: Mapping[str, BuiltPage]) -> list[str]:
     """Return a line for each task that does not exist or is too far from the landing page."""
     distance = clicks(pages)
     found = []

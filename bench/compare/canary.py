@@ -1,40 +1,49 @@
 """Canaries with a known truth: how often the controller is wrong, and how soon it sees what is bad.
 
-    python bench/compare/canary.py [--runs 200] [--processes 2] [--part margins] [--json]
-    nohup python bench/compare/canary.py --runs 1000 > canary.md &
+    python bench/compare/canary.py [--runs 200] [--part margins] [--json]
+    nohup nice python bench/compare/canary.py --runs 1000 --into canary.jsonl &
+    python bench/compare/canary.py --runs 0 --into canary.jsonl [--csv FOLDER]
 
 It draws the sessions of a pool minute by minute and gives their counts to the controller's own
 modules (``xds_server/applications/canary``), with the default plan for the pool's traffic. A look
-is taken each minute. Parts:
+is taken each minute. ``--into`` keeps each hundred runs in a file, and goes on where the file ends.
+Only the sums of ``statistics/noncentral.py`` are computed with numpy, which a test compares. Parts:
 
 *margins*: the canary is worse by exactly the difference that matters. To roll it back is then as
 wrong as to promote it; each may happen in 5 % of the runs. Failures alone are looked at (one check
 with the whole weight: both errors are then most frequent), or times alone.
 
 *found*: canaries that are good or bad, with failures and times to the first token, beside the rules
-that Flagger and Argo Rollouts publish as examples: 1-minute checks of the canary's success rate
-(99 %) and p99 (500 ms), the fifth failed check rolls back, +10 % a minute to 50 %; and 5-minute
-checks of 95 %, the fourth failed one rolls back, +20 % each 10 minutes.
+that Flagger and Argo Rollouts publish as examples.
+
+*stress*: worlds that break what the statistics assume, and good canaries in them.
 
 A base rate is the share of *sessions* that fail. A failing session begins to fail at a request that
-is drawn, and three in ten of its others fail too. Requests of a session are 20 s apart. Times are
-log-normal (median 0.12 s, sigma 0.5) in three strata. *cold*: half of the canary's sessions are in
-the stratum of most uncached tokens, of stable's a fifth. *daily*: arrivals, times and failures
-swing by 50, 30 and 50 % in four hours. *mixed*: replicas differ by up to 15 % to either side.
+is drawn, and three in ten of its others fail too. Requests of a session are 20 s apart. Uncached
+tokens are log-normal (median 1,000, sigma 0.5), and a time is 0.12 s * (0.3 + 0.7 * tokens / 1,000)
+times a log-normal factor (sigma 0.4). *cold*: the canary's sessions have half as many uncached
+tokens again (*warm*: two thirds). *daily*: arrivals, times and failures swing by 50, 30
+and 50 % in four hours. *mixed*: replicas differ by up to 15 % to either side, and their failures
+by up to 75 %. *bursts*: so many sessions of an arm fail together. *unlike*: the canary's two
+replicas and stable's six are drawn of such replicas in each run.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
+import sys
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from math import log, pi, sin, sqrt
 from multiprocessing import get_context
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import numpy as np
 
@@ -50,6 +59,7 @@ from xds_server.applications.canary.rollout import (
     following,
     percent_of,
 )
+from xds_server.applications.canary.statistics import times
 from xds_server.applications.canary.statistics.times import TimeCell
 
 if TYPE_CHECKING:
@@ -60,10 +70,13 @@ KNOWN_MIN = 11
 """Minutes after which a session's outcome counts as known: 30 requests take ten."""
 LONGEST = {1.0: 480, 20.0: 240, 200.0: 60}
 """Minutes of a run by sessions per second."""
-MEDIAN_S, SIGMA = 0.12, 0.5
-STRATA = (0.6, 1.0, 1.8)
-SHARES, COLD = (0.5, 0.3, 0.2), (0.2, 0.3, 0.5)
+MEDIAN_S, SIGMA = 0.12, 0.4
+TOKENS, SPREAD = 1_000.0, 0.5
+"""Median of uncached tokens, and their sigma."""
+COLD, WARM = 1.5, 1.0 / 1.5
 REPLICAS = np.linspace(0.85, 1.15, 8)
+FAILING = np.linspace(0.25, 1.75, 8)
+"""Failures of the replicas, in multiples of their mean."""
 ALSO = 0.3
 """Share of the further requests of a failing session that fail too."""
 
@@ -85,9 +98,13 @@ class World:
     """Factor of the canary's times."""
     above: float = 0.0
     """Only times above this quantile have the factor."""
-    cold: bool = False
+    cold: float = 1.0
+    """Factor of the canary's uncached tokens."""
     daily: bool = False
     mixed: bool = False
+    bursts: int = 1
+    """Sessions that fail together."""
+    unlike: bool = False
     failures: bool = True
     """Whether failures are looked at."""
     times: bool = True
@@ -112,9 +129,11 @@ class Sessions:
 
     def __init__(self, world: World, seed: int) -> None:
         self.world = world
-        self.chance = np.random.default_rng(seed)
+        self.chance = np.random.default_rng((crc32(repr(world).encode()), seed))
         self._failing: dict[int, list[tuple[float, bool, Any]]] = defaultdict(list)
         self._known: dict[int, tuple[int, int]] = {}
+        drawn = self.chance.choice(REPLICAS, REPLICAS.size)
+        self._factor = float(drawn[:2].mean() / drawn[2:].mean()) if world.unlike else 1.0
 
     def level(self, now: int, swing: float) -> float:
         """Return the factor of the hour."""
@@ -129,7 +148,7 @@ class Sessions:
         found: dict[tuple[float, float], list[int]] = {}
         failed = 0
         for canary, many, rate in ((True, new[0], world.canary), (False, new[1], world.base)):
-            bad = int(chance.binomial(many, min(1.0, rate * harm)))
+            bad = self._bad(many, rate * harm)
             failed += bad if canary else 0
             places = chance.uniform(0.0 if canary else share, share if canary else 1.0, bad)
             late = (chance.integers(0, world.requests, bad) * GAP_S // 60.0).astype(int)
@@ -146,34 +165,47 @@ class Sessions:
             {"first-token": self._times(now, new)} if world.times else {},
         )
 
-    def seconds(self, now: int, strata: Any, *, canary: bool) -> Any:
-        """Draw the times of sessions in the strata."""
+    def _bad(self, many: int, rate: float) -> int:
+        """Draw how many sessions fail."""
         world, chance = self.world, self.chance
-        normal = chance.standard_normal(strata.size)
-        found = MEDIAN_S * np.exp(SIGMA * normal) * np.asarray(STRATA)[strata]
+        if world.bursts > 1:
+            return min(many, world.bursts * int(chance.poisson(many * rate / world.bursts)))
+        if world.mixed:
+            of = chance.multinomial(many, np.full(FAILING.size, 1.0 / FAILING.size))
+            return int(chance.binomial(of, np.minimum(1.0, rate * FAILING)).sum())
+        return int(chance.binomial(many, min(1.0, rate)))
+
+    def seconds(self, now: int, tokens: Any, *, canary: bool) -> Any:
+        """Draw the times of sessions with so many uncached tokens."""
+        world, chance = self.world, self.chance
+        normal = chance.standard_normal(tokens.size)
+        found = MEDIAN_S * np.exp(SIGMA * normal) * (0.3 + 0.7 * tokens / TOKENS)
         found *= self.level(now, 0.3)
         if world.mixed:
-            found *= REPLICAS[chance.integers(0, REPLICAS.size, strata.size)]
-        if canary and world.slower != 1.0:
-            slow = normal >= _normal_quantile(world.above) if world.above else slice(None)
-            found[slow] *= world.slower
+            found *= REPLICAS[chance.integers(0, REPLICAS.size, tokens.size)]
+        if canary:
+            found *= self._factor
+            if world.slower != 1.0:
+                slow = normal >= _normal_quantile(world.above) if world.above else slice(None)
+                found[slow] *= world.slower
         return found
 
-    def strata(self, many: int, *, canary: bool) -> Any:
-        """Draw the strata of sessions."""
-        shares = COLD if canary and self.world.cold else SHARES
-        return self.chance.choice(len(STRATA), many, p=shares)
+    def tokens(self, many: int, *, canary: bool) -> Any:
+        """Draw the uncached tokens of sessions."""
+        middle = TOKENS * (self.world.cold if canary else 1.0)
+        return middle * np.exp(SPREAD * self.chance.standard_normal(many))
 
     def _times(self, now: int, new: tuple[int, int]) -> dict[str, TimeCell]:
         arms = []
         for canary, many in ((True, new[0]), (False, new[1])):
-            strata = self.strata(many, canary=canary)
-            seconds = self.seconds(now, strata, canary=canary)
+            tokens = self.tokens(many, canary=canary)
+            seconds = self.seconds(now, tokens, canary=canary)
             bucket = (np.log(seconds / LEAST) * (PER_TENTH / log(1.1))).astype(int) + 1
-            arms.append((strata, np.clip(bucket, 0, BUCKETS - 1)))
+            arms.append(_by_stratum(strata_of(tokens), np.clip(bucket, 0, BUCKETS - 1)))
+        nothing: dict[int, int] = {}
         return {
-            str(each): TimeCell(*(_counted(buckets[strata == each]) for strata, buckets in arms))
-            for each in range(len(STRATA))
+            str(each): TimeCell(*(arm.get(each, nothing) for arm in arms))
+            for each in sorted(arms[0].keys() | arms[1].keys())
         }
 
 
@@ -181,9 +213,56 @@ def _normal_quantile(share: float) -> float:
     return {0.9: 1.2815515655446004, 0.99: 2.3263478740408408}[share]
 
 
-def _counted(buckets: Any) -> dict[int, int]:
-    values, counts = np.unique(buckets, return_counts=True)
-    return {int(value): int(count) for value, count in zip(values, counts, strict=True)}
+def strata_of(tokens: Any) -> Any:
+    """Return the numbers of the strata that ``ext_proc.canary.sessions.stratum_of`` names."""
+    part, doubling = np.frexp(np.maximum(np.asarray(tokens).astype(int), 1))
+    return 4 * doubling + (8.0 * part - 4.0).astype(int)
+
+
+def _by_stratum(strata: Any, buckets: Any) -> dict[int, dict[int, int]]:
+    """Return histograms by stratum."""
+    found: dict[int, dict[int, int]] = {}
+    keys, counts = np.unique(strata * BUCKETS + buckets, return_counts=True)
+    for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
+        found.setdefault(key // BUCKETS, {})[key % BUCKETS] = count
+    return found
+
+
+ODDS = tuple(sorted({*times.WORSE, *times.BETTER}))
+_LOG = {odds: log(odds) for odds in ODDS}
+_LOGS = np.log(np.array((1.0, *ODDS)))[:, None]
+_SMALL = 200
+_POWERS = np.exp(_LOGS * np.arange(_SMALL))
+_FACTORIALS = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1.0, 50_000.0)))))
+"""Logarithms of factorials."""
+
+
+@lru_cache(maxsize=1 << 17)
+def _tilts(canary: int, stable: int, exceeding: int) -> dict[float, float]:
+    least, most = max(0, exceeding - stable), min(canary, exceeding)
+    up, down = slice(least, most + 1), slice(None, None, -1)
+    logs = -(
+        _FACTORIALS[up]
+        + _FACTORIALS[canary - most : canary - least + 1][down]
+        + _FACTORIALS[exceeding - most : exceeding - least + 1][down]
+        + _FACTORIALS[stable - exceeding + least : stable - exceeding + most + 1]
+    )
+    logs -= logs.max()
+    if logs.size <= _SMALL:
+        sums = np.log(_POWERS[:, : logs.size] @ np.exp(logs))
+    else:
+        terms = logs + _LOGS * np.arange(logs.size)
+        highest = terms.max(axis=1)
+        sums = highest + np.log(np.exp(terms - highest[:, None]).sum(axis=1))
+    sums += least * _LOGS[:, 0]
+    return dict(zip(ODDS, (sums[1:] - sums[0]).tolist(), strict=True))
+
+
+def quick_ratio(
+    canary: int, stable: int, exceeding: int, exceeding_canary: int, odds: float
+) -> float:
+    """Return what ``noncentral.log_likelihood_ratio`` does, for ``ODDS``: all at once."""
+    return exceeding_canary * _LOG[odds] - _tilts(canary, stable, exceeding)[odds]
 
 
 def controlled(world: World, seed: int) -> Outcome:
@@ -210,64 +289,84 @@ def controlled(world: World, seed: int) -> Outcome:
     return Outcome("undecided", LONGEST[world.rate], evidence.begun[0], failed)
 
 
+class _Answers:
+    """What a rule of thresholds sees of the canary: its requests since it last looked."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        self.drawn = Sessions(replace(world, times=False), seed)
+        self.sessions = self.failed = self.requests = self.errors = 0
+
+    def minute(self, now: int, percent: float) -> None:
+        """Draw a minute."""
+        world = self.drawn.world
+        minute = self.drawn.minute(now, percent / 100.0)
+        bad = sum(both[0] for both in minute.failures.values())
+        self.sessions += minute.begun[0]
+        self.failed += bad
+        self.errors += bad + int(self.drawn.chance.binomial(bad * (world.requests - 1), ALSO))
+        self.requests += minute.begun[0] * world.requests
+
+    def success(self) -> float | None:
+        """Return the share of good answers since the last call; ``None`` = there were none."""
+        share = 1.0 - self.errors / self.requests if self.requests else None
+        self.errors = self.requests = 0
+        return share
+
+    def p99_s(self, now: int) -> float:
+        """Return the p99 of the canary's requests of the minute."""
+        tokens = self.drawn.tokens(max(1, min(self.requests, 5_000)), canary=True)
+        return float(np.quantile(self.drawn.seconds(now, tokens, canary=True), 0.99))
+
+
 def flagger(world: World, seed: int) -> Outcome:
-    """Run Flagger's published example: thresholds of the canary's last minute."""
-    return _by_thresholds(
-        world, seed, every=1, success=0.99, p99_s=0.5, failures=5, first=10.0, step=10.0, most=50.0
-    )
+    """Run the example of Flagger's pages (``interval: 1m``, ``threshold: 5``).
+
+    Each minute the canary's success rate must be 99 % and its p99 500 ms. A check that passes adds
+    10 % up to 50 %, and one that passes there promotes. Failed checks add up and are not reset;
+    no requests are a failed check. The minute after the fifth, it is rolled back.
+
+    Source: docs.flagger.app/usage/how-it-works, pkg/controller/scheduler.go at 0016895.
+    """
+    seen, percent, wrong = _Answers(world, seed), 10.0, 0
+    for now in range(1, LONGEST[world.rate] + 1):
+        seen.minute(now, percent)
+        if wrong >= FLAGGER_FAILED:
+            return Outcome("back", now, seen.sessions, seen.failed)
+        slow = seen.p99_s(now) > FLAGGER_S
+        success = seen.success()
+        if success is None or success < FLAGGER_SUCCESS or slow:
+            wrong += 1
+        elif percent >= FLAGGER_MOST:
+            return Outcome("promoted", now, seen.sessions, seen.failed)
+        else:
+            percent += 10.0
+    return Outcome("undecided", LONGEST[world.rate], seen.sessions, seen.failed)
+
+
+FLAGGER_FAILED, FLAGGER_S, FLAGGER_SUCCESS, FLAGGER_MOST = 5, 0.5, 0.99, 50.0
 
 
 def argo(world: World, seed: int) -> Outcome:
-    """Run Argo Rollouts' published example: a success rate each five minutes."""
-    return _by_thresholds(
-        world, seed, every=5, success=0.95, p99_s=None, failures=4, first=20.0, step=20.0, most=80.0
-    )
+    """Run the example of Argo Rollouts' pages, an analysis in the background.
+
+    20, 40, 60 and 80 %, ten minutes each, whatever is measured; then 100 %. From 40 % on
+    (``startingStep: 2``), at once and each five minutes, the success rate of the last five must be
+    95 %; more than three (``failureLimit``) that are not abort.
+
+    Source: docs/features/analysis.md at 010ad55.
+    """
+    seen, wrong = _Answers(world, seed), 0
+    for now in range(40):
+        if now and now % 5 == 0:
+            success = seen.success()
+            wrong += now >= 10 and success is not None and success < ARGO_SUCCESS
+            if wrong > ARGO_LIMIT:
+                return Outcome("back", now, seen.sessions, seen.failed)
+        seen.minute(now, 20.0 * (now // 10 + 1))
+    return Outcome("promoted", 40, seen.sessions, seen.failed)
 
 
-def _by_thresholds(
-    world: World,
-    seed: int,
-    *,
-    every: int,
-    success: float,
-    p99_s: float | None,
-    failures: int,
-    first: float,
-    step: float,
-    most: float,
-) -> Outcome:
-    """Run a rule that compares what the canary's requests did with thresholds."""
-    drawn, chance = Sessions(replace(world, times=False), seed), np.random.default_rng(seed + 1)
-    percent, wrong, sessions, failed, good = first, 0, 0, 0, 0
-    requests = errors = 0
-    for now in range(1, LONGEST[world.rate] + 1):
-        minute = drawn.minute(now, percent / 100.0)
-        sessions += minute.begun[0]
-        bad = sum(both[0] for both in minute.failures.values())
-        failed += bad
-        errors += bad + int(chance.binomial(bad * (world.requests - 1), ALSO))
-        requests += minute.begun[0] * world.requests
-        if now % every:
-            continue
-        slow = False
-        if p99_s is not None and requests:
-            strata = drawn.strata(min(requests, 5_000), canary=True)
-            times = drawn.seconds(now, strata, canary=True)
-            slow = float(np.quantile(times, 0.99)) > p99_s
-        if not requests or errors > (1.0 - success) * requests or slow:
-            wrong += requests > 0
-            if wrong >= failures:
-                return Outcome("back", now, sessions, failed)
-        else:
-            good += 1
-            ready = good >= (2 if every > 1 else 1)
-            if ready and percent >= most:
-                return Outcome("promoted", now, sessions, failed)
-            if ready:
-                percent, good = min(most, percent + step), 0
-        requests = errors = 0
-    return Outcome("undecided", LONGEST[world.rate], sessions, failed)
-
+ARGO_SUCCESS, ARGO_LIMIT = 0.95, 3
 
 CONTROLLERS = {"tidegate": controlled, "flagger": flagger, "argo": argo}
 
@@ -284,10 +383,12 @@ def margins() -> Iterator[World]:
         for base in (0.01, 0.2):
             yield only("failures", 20.0, base, ratio * base, requests)
     yield only("failures, daily", 20.0, 0.05, ratio * 0.05, 30, daily=True)
+    yield only("failures, mixed", 20.0, 0.05, ratio * 0.05, mixed=True)
     slow = partial(World, base=0.0, canary=0.0, slower=1.0 + DEFAULT.time, failures=False)
     for rate in LONGEST:
         yield slow("times", rate)
-    yield slow("times, cold", 20.0, cold=True)
+        yield slow("times, cold", rate, cold=COLD)
+    yield slow("times, warm", 20.0, cold=WARM)
     yield slow("times, daily", 20.0, daily=True)
     yield slow("times, mixed", 20.0, mixed=True)
 
@@ -299,7 +400,7 @@ def found() -> Iterator[World]:
         yield World("all fail", rate, canary=1.0)
         yield World("+5 points", rate, canary=0.06)
         yield World("+1 point", rate, canary=0.02)
-    yield World("good, cold, daily, mixed", 20.0, cold=True, daily=True, mixed=True)
+    yield World("good, cold, daily, mixed", 20.0, cold=COLD, daily=True, mixed=True)
     yield World("good, never fails", 20.0, 0.0, 0.0)
     for share in (0.9, 0.99):
         for factor in (1.2, 1.5):
@@ -309,21 +410,52 @@ def found() -> Iterator[World]:
     yield World("all times +50 %", 20.0, slower=1.5)
 
 
-PARTS = {"margins": (margins, ("tidegate",)), "found": (found, tuple(CONTROLLERS))}
+def stress() -> Iterator[World]:
+    """Yield good canaries in worlds that break an assumption, and one at the margin."""
+    for bursts in (3, 10):
+        yield World(f"good, {bursts} sessions fail at once", 20.0, bursts=bursts)
+    yield World("margin, 3 sessions fail at once", 20.0, 0.01, 0.015, bursts=3, times=False)
+    yield World("good, unlike replicas", 20.0, unlike=True)
+    yield World("good, three times the tokens", 20.0, cold=3.0)
+    yield World("margin, three times the tokens", 20.0, slower=1.1, cold=3.0, failures=False)
 
 
-def measured(world: World, controller: str, runs: int, first: int = 1) -> dict[str, Any]:
+PARTS = {
+    "margins": (margins, ("tidegate",)),
+    "found": (found, tuple(CONTROLLERS)),
+    "stress": (stress, ("tidegate",)),
+}
+CHUNK = 100
+"""Runs that are kept at once."""
+
+
+def chunk(world: World, controller: str, runs: int, first: int) -> dict[str, Any]:
+    """Run seeds ``first`` and following."""
+    ran = [CONTROLLERS[controller](world, first + number) for number in range(runs)]
+    return {"ends": [list(asdict(each).values()) for each in ran]}
+
+
+def summary(world: World, controller: str, ran: Sequence[Outcome]) -> dict[str, Any]:
     """Return the row of a world."""
-    ran = [CONTROLLERS[controller](world, 1_000 * first + number) for number in range(runs)]
     ended = [each for each in ran if each.end == "back"]
-    row = {**asdict(world), "controller": controller, "runs": runs}
+    row = {**asdict(world), "controller": controller, "runs": len(ran)}
     for end in ("back", "promoted", "undecided"):
         row[end] = sum(each.end == end for each in ran)
     decided = [each for each in ran if each.end != "undecided"]
     row["minutes"] = median([each.minutes for each in decided]) if decided else None
     row["sessions"] = median([each.sessions for each in decided]) if decided else None
+    row["back_sessions"] = median([each.sessions for each in ended]) if ended else None
     row["failed"] = median([each.failed for each in ended]) if ended else None
     return row
+
+
+def measured(world: World, controller: str, runs: int, first: int = 0) -> dict[str, Any]:
+    """Run a world and return its row."""
+    return summary(world, controller, _ran(chunk(world, controller, runs, first)))
+
+
+def _ran(done: dict[str, Any]) -> list[Outcome]:
+    return [Outcome(*each) for each in done["ends"]]
 
 
 def upper(wrong: int, runs: int) -> float:
@@ -356,35 +488,90 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _row(job: tuple[World, str], runs: int, first: int) -> dict[str, Any]:
-    return measured(*job, runs, first)
+class _Kept:
+    """The chunks that are done, in a file where there is one."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._done: dict[tuple[str, str], dict[int, list[Outcome]]] = defaultdict(dict)
+        for line in path.read_text().splitlines() if path and path.exists() else ():
+            told = json.loads(line)
+            self._done[told["world"], told["controller"]][told["first"]] = _ran(told)
+
+    def ran(self, world: World, controller: str) -> list[Outcome]:
+        """Return all runs of a world."""
+        return [
+            one for _, each in sorted(self._done[repr(world), controller].items()) for one in each
+        ]
+
+    def lacks(self, world: World, controller: str, first: int) -> bool:
+        """Return whether the chunk with that first seed is to be run."""
+        return first not in self._done[repr(world), controller]
+
+    def keep(self, world: World, controller: str, first: int, done: dict[str, Any]) -> None:
+        """Keep a chunk."""
+        self._done[repr(world), controller][first] = _ran(done)
+        if self._path is not None:
+            head = {"world": repr(world), "controller": controller, "first": first}
+            with self._path.open("a") as file:
+                file.write(json.dumps({**head, **done}) + "\n")
+
+
+def _job(job: tuple[World, str, int, int]) -> dict[str, Any]:
+    setattr(times, "log_likelihood_ratio", quick_ratio)  # noqa: B010 - mypy refuses the assignment
+    world, controller, runs, first = job
+    return chunk(world, controller, runs, first)
 
 
 def main() -> None:
     """Measure the parts and print their tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=200)
-    parser.add_argument("--first", type=int, default=1, help="first seed, in thousands")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--part", choices=tuple(PARTS), action="append")
     parser.add_argument("--only", default="", help="worlds whose names begin so")
+    parser.add_argument("--into", type=Path, help="file of the runs that are done, to go on")
     parser.add_argument("--json", action="store_true", help="print a line for each row")
+    parser.add_argument("--csv", type=Path, help="folder for a table of each part")
     told = parser.parse_args()
+    cells = [
+        (part, world, controller)
+        for part in told.part or tuple(PARTS)
+        for world in PARTS[part][0]()
+        for controller in PARTS[part][1]
+        if world.name.startswith(told.only)
+    ]
+    kept = _Kept(told.into)
+    jobs = [
+        (world, controller, min(CHUNK, told.runs - first), first)
+        for least, most in ((0, CHUNK), (CHUNK, told.runs))
+        for _, world, controller in cells
+        for first in range(least, min(most, told.runs), CHUNK)
+        if kept.lacks(world, controller, first)
+    ]
+    with ProcessPoolExecutor(told.processes, mp_context=get_context("spawn")) as pool:
+        for number, (job, done) in enumerate(zip(jobs, pool.map(_job, jobs), strict=True), 1):
+            world, controller, _, first = job
+            kept.keep(world, controller, first, done)
+            print(f"{number}/{len(jobs)} {world.name} {controller} {first}", file=sys.stderr)
     for part in told.part or tuple(PARTS):
-        worlds, controllers = PARTS[part]
-        jobs = [
-            (world, controller)
-            for world in worlds()
-            for controller in controllers
-            if world.name.startswith(told.only)
-        ]
-        with ProcessPoolExecutor(told.processes, mp_context=get_context("spawn")) as pool:
-            rows = list(pool.map(partial(_row, runs=told.runs, first=told.first), jobs))
+        rows = [summary(w, by, kept.ran(w, by)) for p, w, by in cells if p == part]
+        rows = [each for each in rows if each["runs"]]
+        if told.csv is not None:
+            _write(told.csv / f"{part}.csv", rows)
         if told.json:
             for row in rows:
                 print(json.dumps({"part": part, **row}), flush=True)
         else:
-            print(f"\n{part}, {told.runs} runs each\n\n{table(rows)}", flush=True)
+            print(f"\n{part}\n\n{table(rows)}", flush=True)
+
+
+def _write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 if __name__ == "__main__":

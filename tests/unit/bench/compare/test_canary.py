@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
 import pytest
 
+from bench.compare import canary
 from bench.compare.canary import (
+    COLD,
     CONTROLLERS,
     KNOWN_MIN,
+    ODDS,
     Sessions,
     World,
     controlled,
     found,
     margins,
     measured,
+    quick_ratio,
+    strata_of,
+    stress,
     table,
     upper,
 )
+from ext_proc.canary.sessions import stratum_of
+from xds_server.applications.canary.statistics import times
+from xds_server.applications.canary.statistics.noncentral import log_likelihood_ratio
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_a_minute_counts_each_failing_session_once() -> None:
@@ -33,13 +50,13 @@ def test_a_minute_counts_each_failing_session_once() -> None:
 
 def test_a_step_censors_the_sessions_that_it_moves() -> None:
     """They are of neither arm; those that it leaves have other shares."""
-    drawn = Sessions(World("w", 20.0, 1.0, 1.0, requests=30), 1)
+    drawn = Sessions(World("w", 200.0, 1.0, 1.0, requests=30), 1)
     first = drawn.minute(0, 0.2)
     then = drawn.minute(1, 0.5)
     assert set(first.failures) == {(0.2, 0.8)}
     assert set(then.failures) == {(0.2, 0.5), (0.5, 0.5)}
     canary, stable = then.failures[0.2, 0.5]
-    assert stable / canary == pytest.approx(2.5, rel=0.3)
+    assert stable / canary == pytest.approx(2.5, rel=0.2)
 
 
 @pytest.mark.parametrize("controller", sorted(CONTROLLERS))
@@ -59,12 +76,100 @@ def test_a_good_canary_is_promoted() -> None:
 
 def test_the_worlds_cover_what_is_claimed() -> None:
     """Base rates of 0.1 to 20 %, 1 to 200 sessions/s, 1 to 30 requests."""
-    drawn = [*margins(), *found()]
+    drawn = [*margins(), *found(), *stress()]
     assert {0.001, 0.01, 0.05, 0.2} <= {each.base for each in drawn}
     assert {each.rate for each in drawn} == {1.0, 20.0, 200.0}
     assert {each.requests for each in drawn} == {1, 8, 30}
-    for name in ("cold", "daily", "mixed"):
+    for name in ("daily", "mixed", "unlike"):
         assert any(getattr(each, name) for each in drawn)
+    assert {each.cold for each in margins()} >= {1.0, COLD}
+    assert len({repr(each) for each in drawn}) == len(drawn), "each has its own seeds"
+
+
+def test_a_cold_canary_at_the_margin_is_not_taken_for_worse(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its sessions have half as many uncached tokens again, so more within a stratum, too.
+
+    Strata of whole doublings rolled both runs back in 12 minutes.
+    """
+    monkeypatch.setattr(times, "log_likelihood_ratio", quick_ratio)
+    world = World("times", 200.0, 0.0, 0.0, slower=1.1, cold=COLD, failures=False)
+    assert measured(world, "tidegate", 2)["undecided"] == 2
+
+
+def test_the_strata_are_those_of_the_picker() -> None:
+    """By number here, by name there."""
+    tokens = np.array([128, 159, 160, 191, 192, 224, 255, 256, 1_000, 1_023, 1_024, 99_999])
+    named = [f"chat/{number // 4}.{number % 4}" for number in strata_of(tokens)]
+    assert named == [stratum_of("chat", int(each)) for each in tokens]
+
+
+@pytest.mark.parametrize(
+    "sizes", [(3, 9, 5, 2), (60, 200, 90, 40), (900, 700, 800, 500), (1, 1, 2, 1)]
+)
+def test_quick_likelihood_ratios_are_those_of_the_controller(
+    sizes: tuple[int, int, int, int],
+) -> None:
+    """For all alternatives, small cells and large ones, and one without a choice."""
+    for odds in ODDS:
+        assert quick_ratio(*sizes, odds) == pytest.approx(
+            log_likelihood_ratio(*sizes, odds), rel=1e-8, abs=1e-8
+        )
+
+
+@pytest.mark.parametrize("rule", ["flagger", "argo"])
+def test_published_rules_promote_what_never_fails_and_is_fast(rule: str) -> None:
+    """After five checks of a minute, and after four steps of ten."""
+    world = World("good", 20.0, 0.0, 0.0, slower=0.5)
+    ended = CONTROLLERS[rule](world, 1)
+    assert (ended.end, ended.minutes) == ("promoted", {"flagger": 5, "argo": 40}[rule])
+
+
+def test_published_rules_roll_back_after_their_last_check() -> None:
+    """Flagger a minute after the fifth, Argo at the fourth, of which the first is at minute 10."""
+    world = World("all fail", 20.0, canary=1.0)
+    assert CONTROLLERS["flagger"](world, 1).minutes == 6
+    assert CONTROLLERS["argo"](world, 1).minutes == 25
+
+
+def test_flagger_takes_no_requests_for_a_failed_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As its controller does."""
+    monkeypatch.setitem(canary.LONGEST, 0.0, 30)
+    ended = CONTROLLERS["flagger"](World("idle", 0.0), 1)
+    assert (ended.end, ended.minutes) == ("back", 6)
+
+
+def test_finished_runs_are_kept_and_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A second start with more runs runs only those; with none it prints what is kept."""
+    path = tmp_path / "runs.jsonl"
+    told = ["canary.py", "--part", "found", "--only", "all fail", "--into", str(path), "--json"]
+    monkeypatch.setattr(canary, "ProcessPoolExecutor", _Here)
+    monkeypatch.setattr(canary, "CHUNK", 2)
+    seen = []
+    for runs in ("2", "4", "0"):
+        monkeypatch.setattr(sys, "argv", [*told, "--runs", runs])
+        canary.main()
+        rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        seen.append((len(path.read_text().splitlines()), {row["runs"] for row in rows}))
+    assert seen == [(9, {2}), (18, {4}), (18, {4})]
+
+
+class _Here:
+    """A pool of processes that is this one."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    map = staticmethod(map)
 
 
 def test_the_table_has_bounds_and_what_is_undecided() -> None:

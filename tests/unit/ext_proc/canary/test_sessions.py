@@ -181,8 +181,11 @@ def test_every_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(sampled(each.digest, counted.limit) for each in counted.untold())
 
 
-def test_a_stratum_is_a_doubling_of_uncached_tokens() -> None:
-    """Of one form."""
-    assert stratum_of("chat", 0) == "chat/0"
-    assert stratum_of("chat", 512) == stratum_of("chat", 1_023) == "chat/10"
-    assert stratum_of("infer", 1_024) == "infer/11"
+def test_a_stratum_is_a_quarter_of_a_doubling_of_uncached_tokens() -> None:
+    """By the two bits after the first; below 128 tokens, a whole one. Below zero is zero."""
+    assert stratum_of("chat", 0) == stratum_of("chat", -1) == "chat/0"
+    assert stratum_of("chat", 64) == stratum_of("chat", 127) == "chat/7"
+    assert stratum_of("chat", 512) == stratum_of("chat", 639) == "chat/10.0"
+    assert stratum_of("chat", 640) == "chat/10.1"
+    assert stratum_of("chat", 1_023) == "chat/10.3"
+    assert stratum_of("infer", 1_024) == "infer/11.0"

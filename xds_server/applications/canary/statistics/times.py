@@ -42,7 +42,7 @@ BETTER: Final = (0.85, 0.7, 0.55, 0.35)
 FADE: Final = 0.97
 _FORGOTTEN: Final = 0.01
 """Weight below which a bucket of earlier times is dropped."""
-MAX_STRATA: Final = 64
+MAX_STRATA: Final = 128
 
 
 class TimeCell(NamedTuple):

@@ -47,7 +47,7 @@ from zlib import crc32
 
 import numpy as np
 
-from tidegate_common.fine_histogram import BUCKETS, LEAST, PER_TENTH
+from tidegate_common.fine_histogram import BUCKETS, LEAST, PER_TENTH, shift_of
 from xds_server.applications.canary.evidence import DEFAULT, CanaryEvidence, Minute
 from xds_server.applications.canary.judgement import judge
 from xds_server.applications.canary.plan import default_plan
@@ -60,7 +60,7 @@ from xds_server.applications.canary.rollout import (
     percent_of,
 )
 from xds_server.applications.canary.statistics import times
-from xds_server.applications.canary.statistics.times import TimeCell
+from xds_server.applications.canary.statistics.times import FADE, LEAST_TIMES, QUANTILES, TimeCell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -139,8 +139,14 @@ class Sessions:
         """Return the factor of the hour."""
         return 1.0 + swing * sin(2.0 * pi * now / 240.0) if self.world.daily else 1.0
 
-    def minute(self, now: int, share: float) -> Minute:
-        """Draw a minute in which the canary has a share of the new sessions."""
+    def minute(self, now: int, share: float, *, times: bool = True) -> Minute:
+        """Draw a minute in which the canary has a share of the new sessions.
+
+        Args:
+            now: Its number.
+            share: Above 0 and below 1.
+            times: Whether times are drawn, where the world has any.
+        """
         world, chance = self.world, self.chance
         arrive = world.rate * 60.0 * self.level(now, 0.5)
         new = int(chance.poisson(arrive * share)), int(chance.poisson(arrive * (1.0 - share)))
@@ -162,7 +168,7 @@ class Sessions:
             {shares: (both[0], both[1]) for shares, both in found.items()},
             new,
             self._known.pop(now - KNOWN_MIN, (0, 0)),
-            {"first-token": self._times(now, new)} if world.times else {},
+            {"first-token": self._times(now, new)} if world.times and times else {},
         )
 
     def _bad(self, many: int, rate: float) -> int:
@@ -195,13 +201,18 @@ class Sessions:
         middle = TOKENS * (self.world.cold if canary else 1.0)
         return middle * np.exp(SPREAD * self.chance.standard_normal(many))
 
-    def _times(self, now: int, new: tuple[int, int]) -> dict[str, TimeCell]:
+    def first_times(self, now: int, new: tuple[int, int]) -> list[tuple[Any, Any]]:
+        """Draw the strata and buckets of first requests, of the canary and of stable."""
         arms = []
         for canary, many in ((True, new[0]), (False, new[1])):
             tokens = self.tokens(many, canary=canary)
             seconds = self.seconds(now, tokens, canary=canary)
             bucket = (np.log(seconds / LEAST) * (PER_TENTH / log(1.1))).astype(int) + 1
-            arms.append(_by_stratum(strata_of(tokens), np.clip(bucket, 0, BUCKETS - 1)))
+            arms.append((strata_of(tokens), np.clip(bucket, 0, BUCKETS - 1)))
+        return arms
+
+    def _times(self, now: int, new: tuple[int, int]) -> dict[str, TimeCell]:
+        arms = [by_stratum(*each) for each in self.first_times(now, new)]
         nothing: dict[int, int] = {}
         return {
             str(each): TimeCell(*(arm.get(each, nothing) for arm in arms))
@@ -219,7 +230,7 @@ def strata_of(tokens: Any) -> Any:
     return 4 * doubling + (8.0 * part - 4.0).astype(int)
 
 
-def _by_stratum(strata: Any, buckets: Any) -> dict[int, dict[int, int]]:
+def by_stratum(strata: Any, buckets: Any) -> dict[int, dict[int, int]]:
     """Return histograms by stratum."""
     found: dict[int, dict[int, int]] = {}
     keys, counts = np.unique(strata * BUCKETS + buckets, return_counts=True)
@@ -228,7 +239,15 @@ def _by_stratum(strata: Any, buckets: Any) -> dict[int, dict[int, int]]:
     return found
 
 
+SHIFT = shift_of(DEFAULT.time)
+FORGOTTEN = 0.01
+"""Weight below which ``TimeEvidence`` drops a bucket."""
+STRATA_FROM, STRATA_END = 28, 64
+"""Strata of 64 to 32,767 tokens; those beyond count as the outermost."""
+BUCKETS_FROM, BUCKETS_END = 60, 460
+"""Buckets of 2 ms to 28 s."""
 ODDS = tuple(sorted({*times.WORSE, *times.BETTER}))
+_WORSE, _BETTER = ([ODDS.index(odds) for odds in grid] for grid in (times.WORSE, times.BETTER))
 _LOG = {odds: log(odds) for odds in ODDS}
 _LOGS = np.log(np.array((1.0, *ODDS)))[:, None]
 _SMALL = 200
@@ -265,28 +284,167 @@ def quick_ratio(
     return exceeding_canary * _LOG[odds] - _tilts(canary, stable, exceeding)[odds]
 
 
+class Controlled:
+    """A run of this project's controller."""
+
+    def __init__(self, world: World, seed: int, evidence: CanaryEvidence | None = None) -> None:
+        self.world = world
+        self.drawn = Sessions(world, seed)
+        self.outcome: Outcome | None = None
+        kinds = ("first-token",) if world.times else ()
+        self.evidence = CanaryEvidence(DEFAULT, kinds) if evidence is None else evidence
+        self._plan = default_plan(world.rate)._replace(undecided_after_s=1e9)
+        self._state = begun(0.0)
+        self._failed = 0
+
+    def look(self, now: int) -> None:
+        """Do what the controller does at a minute."""
+        checks = self.evidence.checks()
+        if not self.world.failures:
+            checks = [each._replace(weight=1.0 / (len(checks) - 1)) for each in checks[1:]]
+        sessions, percent = self.evidence.begun[0], percent_of(self._state, self._plan)
+        view = RolloutView(60.0 * now, percent, judge(checks, load=1.0), sessions)
+        step = following(self._state, self._plan, view)
+        if step is not None:
+            self._state = applied(self._state, step, 60.0 * now, sessions)
+        if self._state.phase.ended or now >= LONGEST[self.world.rate]:
+            phase = self._state.phase
+            ends = {RolloutPhase.PROMOTED: "promoted", RolloutPhase.ROLLED_BACK: "back"}
+            self.outcome = Outcome(ends.get(phase, "undecided"), now, sessions, self._failed)
+
+    def minute(self, now: int, *, times: bool) -> Minute:
+        """Draw the minute that follows, and fold it."""
+        share = percent_of(self._state, self._plan) / 100.0
+        minute = self.drawn.minute(now, share, times=times)
+        self.evidence.fold(minute)
+        self._failed = self.evidence.failed[0]
+        return minute
+
+
 def controlled(world: World, seed: int) -> Outcome:
     """Run the controller of this project."""
-    plan = default_plan(world.rate)._replace(undecided_after_s=1e9)
-    evidence = CanaryEvidence(DEFAULT, ("first-token",) if world.times else ())
-    drawn, state = Sessions(world, seed), begun(0.0)
-    failed = 0
-    for now in range(LONGEST[world.rate]):
-        checks = evidence.checks()
-        if not world.failures:
-            checks = [each._replace(weight=1.0 / (len(checks) - 1)) for each in checks[1:]]
-        view = RolloutView(
-            60.0 * now, percent_of(state, plan), judge(checks, load=1.0), evidence.begun[0]
+    run, now = Controlled(world, seed), 0
+    while True:
+        run.look(now)
+        if run.outcome is not None:
+            return run.outcome
+        run.minute(now, times=True)
+        now += 1
+
+
+class TimesOfRuns:
+    """``TimeEvidence`` of many runs at once, which a test compares with it."""
+
+    def __init__(self, runs: int) -> None:
+        self.worse, self.better = (np.zeros((len(QUANTILES), runs)) for _ in range(2))
+        """Logarithms of e-values."""
+        self._runs = runs
+        self._earlier = np.zeros((runs, STRATA_END - STRATA_FROM, BUCKETS_END - BUCKETS_FROM))
+        self._sums = np.zeros((len(QUANTILES), runs, len(ODDS)))
+
+    def fold(self, canary: tuple[Any, Any, Any], stable: tuple[Any, Any, Any]) -> None:
+        """Take a minute: of each arm's sessions the runs, strata and buckets."""
+        earlier = self._earlier
+        cells = earlier.shape[0] * earlier.shape[1]
+        (one, one_buckets), (other, other_buckets) = (
+            (
+                run * earlier.shape[1] + np.clip(strata, STRATA_FROM, STRATA_END - 1) - STRATA_FROM,
+                np.clip(buckets, BUCKETS_FROM, BUCKETS_END - 1) - BUCKETS_FROM,
+            )
+            for run, strata, buckets in (canary, stable)
         )
-        step = following(state, plan, view)
-        if step is not None:
-            state = applied(state, step, 60.0 * now, evidence.begun[0])
-        if state.phase.ended:
-            end = "promoted" if state.phase is RolloutPhase.PROMOTED else "back"
-            return Outcome(end, now, evidence.begun[0], failed)
-        evidence.fold(drawn.minute(now, percent_of(state, plan) / 100.0))
-        failed = evidence.failed[0]
-    return Outcome("undecided", LONGEST[world.rate], evidence.begun[0], failed)
+        n, m = np.bincount(one, minlength=cells), np.bincount(other, minlength=cells)
+        until = earlier.cumsum(axis=2)
+        total = until[:, :, -1]
+        for number, share in enumerate(QUANTILES):
+            limits = (until >= (share * total)[:, :, None]).argmax(axis=2).ravel()
+            told = np.flatnonzero((total.ravel() >= LEAST_TIMES[share]) & (n > 0) & (m > 0))
+            slow = np.bincount(one[one_buckets > limits[one] + SHIFT], minlength=cells)
+            both = slow + np.bincount(other[other_buckets > limits[other]], minlength=cells)
+            found = slow[told, None] * _LOGS[1:, 0] - _all_tilts(n[told], m[told], both[told])
+            of = told // earlier.shape[1]
+            for odds in range(len(ODDS)):
+                weights = found[:, odds]
+                self._sums[number, :, odds] += np.bincount(of, weights, minlength=self._runs)
+            self.worse[number] = _log_means(self._sums[number][:, _WORSE])
+            self.better[number] = _log_means(self._sums[number][:, _BETTER])
+        earlier *= FADE
+        earlier[earlier < FORGOTTEN] = 0.0
+        added = np.bincount(other * earlier.shape[2] + other_buckets, minlength=earlier.size)
+        earlier += added.reshape(earlier.shape)
+
+
+class _OfRun:
+    """One run of ``TimesOfRuns``, as ``TimeEvidence``."""
+
+    def __init__(self, runs: TimesOfRuns, number: int) -> None:
+        self._runs, self._number = runs, number
+
+    def fold(self, cells: object) -> None:
+        """Do nothing: all runs are folded at once, when all have drawn."""
+
+    def log_worse(self, share: float) -> float:
+        return float(self._runs.worse[QUANTILES.index(share), self._number])
+
+    def log_not_worse(self, share: float) -> float:
+        return float(self._runs.better[QUANTILES.index(share), self._number])
+
+
+def together(world: World, runs: int, first: int) -> list[Outcome]:
+    """Do ``controlled`` for many seeds at once."""
+    if not world.times:
+        return [controlled(world, first + number) for number in range(runs)]
+    of = TimesOfRuns(runs)
+    all_runs = []
+    for number in range(runs):
+        evidence = CanaryEvidence(DEFAULT, ("first-token",))
+        vars(evidence)["_times"] = {"first-token": _OfRun(of, number)}
+        all_runs.append(Controlled(world, first + number, evidence))
+    for now in range(LONGEST[world.rate] + 1):
+        arms: tuple[list[Any], list[Any]] = ([], [])
+        for number, run in enumerate(all_runs):
+            if run.outcome is None:
+                run.look(now)
+            if run.outcome is not None:
+                continue
+            new = run.minute(now, times=False).begun
+            for arm, each in enumerate(run.drawn.first_times(now, new)):
+                arms[arm].append((np.full(each[0].size, number), *each))
+        if not arms[0]:
+            break
+        one, other = ([np.concatenate(part) for part in zip(*arm, strict=True)] for arm in arms)
+        of.fold((one[0], one[1], one[2]), (other[0], other[1], other[2]))
+    return [run.outcome for run in all_runs if run.outcome is not None]
+
+
+def _log_means(logs: Any) -> Any:
+    highest = logs.max(axis=1)
+    return highest + np.log(np.exp(logs - highest[:, None]).mean(axis=1))
+
+
+def _all_tilts(canary: Any, stable: Any, exceeding: Any) -> Any:
+    """Return ``_tilts`` of many cells, a column for each of ``ODDS``."""
+    keys = (canary * 100_000 + stable) * 100_000 + exceeding
+    _, index, inverse = np.unique(keys, return_index=True, return_inverse=True)
+    n, m, k = canary[index], stable[index], exceeding[index]
+    least, most = np.maximum(0, k - m), np.minimum(n, k)
+    size = most - least + 1
+    found = np.empty((index.size, len(ODDS)))
+    below = 0
+    for limit in (8, 24, 60, _SMALL):
+        some = np.flatnonzero((size > below) & (size <= limit))
+        x = least[some, None] + np.arange(limit)
+        inside = x <= most[some, None]
+        x = np.minimum(x, most[some, None])
+        a, b, c = n[some, None], m[some, None], k[some, None]
+        logs = _FACTORIALS[x] + _FACTORIALS[a - x] + _FACTORIALS[c - x] + _FACTORIALS[b - c + x]
+        terms = np.where(inside, np.exp(logs.min(axis=1, initial=np.inf)[:, None] - logs), 0.0)
+        sums = np.log(terms @ _POWERS[:, :limit].T)
+        found[some] = sums[:, 1:] - sums[:, :1] + least[some, None] * _LOGS[1:, 0]
+        below = limit
+    for each in np.flatnonzero(size > _SMALL):
+        found[each] = list(_tilts(int(n[each]), int(m[each]), int(k[each])).values())
+    return found[inverse]
 
 
 class _Answers:
@@ -431,7 +589,10 @@ CHUNK = 100
 
 def chunk(world: World, controller: str, runs: int, first: int) -> dict[str, Any]:
     """Run seeds ``first`` and following."""
-    ran = [CONTROLLERS[controller](world, first + number) for number in range(runs)]
+    if controller == "tidegate":
+        ran = together(world, runs, first)
+    else:
+        ran = [CONTROLLERS[controller](world, first + number) for number in range(runs)]
     return {"ends": [list(asdict(each).values()) for each in ran]}
 
 

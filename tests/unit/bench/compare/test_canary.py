@@ -16,7 +16,9 @@ from bench.compare.canary import (
     KNOWN_MIN,
     ODDS,
     Sessions,
+    TimesOfRuns,
     World,
+    by_stratum,
     controlled,
     found,
     margins,
@@ -25,11 +27,14 @@ from bench.compare.canary import (
     strata_of,
     stress,
     table,
+    together,
     upper,
 )
 from ext_proc.canary.sessions import stratum_of
+from xds_server.applications.canary.evidence import DEFAULT
 from xds_server.applications.canary.statistics import times
 from xds_server.applications.canary.statistics.noncentral import log_likelihood_ratio
+from xds_server.applications.canary.statistics.times import QUANTILES, TimeCell, TimeEvidence
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -177,3 +182,48 @@ def test_the_table_has_bounds_and_what_is_undecided() -> None:
     row = measured(World("w", 20.0, canary=1.0), "tidegate", 2)
     assert "100.0 % (≤ 100.0) | 0.0 % (≤ 57.5) | 0 %" in table([row])
     assert upper(50, 1_000) == pytest.approx(0.0625, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        World("times", 200.0, 0.0, 0.0, slower=1.1, failures=False),
+        World("+5 points", 20.0, canary=0.06, cold=COLD),
+    ],
+)
+def test_runs_together_end_as_they_do_one_by_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The evidence of many runs' times at once is that of ``TimeEvidence``."""
+    monkeypatch.setitem(canary.LONGEST, world.rate, 15)
+    assert together(world, 3, 1) == [controlled(world, seed) for seed in (1, 2, 3)]
+
+
+def test_evidence_of_many_runs_is_that_of_each() -> None:
+    """Of cells without a choice, small and large ones, to the last minute."""
+    world = World("w", 20.0, slower=1.3)
+    drawn, of = [Sessions(world, seed) for seed in (1, 2)], TimesOfRuns(2)
+    each = [TimeEvidence(DEFAULT.time) for _ in drawn]
+    for now in range(12):
+        arms = []
+        for number, one in enumerate(drawn):
+            arm = one.first_times(now, (20 * number + 3, 1_500 * number + 400))
+            arms.append(arm)
+            cells = [by_stratum(*told) for told in arm]
+            strata = {*cells[0], *cells[1]}
+            each[number].fold(
+                {str(s): TimeCell(cells[0].get(s, {}), cells[1].get(s, {})) for s in strata}
+            )
+        both = [
+            [
+                np.concatenate(part)
+                for part in zip(
+                    *((np.full(a[0].size, n), *a) for n, a in enumerate(x)), strict=True
+                )
+            ]
+            for x in zip(*arms, strict=True)
+        ]
+        of.fold((both[0][0], both[0][1], both[0][2]), (both[1][0], both[1][1], both[1][2]))
+    for place, share in enumerate(QUANTILES):
+        assert of.worse[place] == pytest.approx([e.log_worse(share) for e in each], abs=1e-8)
+        assert of.better[place] == pytest.approx([e.log_not_worse(share) for e in each], abs=1e-8)

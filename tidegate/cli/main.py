@@ -91,6 +91,7 @@ VERBS: Final = (
         files.envoy_bootstrap,
         "tidegate envoy-bootstrap --node-id edge-1 > envoy.yaml",
     ),
+    Verb("envoy-stop", _RUN, running.envoy_stop, "tidegate envoy-stop --timeout 300"),
     Verb("certs", _RUN, files.certs, "tidegate certs /etc/tidegate/certs --host 10.0.0.2"),
     Verb("tokens", _RUN, files.tokens, "tidegate tokens /etc/tidegate/tokens ann --role operator"),
     Verb("get", _READ, reading.get, "tidegate get endpoints -o json"),

@@ -12,3 +12,9 @@ MAX_CONNECTIONS: Final = 10_000
 
 MIN_HEAP_MIB: Final = 128
 """Smallest bound of the heap, MiB; an idle Envoy needs about 30."""
+
+STOP_PAUSE_S: Final = 5.0
+"""Time in which an Envoy that stops still takes new connections, seconds."""
+
+STOP_TIMEOUT_S: Final = 300.0
+"""Time that an Envoy's stop waits for answers, the pause included, seconds."""

@@ -1,4 +1,4 @@
-"""Verbs that keep running: ``demo``, ``up``, ``xds``, ``picker``, ``reporter``."""
+"""Verbs that keep running: ``demo``, ``up``, ``xds``, ``picker``, ``reporter``; ``envoy-stop``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli.mistakes import addresses, page
+from tidegate.cli.mistakes import address, addresses, page
 from tidegate.cli.operators import (  # noqa: TC001 - typer reads annotations at runtime
     AdminOption,
     OperatorFlags,
@@ -28,6 +28,7 @@ from tidegate_api.addresses import (
     PICKER_ADDRESS,
     PICKER_METRICS_ADDRESS,
 )
+from tidegate.stack.bounds import STOP_PAUSE_S, STOP_TIMEOUT_S
 
 MIN_REPLICAS = 3
 """Two replicas of the stable variant and one of the canary."""
@@ -370,3 +371,51 @@ def reporter(
     logs.configure(log.log_format.value, log.log_level.value)
     options = ReporterOptions(endpoint, metrics, tuple(pickers), interval, tls.tls)
     raise typer.Exit(asyncio.run(run(options)))
+
+
+def envoy_stop(
+    admin: Annotated[
+        str,
+        typer.Option(
+            "--admin", metavar="HOST:PORT", callback=address, help="Address of Envoy's admin page."
+        ),
+    ] = "127.0.0.1:19000",
+    pause: Annotated[
+        float,
+        typer.Option(
+            "--pause",
+            min=0,
+            max=600,
+            help="Time in which new connections are still taken, while load balancers learn that"
+            " this Envoy goes, seconds.",
+        ),
+    ] = STOP_PAUSE_S,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            "--timeout", min=1, max=86_400, help="Most time in all, the pause included, seconds."
+        ),
+    ] = STOP_TIMEOUT_S,
+) -> None:
+    """Take an Envoy out of service and wait until it is idle: then SIGTERM cuts no answer.
+
+    For hooks that stop Envoy, which exits at once at SIGTERM. It is left running.
+    """
+    from tidegate.stops.envoy import admin_page, leave
+    from tidegate.terminal.errors import UNFINISHED, UNREACHABLE, CliError
+
+    try:
+        left = leave(admin_page(admin), pause, timeout)
+    except (OSError, ValueError) as error:
+        raise CliError(
+            f"cannot ask Envoy's admin page at {admin}: {error}; name the address that its"
+            " bootstrap file has as `admin`",
+            UNREACHABLE,
+        ) from error
+    if left.active:
+        raise CliError(
+            f"{left.active} requests are still active after {timeout:g} s, and a stop now cuts"
+            " them; new connections are refused. Repeat the command to wait on",
+            UNFINISHED,
+        )
+    print("Envoy has ended" if left.ended else "Envoy is idle: stopping it cuts no answer")

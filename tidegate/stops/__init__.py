@@ -1,0 +1,1 @@
+"""Stops of programs that would cut answers if they only got SIGTERM."""

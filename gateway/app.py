@@ -98,6 +98,7 @@ async def _run(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> i
     await asyncio.wait({*parts, stopped, known}, return_when=asyncio.FIRST_COMPLETED)
     known.cancel()
     bound = {"metrics": at}
+    servers: list[contextlib.AsyncExitStack] = []
     if fleet.ready.is_set() and not stop.is_set():
         # Before the pools are known Envoy finds no gateway, which is the truth.
         for option, admin in (("http", False), ("admin", True)):
@@ -109,8 +110,9 @@ async def _run(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> i
                 admin=admin,
                 option=option,
                 by_envoy=settings.admin_by_envoy,
+                grace_s=settings.drain,
             )
-            bound[option] = await stack.enter_async_context(served)
+            bound[option] = await _entered(served, servers, stack)
         for option, admin in (("grpc", False), ("admin_grpc", True)):
             served = serve_grpc(
                 calls,
@@ -120,15 +122,30 @@ async def _run(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> i
                 admin=admin,
                 option=option.replace("_", "-"),
                 by_envoy=settings.admin_by_envoy,
+                grace_s=settings.drain,
             )
-            bound[option] = await stack.enter_async_context(served)
+            bound[option] = await _entered(served, servers, stack)
         _log.info("gateway_started", id=settings.id, xds=settings.xds, **bound)
     done, _ = await asyncio.wait({*parts, stopped}, return_when=asyncio.FIRST_COMPLETED)
     crashed = [part for part in parts if part in done]
     for part in crashed:
         _log.error("part_ended", part=part.get_name(), reason=repr(part.exception()))
+    # All at one time: each refuses new calls at once, and has the whole time for its open ones.
+    await asyncio.gather(*(each.aclose() for each in servers))
     _log.info("gateway_stopped")
     return 1 if crashed else 0
+
+
+async def _entered(
+    served: contextlib.AbstractAsyncContextManager[str],
+    servers: list[contextlib.AsyncExitStack],
+    stack: contextlib.AsyncExitStack,
+) -> str:
+    """Start a server that can be stopped by itself; return its address."""
+    own = await stack.enter_async_context(contextlib.AsyncExitStack())
+    address = await own.enter_async_context(served)
+    servers.append(own)
+    return address
 
 
 def _cancel(parts: set[asyncio.Task[Any]]) -> None:

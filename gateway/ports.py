@@ -175,8 +175,11 @@ async def serve_http(
     admin: bool,
     option: str,
     by_envoy: bool = False,
+    grace_s: float = 1.0,
 ) -> AsyncIterator[str]:
     """Serve HTTP and yield the bound address.
+
+    At the end new calls are refused, and those that are open have ``grace_s`` seconds.
 
     Raises:
         CannotListenError: The address is in use or not local.
@@ -199,7 +202,7 @@ async def serve_http(
     app = web.Application(client_max_size=MAX_CHANGE if admin else MAX_QUESTION)
     app.router.add_get("/healthz", _healthy, allow_head=False)
     app.router.add_route("*", "/{path:.*}", handle)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=grace_s)
     await runner.setup()
     host, _, port = address.rpartition(":")
     context = None if secured is None else secured.context(["http/1.1"])
@@ -259,8 +262,9 @@ async def serve_grpc(
     admin: bool,
     option: str,
     by_envoy: bool = False,
+    grace_s: float = 1.0,
 ) -> AsyncIterator[str]:
-    """Serve gRPC and yield the bound address; errors as of ``serve_http``."""
+    """Serve gRPC and yield the bound address; end and errors are as of ``serve_http``."""
     paths = (HEALTH, *STREAMS, *(SERVICE + each for each in calls.questions))
     if admin:
         paths = (*paths, *(SERVICE + each for each in METHODS))
@@ -281,7 +285,7 @@ async def serve_grpc(
     try:
         yield f"{address.rpartition(':')[0]}:{port}"
     finally:
-        await server.stop(1.0)
+        await server.stop(grace_s)
 
 
 class _Handlers(grpc.GenericRpcHandler):

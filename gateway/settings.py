@@ -61,5 +61,7 @@ class GatewaySettings(IdentitySettings):
     ready_percent: Annotated[float, Field(gt=0, le=100)] = 50.0
     """Share of each pool's replicas that must be usable for the server to be ready, in percent; at
     least one must be, and replicas that drain do not count."""
+    drain: Annotated[float, Field(ge=0, le=3600)] = 10.0
+    """Seconds that open calls may continue after SIGTERM."""
     log_format: LogFormat = "console"
     log_level: LogLevel = "info"

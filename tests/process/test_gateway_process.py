@@ -7,10 +7,13 @@ import contextlib
 import json
 import os
 import signal
+from functools import partial
 
 import aiohttp
 import pytest
 import yaml
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from support.control_process import piped, served
 from support.fleets import endpoint, pool
@@ -90,6 +93,60 @@ async def drained(control):
     """Return whether a drain is over: no client is waited for."""
     await control.drain("r1")
     return (await control.status()).settled
+
+
+async def test_a_question_in_flight_is_answered_after_sigterm(tmp_path):
+    """On each of its ports, though its replica takes longer; new questions are refused."""
+    asked, gate = asyncio.Queue(), asyncio.Event()
+
+    async def answer(_):
+        asked.put_nowait(None)
+        await gate.wait()
+        return web.json_response({"name": "slow", "version": "1", "extensions": []})
+
+    async def ask(http, address):
+        async with http.get(f"http://{address}/v2") as told:
+            return told.status, (await told.json())["name"]
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    async with TestServer(app) as replica:
+        one = endpoint(1, http=f"127.0.0.1:{replica.port}", grpc=None)
+        made = pool(default=True, endpoints=[one], variants=[{"name": "stable"}])
+        file = tmp_path / "fleet.yaml"
+        file.write_text(yaml.safe_dump({"pools": [made]}))
+        async with (
+            served(file, tmp_path / "state") as control,
+            gateway(control.ads, timeout="60", drain="60") as running,
+            aiohttp.ClientSession() as http,
+        ):
+            started = await running.event("gateway_started")
+            ports = [started["http"], started["admin"]]
+            questions = [asyncio.create_task(ask(http, each)) for each in ports]
+            for _ in questions:
+                await asyncio.wait_for(asked.get(), 60)
+            os.kill(running.process.pid, signal.SIGTERM)
+            for each in ports:
+                assert await eventually(partial(refused, each))
+            await asyncio.sleep(2.5)  # what is not given --drain has ended by then
+            gate.set()
+            for each in questions:
+                status, name = await each
+                assert status == 200
+                assert name
+            await running.event("gateway_stopped")
+            assert await asyncio.wait_for(running.process.wait(), 30) == 0
+
+
+async def refused(address):
+    """Return whether nothing listens at an address."""
+    host, _, port = address.rpartition(":")
+    try:
+        _, writer = await asyncio.open_connection(host, int(port))
+    except OSError:
+        return True
+    writer.close()
+    return False
 
 
 async def test_without_a_control_server_it_waits():

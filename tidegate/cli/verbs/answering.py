@@ -69,6 +69,10 @@ def gateway(
             help="Share of each pool's replicas that must be usable for the server to be ready.",
         ),
     ] = 50.0,
+    drain: Annotated[
+        float,
+        typer.Option("--drain", min=0, max=3600, help="Time for open calls at shutdown, seconds."),
+    ] = 10.0,
     tls_server_name: ServerNameOption = "",
     *,
     admin_by_envoy: Annotated[
@@ -96,6 +100,7 @@ def gateway(
         *("--timeout", str(timeout)),
         *("--admin-timeout", str(admin_timeout)),
         *("--ready-percent", str(ready_percent)),
+        *("--drain", str(drain)),
         *(("--admin-by-envoy",) if admin_by_envoy else ()),
         *identity.arguments(),
         *(("--tls-server-name", tls_server_name) if tls_server_name else ()),

@@ -46,6 +46,8 @@ _IDLE_S: Final = 300
 """Above the time after which a gateway says the same again in a stream."""
 _CHANGE_S: Final = 3660
 """Above the longest time limit of a change."""
+_UNSENT: Final = "connect-failure,refused-stream,reset-before-request"
+"""Ends of calls that no gateway has begun."""
 _NEXT: Final = previous_priorities_config_pb2.PreviousPrioritiesConfig(update_frequency=1)
 
 
@@ -102,6 +104,7 @@ def changes(sight: Sight | None) -> Iterator[Any]:
         route = _route(f"changes/{name}", call, protocol, sight)
         route.route.cluster = GATEWAY_OPERATOR_CLUSTERS[protocol]
         route.route.timeout.FromSeconds(0)  # the gateway's own
+        route.route.retry_policy.retry_on = _UNSENT
         route.route.idle_timeout.FromSeconds(_CHANGE_S)
         route.match.headers.add(name="origin", present_match=True, invert_match=True)
         yield route
@@ -128,7 +131,8 @@ def _route(name: str, call: Call, protocol: Protocol, sight: Sight) -> Any:
     route.route.cluster = GATEWAY_CLUSTERS[protocol]
     route.route.timeout.FromSeconds(_TIMEOUT_S)
     retry = route.route.retry_policy
-    retry.retry_on = "connect-failure,refused-stream,reset-before-request"
+    # A question may be asked twice, so one that a gateway's end cuts goes to another gateway.
+    retry.retry_on = f"{_UNSENT},reset"
     repeat_known_ends(retry)
     retry.num_retries.value = 1
     retry.retry_priority.name = "envoy.retry_priorities.previous_priorities"

@@ -265,6 +265,20 @@ def test_changes_go_to_the_gateways_port_for_operators_from_their_listener_alone
     assert sight_of(first(routes, path, method))[0] == "llm"
 
 
+def test_a_question_is_asked_again_where_its_connection_ends_and_a_change_is_not() -> None:
+    """A gateway that stops closes connections under questions; a load must not happen twice."""
+    made = with_operators()
+    data = route_configuration(made, front=fronts(made.listener)[1])
+    routes = list(route_pb2.RouteConfiguration.FromString(data).virtual_hosts[0].routes)
+
+    def ends(path: str, method: str) -> set[str]:
+        return set(first(routes, path, method).route.retry_policy.retry_on.split(","))
+
+    assert "reset" in ends("/v2", "GET")
+    assert all("reset" not in ends(*each) for each in CHANGES)
+    assert "reset-before-request" in ends(*CHANGES[0])
+
+
 @pytest.mark.parametrize(("path", "method"), [*REFUSED, *QUESTIONS, *OTHERS])
 def test_all_else_is_at_a_listener_for_operators_as_elsewhere(path: str, method: str) -> None:
     """Shared memory stays refused; inferences and questions go where they go."""

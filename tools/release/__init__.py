@@ -1,0 +1,1 @@
+"""What is done and held before a release, beside the tests."""

@@ -73,7 +73,11 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("admin",),
         ("app",),
     ),
-    "tidegate": (("terminal", "stack", "stops", "reporter", "picker"), ("demo", "doctor"), ("cli",)),
+    "tidegate": (
+        ("terminal", "stack", "stops", "reporter", "picker"),
+        ("demo", "doctor"),
+        ("cli",),
+    ),
 }
 """Within a package: a module may import from its own group and from lower layers (earlier rows);
 groups of one row do not import each other. A package's ``__main__`` is above all. A name with a

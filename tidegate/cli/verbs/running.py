@@ -21,6 +21,7 @@ from tidegate.cli.options import (
     ServerNameOption,
     XdsProtocol,
 )
+from tidegate.stack.bounds import STOP_PAUSE_S, STOP_TIMEOUT_S
 from tidegate_api.addresses import (
     ADMIN_ADDRESS,
     ADS_ADDRESS,
@@ -28,7 +29,6 @@ from tidegate_api.addresses import (
     PICKER_ADDRESS,
     PICKER_METRICS_ADDRESS,
 )
-from tidegate.stack.bounds import STOP_PAUSE_S, STOP_TIMEOUT_S
 
 MIN_REPLICAS = 3
 """Two replicas of the stable variant and one of the canary."""

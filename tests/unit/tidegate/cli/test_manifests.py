@@ -18,8 +18,10 @@ from envoy.extensions.load_balancing_policies.override_host.v3.override_host_pb2
 )
 from google.protobuf import json_format
 
+from ext_proc.settings import PickerSettings
 from tidegate.cli.main import VERBS
 from tidegate.stack.certificates import CA, CERTIFICATE, KEY, MACHINES
+from tidegate.stack.envoy import envoy_command
 from tidegate_api.names import (
     DESTINATION_HEADER,
     DESTINATION_SERVED_KEY,
@@ -253,6 +255,28 @@ def test_envoys_find_the_gateway_beside_them() -> None:
     ports = re.findall(r":(\d{4,5})\b|-port=(\d+)", " ".join(word for args in at for word in args))
     own = [one or other for one, other in ports if (one or other) != "18000"]
     assert len(own) == len(set(own)), "containers of a pod share their ports"
+
+
+def test_a_pod_with_an_envoy_is_given_the_time_that_its_hooks_wait() -> None:
+    """All its containers wait until Envoy is idle, and the picker's last streams end after it."""
+    pod = one("gateway.yaml", "Deployment")["spec"]["template"]["spec"]
+    hooks = {tuple(each["lifecycle"]["preStop"]["exec"]["command"]) for each in pod["containers"]}
+    ((program, verb, *words),) = hooks
+    assert (program, verb) == ("tidegate", "envoy-stop")
+    given = dict(each.lstrip("-").split("=") for each in words)
+    (bootstrap,) = (each["args"][0] for each in pod["initContainers"])
+    assert f"--admin {given['admin']} " in bootstrap
+    drain = PickerSettings.model_fields["drain"].default
+    assert int(given["timeout"]) + drain < pod["terminationGracePeriodSeconds"]
+
+
+def test_an_envoy_cuts_no_stream_after_a_change_of_its_listener() -> None:
+    """Its flags are those of an Envoy that `tidegate up` starts."""
+    (envoy,) = (each for each in containers("gateway.yaml") if each["name"] == "envoy")
+    started = " ".join(envoy_command(Path("envoy"), Path("envoy.yaml")))
+    for option in ("--drain-time-s", "--drain-strategy"):
+        (given,) = (each for each in envoy["args"] if each.startswith(f"{option}="))
+        assert given.replace("=", " ") in started
 
 
 def test_a_pod_is_given_the_time_that_its_hook_waits() -> None:

@@ -27,6 +27,7 @@ from ext_proc.control.chat_files import ChatFiles
 from ext_proc.control.fleet_client import CHANNEL_OPTIONS, FleetClient, PoolWatch
 from ext_proc.control.inquiries import InquiryAnswerer
 from ext_proc.control.pools import log_slot
+from ext_proc.control.reporting.canaries import CanaryReports
 from ext_proc.control.reporting.details import Details
 from ext_proc.control.reporting.sequences import OpenSequences
 from ext_proc.control.reporting.sweep import sweep
@@ -343,6 +344,9 @@ class Picker:
                 self._router.leases, lambda: self._router.registry.pools, time.monotonic
             ),
             leaving=self._router.leaving,
+            canaries=CanaryReports(
+                self._router.registry.canaries.running, time.monotonic, time.time
+            ),
         )
 
     def _connected(self, connected: bool) -> None:

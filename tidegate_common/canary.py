@@ -16,6 +16,8 @@ from typing import Final, NamedTuple
 
 ALL: Final = 1 << 32
 """The limit of a sample that has all sessions."""
+KINDS: Final = ("first-token", "per-token", "whole")
+"""Kinds of times: to the first token, for each token after it, to the end."""
 _MIX: Final = 0x9E3779B97F4A7C15
 _MASK: Final = (1 << 64) - 1
 

@@ -9,23 +9,27 @@ Rules:
    later request goes to the other arm, a step has moved it: nothing more is told of it (it is
    *censored*), and what was told stays.
 3. What is told: the times and the cache of the first request, and the first failure. A request
-   that its caller abandoned, or whose mistake it was, is no failure, and has no times.
+   that its caller abandoned, or whose mistake it was, is no failure, and has no times. A request
+   without a session is told once, when it has ended.
 4. At most ``MAX_SESSIONS`` sessions are known; beyond, the one seen least recently is forgotten.
    At most ``MAX_OPEN`` requests are followed to their end, and ``MAX_UNTOLD`` records kept until
    they are told. Where they would be more, ``limit`` is halved: half of the sessions, by their
    digests, are told no more. The sample is the same for both arms.
+5. Without a rollout, only when each session was seen last is kept.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ext_proc.routing.values.pool import Arms
 from tidegate_common.canary import ALL, FirstRequest, SessionFailure, SessionRecord, sampled
 from tidegate_common.fine_histogram import fine_bucket
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable
 
+__all__ = ["Arms", "CanarySessions", "stratum_of"]
 KNOWN_S: Final = 600.0
 """A session without a request for so long has ended: one seen then is new."""
 MAX_SESSIONS: Final = 65_536
@@ -40,35 +44,35 @@ LEAST_PREDICTED: Final = 256
 """Predicted tokens below which a prediction is not judged: they may be rounding."""
 
 
-class Arms(NamedTuple):
-    """A rollout of a pool, as far as a picker needs it."""
-
-    rollout: str
-    """Its id; another one begins anew."""
-    canary: str
-    """Names of variants."""
-    stable: str
-    step: int
-    """Number of the step in force."""
-
-
 class _Known:
-    """A session."""
+    """A session that counts."""
 
-    __slots__ = ("record", "seen_at", "silent")
+    __slots__ = ("canary", "record", "seen_at", "silent")
 
-    def __init__(self, record: SessionRecord | None, seen_at: float) -> None:
+    def __init__(self, record: SessionRecord, seen_at: float) -> None:
         self.record = record
-        """``None`` = it does not count."""
+        self.canary = record.canary
         self.seen_at = seen_at
-        self.silent = record is None
+        self.silent = False
         """Whether nothing more is told of it."""
 
 
-class _Open(NamedTuple):
-    known: _Known
-    first: bool
-    step: int
+class FirstPick(NamedTuple):
+    """What the first request of a session is known to be when it is picked."""
+
+    canary: bool
+    unix_s: float
+    form: str
+    streams: bool
+    uncached: int
+    """Tokens of its prompt that are not cached, as predicted."""
+    predicted: int
+    """Tokens of its prompt that are cached, as predicted."""
+
+
+_Open = tuple["_Known | None", int, bool, "FirstPick | None"]
+"""A request that is followed to its end: its session (``None`` = its own), the step in force,
+whether its model is one of the pool's, and what is known of a session's first."""
 
 
 class CanarySessions:
@@ -80,24 +84,76 @@ class CanarySessions:
 
     def __init__(self, now: float) -> None:
         self._since = now
-        self._arms: Arms | None = None
-        self._known: dict[int, _Known] = {}
-        self._open: dict[int, _Open] = {}
+        self.arms: Arms | None = None
+        """The rollout in force; ``None`` = none."""
+        self._known: dict[int, _Known | float] = {}
+        """Sessions; of those that do not count, when they were seen."""
+        self.open: dict[int, _Open] = {}
+        """Requests that are followed to their end, by the numbers of their picks."""
         self._untold: dict[int, SessionRecord] = {}
         self.limit = ALL
         """The sample that is told; see ``tidegate_common.canary.sampled``."""
+        self.offset = 0.0
+        """Unix time of the latest pick less its monotonic time."""
+        self.begun = [0, 0]
+        """Sessions of canary and stable that began here."""
+        self.failed = [0, 0]
+        """Those of them that failed."""
 
     def set_arms(self, arms: Arms | None) -> None:
         """Take the rollout in force; ``None`` = there is none."""
-        if arms is None or self._arms is None or arms.rollout != self._arms.rollout:
-            for each in self._known.values():
-                each.record, each.silent = None, True
-            self._open.clear()
+        before = self.arms
+        if before is not None and (arms is None or arms.rollout != before.rollout):
+            self._known = {
+                key: each if isinstance(each, float) else each.seen_at
+                for key, each in self._known.items()
+            }
+            self.open.clear()
             self._untold.clear()
             self.limit = ALL
-        self._arms = arms
+            self.begun, self.failed = [0, 0], [0, 0]
+        self.arms = arms
 
-    def picked(
+    def seen(self, session: int, now: float) -> None:
+        """Note when a session was seen that does not count."""
+        known = self._known
+        known.pop(session, None)
+        known[session] = now
+        if len(known) > MAX_SESSIONS:
+            del known[next(iter(known))]
+
+    def goes_on(
+        self, ticket: int, session: int, variant: str, now: float, *, listed: bool = False
+    ) -> bool:
+        """Take a pick of a session that is known; return whether it is.
+
+        Args:
+            ticket: Its number; ``ended`` has the same.
+            session: Digest of the session, 64 bits.
+            variant: The variant that it was sent to.
+            now: Monotonic seconds.
+            listed: Whether its model is one of the pool's.
+        """
+        known, arms = self._known.pop(session, None), self.arms
+        if known is None:
+            return False
+        if isinstance(known, float):
+            if now - known <= KNOWN_S:
+                self._known[session] = now
+            return now - known <= KNOWN_S
+        if now - known.seen_at > KNOWN_S:
+            return False
+        known.seen_at = now
+        self._known[session] = known
+        if known.silent or arms is None:
+            return True
+        if variant != (arms.canary if known.canary else arms.stable):
+            known.silent = True
+        elif self.limit == ALL or sampled(session, self.limit):
+            self._follow(ticket, (known, arms.step, listed, None))
+        return True
+
+    def begins(
         self,
         ticket: int,
         session: int | None,
@@ -106,8 +162,13 @@ class CanarySessions:
         unix_s: float,
         *,
         drawn: bool = True,
+        listed: bool = False,
+        form: str = "",
+        streams: bool = False,
+        uncached: int = 0,
+        predicted: int = 0,
     ) -> None:
-        """Take a pick.
+        """Take the first pick of a session, or a pick without one.
 
         Args:
             ticket: Its number; ``ended`` has the same.
@@ -116,33 +177,31 @@ class CanarySessions:
             now: Monotonic seconds.
             unix_s: Unix time.
             drawn: Whether weights chose the variant.
+            listed: Whether its model is one of the pool's.
+            form: Its form; see ``stratum_of``.
+            streams: Whether its answer is streamed.
+            uncached: Tokens of its prompt that are not cached, as predicted.
+            predicted: Tokens of its prompt that are cached, as predicted.
         """
-        arms = self._arms
-        key = _of_ticket(ticket, unix_s) if session is None else session
-        known = None if session is None else self._known.pop(session, None)
-        if known is not None and now - known.seen_at > KNOWN_S:
-            known = None
-        begins = known is None
-        if known is None:
-            known = _Known(
-                self._begin(key, variant, now, unix_s, drawn=drawn, own=session is None), now
-            )
+        arms = self.arms
+        counts = arms is not None and drawn and variant in {arms.canary, arms.stable}
+        if arms is None or not counts or (session is not None and now - self._since < KNOWN_S):
+            if session is not None:
+                self.seen(session, now)
+            return
+        self.offset = unix_s - now
+        canary, known = variant == arms.canary, None
         if session is not None:
-            known.seen_at = now
-            self._known[session] = known
+            record = SessionRecord(session, int(unix_s * 1000.0), arms.step, canary)
+            known = self._known[session] = _Known(record, now)
             if len(self._known) > MAX_SESSIONS:
                 del self._known[next(iter(self._known))]
-        record = known.record
-        if arms is None or record is None or known.silent or not sampled(key, self.limit):
-            return
-        if variant != (arms.canary if record.canary else arms.stable):
-            known.silent = True
-            return
-        if begins:
+            if self.limit < ALL and not sampled(session, self.limit):
+                return
+            self.begun[not canary] += 1
             self._tell(record)
-        if len(self._open) >= MAX_OPEN:
-            del self._open[next(iter(self._open))]
-        self._open[ticket] = _Open(known, begins, arms.step)
+        first = FirstPick(canary, unix_s, form, streams, uncached, predicted)
+        self._follow(ticket, (known, arms.step, listed, first))
 
     def ended(
         self,
@@ -151,9 +210,7 @@ class CanarySessions:
         *,
         failed: bool,
         good: bool,
-        stratum: str = "",
-        times_s: Mapping[str, float] | None = None,
-        predicted: int = 0,
+        times_s: Iterable[tuple[str, float]] = (),
         cached: int | None = None,
     ) -> None:
         """Take the end of a request.
@@ -163,25 +220,41 @@ class CanarySessions:
             unix_s: Unix time of the end.
             failed: Whether the service failed it.
             good: Whether it ended well.
-            stratum: See ``stratum_of``.
-            times_s: Seconds by kind of time, as far as they are known.
-            predicted: Tokens that were predicted to be cached.
+            times_s: Seconds by kind of time, as far as they are known, in the kinds' order.
             cached: Tokens that the engine told; ``None`` = it did not.
         """
-        opened = self._open.pop(ticket, None)
-        if opened is None or opened.known.record is None or opened.known.silent:
+        opened = self.open.pop(ticket, None)
+        if opened is None:
             return
-        record, minute = opened.known.record, int(unix_s // MINUTE_S)
-        if failed and record.failure is None:
-            record = record._replace(failure=SessionFailure(minute, opened.step))
-        elif good and opened.first:
-            times = tuple(sorted((k, fine_bucket(s)) for k, s in (times_s or {}).items()))
-            judged = cached is not None and predicted >= LEAST_PREDICTED
-            short = cached * SHORT < predicted if judged and cached is not None else None
-            record = record._replace(first=FirstRequest(minute, stratum, times, short))
-        if record is not opened.known.record:
-            opened.known.record = record
-            self._tell(record)
+        known, step, _, pick = opened
+        if pick is None and (not failed or known is None):
+            return
+        minute, first, failure = int(unix_s // MINUTE_S), None, None
+        if failed:
+            failure = SessionFailure(minute, step)
+        elif good and pick is not None:
+            short = None
+            if cached is not None and pick.predicted >= LEAST_PREDICTED:
+                short = cached * SHORT < pick.predicted
+            form = f"{pick.form}+" if pick.streams else pick.form
+            times = tuple([(kind, fine_bucket(seconds)) for kind, seconds in times_s])
+            first = FirstRequest(minute, stratum_of(form, pick.uncached), times, short)
+        if known is None:
+            if pick is not None:
+                self._own(ticket, step, pick, first, failure)
+        elif not known.silent and (first or (failure and known.record.failure is None)):
+            was = known.record
+            if failure is not None:
+                self.failed[not known.canary] += 1
+            known.record = SessionRecord(
+                was.digest,
+                was.begun_ms,
+                was.step,
+                was.canary,
+                first or was.first,
+                failure or was.failure,
+            )
+            self._tell(known.record)
 
     def untold(self) -> list[SessionRecord]:
         """Return what has changed since ``told``; it may be told again without harm."""
@@ -193,19 +266,44 @@ class CanarySessions:
             if self._untold.get(each.digest) == each:
                 del self._untold[each.digest]
 
-    def _begin(
-        self, key: int, variant: str, now: float, unix_s: float, *, drawn: bool, own: bool
-    ) -> SessionRecord | None:
-        arms = self._arms
-        if arms is None or not drawn or variant not in {arms.canary, arms.stable}:
+    def describe(self) -> dict[str, object] | None:
+        """Return the rollout and what is counted of it, ready for JSON; ``None`` = none runs."""
+        arms = self.arms
+        if arms is None:
             return None
-        if not own and now - self._since < KNOWN_S:
-            return None
-        return SessionRecord(key, int(unix_s * 1000.0), arms.step, variant == arms.canary)
+        return {
+            **arms._asdict(),
+            "sessions": {"canary": self.begun[0], "stable": self.begun[1]},
+            "failed": {"canary": self.failed[0], "stable": self.failed[1]},
+            "known": len(self._known),
+            "open": len(self.open),
+            "untold": len(self._untold),
+            "sample": self.limit / ALL,
+        }
+
+    def _follow(self, ticket: int, opened: _Open) -> None:
+        if len(self.open) >= MAX_OPEN:
+            del self.open[next(iter(self.open))]
+        self.open[ticket] = opened
+
+    def _own(
+        self,
+        ticket: int,
+        step: int,
+        pick: FirstPick,
+        first: FirstRequest | None,
+        failure: SessionFailure | None,
+    ) -> None:
+        """Tell of a request that is a session of its own, once it has ended."""
+        digest = _of_ticket(ticket, pick.unix_s)
+        if self.limit < ALL and not sampled(digest, self.limit):
+            return
+        self.begun[not pick.canary] += 1
+        self.failed[not pick.canary] += failure is not None
+        begun_ms = int(pick.unix_s * 1000.0)
+        self._tell(SessionRecord(digest, begun_ms, step, pick.canary, first, failure))
 
     def _tell(self, record: SessionRecord) -> None:
-        if not sampled(record.digest, self.limit):
-            return
         self._untold[record.digest] = record
         while len(self._untold) > MAX_UNTOLD:
             self.limit //= 2

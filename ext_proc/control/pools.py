@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.control.fields import Bounds, FieldReader, PoolError
-from ext_proc.routing.values.pool import Endpoint, EndpointKey, KvEvents, Pool, Variant
+from ext_proc.routing.values.pool import Arms, Endpoint, EndpointKey, KvEvents, Pool, Variant
 from ext_proc.routing.values.settings import (
     CustomMetric,
     GpuWeights,
@@ -50,6 +50,12 @@ MAX_LEAVING: Final = 1024
 
 MAX_CONDITIONS: Final = 16
 """Maximum reported conditions of one replica that are read."""
+
+MAX_ROLLOUT_CHARS: Final = 64
+"""Maximum characters of a rollout's id."""
+
+MAX_STEP: Final = 1023
+"""Maximum number of a rollout's step."""
 
 _DEFAULT: Final = Pool(name="default")
 
@@ -164,6 +170,7 @@ def pool_of(message: pool_pb2.Pool) -> Pool:
         log_slots=_log_slots(message, where),
         outlier=_outlier(message, where),
         upstream_tls=_upstream_tls(message, where),
+        canary=_canary(message, where, {variant.name for variant in variants}),
         **settings,
     )
 
@@ -238,6 +245,22 @@ def _upstream_tls(message: pool_pb2.Pool, where: str) -> ReplicaTls | None:
         key=tls.key or None,
         server_name=tls.server_name or None,
     )
+
+
+def _canary(message: pool_pb2.Pool, where: str, variants: set[str]) -> Arms | None:
+    if not message.HasField("canary"):
+        return None
+    told, here = message.canary, f"{where}: canary"
+    if not 0 < len(told.rollout) <= MAX_ROLLOUT_CHARS:
+        raise PoolError(f"{here}.rollout needs 1 to {MAX_ROLLOUT_CHARS} characters")
+    if told.step > MAX_STEP:
+        raise PoolError(f"{here}.step is {told.step}; it must be at most {MAX_STEP}")
+    for field, name in (("canary", told.canary), ("stable", told.stable)):
+        if name not in variants:
+            raise PoolError(f"{here}.{field}: variant {name!r} does not exist")
+    if told.canary == told.stable:
+        raise PoolError(f"{here}: canary and stable are both {told.canary!r}")
+    return Arms(told.rollout, told.canary, told.stable, told.step)
 
 
 def _variants(message: pool_pb2.Pool, where: str) -> tuple[Variant, ...]:

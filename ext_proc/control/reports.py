@@ -8,7 +8,9 @@ Rules:
 2. It names the control server's response that was in force when the requests were counted, so the
    server knows which picks are included. Both are read in one step of the event loop.
 3. A lost stream is reopened after a delay, or as soon as ADS is connected again.
-4. Every ``DETAILS_S``, and with the first report of a stream, a report has the traffic that has
+4. The sessions of rollouts (``reporting.canaries``) count for no bound of rule 1: they have their
+   own.
+5. Every ``DETAILS_S``, and with the first report of a stream, a report has the traffic that has
    changed and the states of all replicas; the states also when a condition began or ended.
 """
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from ext_proc.control.inquiries import InquiryAnswerer
+    from ext_proc.control.reporting.canaries import CanaryReports
     from ext_proc.control.reporting.details import Details
     from ext_proc.routing.health.conditions import Finding
 
@@ -62,6 +65,7 @@ class ReportSender:
         sequences: Returns the open sequences on draining replicas by endpoint id.
         leaving: Returns the requests in flight for models that leave replicas, by endpoint id and
             model.
+        canaries: Sessions of rollouts; ``None`` = they are not reported.
         rng: Returns a number in [0, 1), for the jitter.
         interval_s: Minimum seconds between two reports.
         clock: Monotonic seconds.
@@ -84,6 +88,7 @@ class ReportSender:
         beside: InquiryAnswerer | None = None,
         sequences: Callable[[], Mapping[str, int]] = dict,
         leaving: Callable[[], Mapping[tuple[str, str], int]] = dict,
+        canaries: CanaryReports | None = None,
         interval_s: float = INTERVAL_S,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -103,6 +108,7 @@ class ReportSender:
         self._beside = beside
         self._sequences = sequences
         self._leaving = leaving
+        self._canaries = canaries
         self._clock = clock
         self._backoff = Backoff(rng)
         self._interval_s = interval_s
@@ -135,9 +141,11 @@ class ReportSender:
         self._wake.clear()
         call = self._call()
         sent: tuple[Any, ...] | None = None
-        details, due_at = self._details, self._clock()
+        details, canaries, due_at = self._details, self._canaries, self._clock()
         if details is not None:
             details.begin()
+        if canaries is not None:
+            canaries.begin()
         try:
             # done() becomes true when the server ends the stream; writes alone do not show it.
             while not call.done():
@@ -153,15 +161,21 @@ class ReportSender:
                 )
                 due = details is not None and self._clock() >= due_at
                 changed = details is not None and details.conditions_changed
+                told = canaries is not None and canaries.due
                 size = 0
-                if content != sent or due or changed:
+                if content != sent or due or changed or told:
                     report = report_of(self._picker, *content, group=self._group)
                     if details is not None and (due or changed):
                         details.add(report, traffic=due)
                     if due:
                         due_at = self._clock() + DETAILS_S
+                    size = report.ByteSize()
+                    if canaries is not None and told:
+                        canaries.add(report)
                     await call.write(report)
-                    size, sent = report.ByteSize(), content
+                    if canaries is not None and told:
+                        canaries.sent()
+                    sent = content
                     self._backoff.reset()
                 per_s = BYTES_PER_S * max(len(loads), _HUNDRED) / _HUNDRED
                 await self._sleep(max(self._interval_s, size / per_s))

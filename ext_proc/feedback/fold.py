@@ -19,6 +19,7 @@ Rules:
    may have the replica asked.
 7. Judgements are published to the machine's other workers, which apply them as their own:
    consecutive failures are counted per machine, however the requests were distributed.
+8. The end of a request in a pool with a rollout is told to its sessions (``canary_ends``).
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from ext_proc.blame.origins import ANONYMOUS, number_of
 from ext_proc.blame.origins import UNKNOWN as UNKNOWN_CLIENT
 from ext_proc.feedback.answer_times import AnswerTimes
 from ext_proc.feedback.attempts import FailedAttempts, Tried
+from ext_proc.feedback.canary_ends import take_end
 from ext_proc.feedback.entries import Hung, Judged, answer_speed, attempt_of, passed_over
 from ext_proc.feedback.usage import TokenCounts
 
@@ -100,6 +102,7 @@ class Feedback:
         self._on_chat = on_chat
         self._router = router
         self._learner = router.learner
+        self._canaries = router.registry.canaries.running
         self._standing = router.conditions.standing
         self._picker = picker
         self._life = life
@@ -178,6 +181,8 @@ class Feedback:
                 self._running(entry, pool, key, now)
             return EARLY
         number = self._number(ticket)
+        if self._canaries and number is not None and pool in self._canaries:
+            take_end(self._canaries[pool], number, entry, now)
         if self._standing:
             self._standing.ended(number)
         good = entry.ended is _DONE and is_good(entry.status, entry.grpc_status)

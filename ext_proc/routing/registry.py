@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ext_proc.canary.rollouts import CanaryRollouts
 from ext_proc.routing.cache.index_events import Purged, Reporting
 from ext_proc.routing.health.placement import Placement
 from ext_proc.routing.limits import Limits
@@ -90,6 +91,8 @@ class EndpointRegistry:
         """The state of each pool, precomputed for decisions, by name."""
         self.members: dict[EndpointKey, Replica] = {}
         """The registered replicas."""
+        self.canaries = CanaryRollouts()
+        """The sessions of pools that may have a rollout."""
         self.limits = Limits(self.members)
         """How many requests each replica may have in flight."""
         self.abandoned = Abandoned(ledger, self.members, on_event)
@@ -119,6 +122,9 @@ class EndpointRegistry:
         states = {name: PoolState(pool, self.members, models[name]) for name, pool in pools.items()}
         self.pool_states.clear()
         self.pool_states.update(states)
+        self.canaries.set_pools(pools, now)
+        for name, sessions in self.canaries.sessions.items():
+            states[name].canary = sessions
         self._directory = Directory(tuple(pools.values()))
         self._by_id = {}
         for replica in self.members.values():

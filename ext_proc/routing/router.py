@@ -23,6 +23,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.blame.origins import Origins
+from ext_proc.canary.rollouts import session_digest
 from ext_proc.routing.cache.prefix_index import PrefixIndex
 from ext_proc.routing.cache.reuse import Reuse
 from ext_proc.routing.cache.tenants import tenant_of
@@ -38,6 +39,7 @@ from ext_proc.routing.pipeline.experiments import assigned
 from ext_proc.routing.pipeline.first_answer import first_answer_s
 from ext_proc.routing.pipeline.sampling import SMALL, worth_remembering
 from ext_proc.routing.pipeline.scheduler import Scheduler
+from ext_proc.routing.pipeline.variants import is_drawn
 from ext_proc.routing.queue.lanes import lane_of
 from ext_proc.routing.queue.queue import Queue
 from ext_proc.routing.recent import Recent
@@ -57,6 +59,7 @@ from tidegate_api.pools import MAX_LISTED
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
+    from ext_proc.canary.sessions import CanarySessions
     from ext_proc.routing.cache.index_events import IndexEvent
     from ext_proc.routing.cache.trials import Verdict
     from ext_proc.routing.pipeline.scheduler import Choice
@@ -220,7 +223,9 @@ class Router:
 
     # --- Deciding -------------------------------------------------------------------------------
 
-    def decide(self, request: Request, now: float, unix_now: float) -> Decision | Refusal:
+    def decide(  # noqa: C901 - a function for a part costs each request a call
+        self, request: Request, now: float, unix_now: float
+    ) -> Decision | Refusal:
         """Choose the replicas for one request and charge it to the first of them.
 
         Args:
@@ -263,6 +268,8 @@ class Router:
         candidate, matched = candidates[picked], context.matched[picked]
         self.conditions.picked(pool.name, candidate.key, now)
         ticket = self._charge(choice, picked, pool_state)
+        if ticket is not None and pool_state.canary is not None:
+            self._count(pool_state.canary, ticket, choice, pool, matched, unix_now)
         addresses = listed(choice, order, pool_state, self.conditions.failed)
         if lease_key is not None:
             lease = Lease(candidate.key, context.variant, now + pool.sequence_idle_s)
@@ -342,6 +349,42 @@ class Router:
                 del self.chat_tokens[next(iter(self.chat_tokens))]
             self.chat_tokens[number] = request.tokens
         return ticket
+
+    def _count(
+        self,
+        sessions: CanarySessions,
+        ticket: Ticket,
+        choice: Choice,
+        pool: Pool,
+        matched: int,
+        unix_now: float,
+    ) -> None:
+        """Note a pick of a pool in which a rollout runs, or may begin."""
+        context, arms = choice.context, sessions.arms
+        request, features = context.request, context.request.features
+        digest = session_digest(request, pool)
+        if arms is None:
+            if digest is not None:
+                sessions.seen(digest, ticket.at)
+            return
+        listed = features.model in pool.models and features.adapter is None
+        number, variant, at = ticket.id, context.variant, ticket.at
+        if digest is not None and sessions.goes_on(number, digest, variant, at, listed=listed):
+            return
+        cached = matched * context.block_tokens - ticket.coming if matched else 0.0
+        sessions.begins(
+            number,
+            digest,
+            variant,
+            at,
+            unix_now,
+            drawn=not choice.leased and is_drawn(pool, request, arms),
+            listed=listed,
+            form=features.form,
+            streams=features.streaming,
+            uncached=int(ticket.work) if ticket.prompted else 0,
+            predicted=int(cached),
+        )
 
     def explain(self, request: Request, now: float, unix_now: float) -> dict[str, object]:
         """Explain, without changing state, how a request would be decided now; ready for JSON."""
@@ -546,5 +589,6 @@ class Router:
             "deaths": self.suspicion.deaths.describe(now),
             "abandoned": self.registry.abandoned.describe(),
             "queue": self.queue.describe(now),
+            "canaries": self.registry.canaries.describe(),
             "counters": counters(self.ledger, self.peers, self.leases, self.index, self.trials),
         }

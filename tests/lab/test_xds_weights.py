@@ -17,7 +17,8 @@ from tidegate_api.names import ROUTE_TYPE, SERVED_BY_HEADER, WEIGHT_LAYERS
 
 pytestmark = pytest.mark.timeout(120)
 
-SPLITS = ((100, 0), (50, 50), (0, 1), (1, 99), (90, 10))
+SPLITS = ((100, 0), (50, 50), (0, 1), (1_716_049, 283_953), (1, 99), (90, 10))
+"""Weights of both variants, one of them as a rollout draws them."""
 SESSIONS = [f"session-{number}" for number in range(20)]
 
 

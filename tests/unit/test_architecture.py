@@ -99,6 +99,7 @@ PURE = (
     "ext_proc.telemetry.kv_events.sequence",
     "ext_proc.telemetry.kv_events.translate",
     "ext_proc.exchange",
+    "ext_proc.feedback.canary_ends",
     "ext_proc.feedback.entries",
     "ext_proc.feedback.fold",
     "ext_proc.feedback.places",

@@ -19,12 +19,13 @@ from ext_proc.routing.values.refusal import (
     unknown_in_triton,
 )
 from ext_proc.routing.values.request import Form
+from tidegate_api.names import AGAIN_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ext_proc.routing.values.pool import Pool, Variant
-    from ext_proc.routing.values.request import Features
+    from ext_proc.routing.values.pool import Arms, Pool, Variant
+    from ext_proc.routing.values.request import Features, Request
     from ext_proc.routing.values.rng import Rng
 
 _QUESTIONS: Final = (Form.MODEL_CALL, Form.OTHER)
@@ -83,6 +84,29 @@ def draw_variant(
     if pinned and len(variants) == 1:
         return variants[0].name
     return _by_weight(pool, variants, features.session, pinned=pinned, rng=rng)
+
+
+def is_drawn(pool: Pool, request: Request, arms: Arms) -> bool:
+    """Return whether weights drew a request's variant from both arms of a rollout.
+
+    They did not where its caller chose a variant, by a version or a header. A request that left a
+    hung replica (``AGAIN_HEADER``) is not drawn anew either: it is the same request.
+    """
+    version, headers = request.features.version, request.headers
+    either = False
+    for each in pool.variants:
+        if version and each.model_version == version:
+            either = True
+        if each.headers and all(headers.get(name) == value for name, value in each.headers):
+            return False
+    if AGAIN_HEADER in headers:
+        return False
+    wanted = version if either else None
+    return not version or all(
+        each.model_version == wanted
+        for each in pool.variants
+        if each.name in {arms.canary, arms.stable}
+    )
 
 
 def _unknown_version(pool: Pool, features: Features, version: str) -> Refusal:

@@ -16,6 +16,7 @@ from ext_proc.routing.state.candidate import Candidate
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ext_proc.canary.sessions import CanarySessions
     from ext_proc.routing.latency.model import FleetLatencyModel
     from ext_proc.routing.state.replica import Replica
     from ext_proc.routing.values.pool import EndpointKey, Pool, Protocol
@@ -57,6 +58,8 @@ class PoolState:
         self.remembered: dict[tuple[str, Protocol], tuple[Candidate, ...]] = {}
         """Good candidates left over from the previous decision, by variant and protocol; see
         ``sampling``."""
+        self.canary: CanarySessions | None = None
+        """Its sessions, where a rollout may run; set by the router."""
         self.prefilled = 0.0
         """The highest ``Replica.prefilled`` of its replicas that a pick has left."""
         self.keys = frozenset(each.key for each in pool.endpoints)

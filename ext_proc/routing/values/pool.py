@@ -97,6 +97,18 @@ class Variant:
     """HTTP path on which a ready replica answers 200; empty = replicas are not probed."""
 
 
+class Arms(NamedTuple):
+    """A rollout of a pool, as far as a picker needs it."""
+
+    rollout: str
+    """Its id; another one begins anew."""
+    canary: str
+    """Names of variants."""
+    stable: str
+    step: int
+    """Number of the step in force."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pool:
     """The configuration of one pool."""
@@ -194,5 +206,7 @@ class Pool:
     """Addresses of the fleet's pickers by the slot of Envoy's log sinks; empty = a free one."""
     upstream_tls: ReplicaTls | None = None
     """TLS that the replicas speak; ``None`` = they speak plain."""
+    canary: Arms | None = None
+    """The rollout that runs; ``None`` = none."""
     describe_picks: bool = False
     """Write what Envoy's access log shows of a pick into its metadata."""

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 
 import grpc
 import pytest
 
+from ext_proc.canary.sessions import KNOWN_S, Arms, CanarySessions
+from ext_proc.control.reporting import canaries
+from ext_proc.control.reporting.canaries import CanaryReports
 from ext_proc.control.reports import ReportSender, report_of
 from tidegate_api.fleet.v1 import report_pb2, report_pb2_grpc
 from tidegate_common.backoff import Backoff
+from tidegate_common.canary import SessionFailure, SessionRecord, earlier
 
 
 class Server(report_pb2_grpc.PickerReportsServicer):
@@ -107,6 +112,96 @@ async def test_a_lost_stream_is_opened_at_once_when_the_server_is_there(monkeypa
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+    await server.stop(0)
+
+
+class Merging(report_pb2_grpc.PickerReportsServicer):
+    """Merges sessions of rollouts as the control server does; ends each stream after a few."""
+
+    def __init__(self):
+        self.merged: dict[int, SessionRecord] = {}
+        self.until: dict[str, float] = {}
+        self.streams = 0
+        self.heard = asyncio.Event()
+
+    async def Report(self, request_iterator, _):  # noqa: N802 - gRPC's name
+        self.streams += 1
+        count = 0
+        async for report in request_iterator:
+            for message in report.canaries:
+                until = self.until.get(report.picker_id, 0.0)
+                self.until[report.picker_id] = max(until, message.until_seconds)
+                for told in map(_record, message.sessions):
+                    known = self.merged.setdefault(told.digest, told)
+                    self.merged[told.digest] = earlier(known, told)
+                count += 1
+            self.heard.set()
+            # What was written behind this report is lost.
+            if count == 2 and self.streams < 6:
+                break
+        return report_pb2.ReportSummary()
+
+
+def _record(told) -> SessionRecord:
+    failure = told.failure if told.HasField("failure") else None
+    return SessionRecord(
+        told.digest,
+        told.begun_unix_ms,
+        told.step,
+        told.canary,
+        failure=None if failure is None else SessionFailure(failure.minute, failure.step),
+    )
+
+
+async def test_sessions_of_two_workers_survive_lost_streams(monkeypatch):
+    """Each session is one, with the earliest beginning and failure that any worker saw."""
+    monkeypatch.setattr(Backoff, "delay_s", lambda _: 0.001)
+    monkeypatch.setattr(canaries, "CANARY_S", 0.0)
+    server, servicer = grpc.aio.server(), Merging()
+    report_pb2_grpc.add_PickerReportsServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    workers = []
+    for _ in range(2):
+        workers.append(CanarySessions(-KNOWN_S))
+        workers[-1].set_arms(Arms("r1", "v2", "v1", 0))
+    wanted = {}
+    async with (
+        asyncio.timeout(60),
+        grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        tasks = [
+            asyncio.create_task(
+                ReportSender(
+                    channel,
+                    picker=f"picker-1.w{number}",
+                    in_flight=dict,
+                    rng=lambda: 0.0,
+                    interval_s=0.001,
+                    canaries=CanaryReports({"llm": sessions}, time.monotonic, time.time),
+                ).run()
+            )
+            for number, sessions in enumerate(workers)
+        ]
+        for session in range(200):
+            for number, sessions in enumerate(workers):
+                at = 100.0 + session + number * 0.5
+                ticket = 1 + session
+                sessions.begins(ticket, session, "v1", at, at)
+                sessions.ended(ticket, at + 60.0 * number, failed=session % 3 == 0, good=True)
+            failure = SessionFailure((100 + session) // 60, 0) if session % 3 == 0 else None
+            wanted[session] = SessionRecord(
+                session, 1000 * (100 + session), 0, canary=False, failure=failure
+            )
+            if session % 20 == 0:
+                servicer.heard.clear()
+                await servicer.heard.wait()
+        while servicer.merged != wanted or servicer.streams < 6 or len(servicer.until) < 2:
+            servicer.heard.clear()
+            await servicer.heard.wait()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
     await server.stop(0)
 
 

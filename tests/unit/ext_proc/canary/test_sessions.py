@@ -19,6 +19,19 @@ def counting(arms: Arms | None = ARMS) -> CanarySessions:
     return made
 
 
+def pick(
+    counted: CanarySessions,
+    ticket: int,
+    session: int | None,
+    variant: str = "v1",
+    at: float = 0.0,
+    **more: object,
+) -> None:
+    """Pick a request, as the router does."""
+    if session is None or not counted.goes_on(ticket, session, variant, at):
+        counted.begins(ticket, session, variant, at, UNIX + at, **more)  # type: ignore[arg-type]
+
+
 def request(
     counted: CanarySessions,
     ticket: int,
@@ -28,7 +41,8 @@ def request(
     **end: object,
 ) -> None:
     """Pick and end a request."""
-    counted.picked(ticket, session, variant, at, UNIX + at)
+    seen = {key: end.pop(key) for key in ("form", "uncached", "predicted") if key in end}
+    pick(counted, ticket, session, variant, at, **seen)
     told = {"failed": False, "good": True, **end}
     counted.ended(ticket, UNIX + at + 1.0, **told)  # type: ignore[arg-type]
 
@@ -41,14 +55,14 @@ def told(counted: CanarySessions) -> dict[int, SessionRecord]:
 def test_a_session_counts_once_with_its_first_request_and_its_first_failure() -> None:
     """Whatever follows."""
     counted = counting()
-    request(counted, 1, 7, "v2", stratum="chat/9", times_s={"first-token": 0.2})
+    request(counted, 1, 7, "v2", form="chat", uncached=300, times_s=[("first-token", 0.2)])
     request(counted, 2, 7, "v2", 60.0, failed=True, good=False)
     request(counted, 3, 7, "v2", 120.0, failed=True, good=False)
-    request(counted, 4, 7, "v2", 180.0, times_s={"first-token": 9.0})
+    request(counted, 4, 7, "v2", 180.0, times_s=[("first-token", 9.0)])
     (record,) = counted.untold()
     assert (record.canary, record.step, record.begun_ms) == (True, 0, int(UNIX * 1000))
     assert record.first is not None
-    assert (record.first.stratum, record.first.minute) == ("chat/9", int(UNIX // 60))
+    assert (record.first.stratum, record.first.minute) == ("chat/9.0", int(UNIX // 60))
     assert record.failure == SessionFailure(int(UNIX // 60) + 1, 0)
 
 
@@ -112,8 +126,8 @@ def test_a_failure_has_the_step_in_force_when_it_was_picked() -> None:
 def test_variants_that_callers_chose_and_others_begin_no_session() -> None:
     """Only weights draw at random."""
     counted = counting()
-    counted.picked(1, 7, "v2", 0.0, UNIX, drawn=False)
-    counted.picked(2, 8, "v3", 0.0, UNIX)
+    pick(counted, 1, 7, "v2", drawn=False)
+    pick(counted, 2, 8, "v3")
     request(counted, 3, 7, "v2", 1.0)
     assert told(counted) == {}
 
@@ -142,7 +156,7 @@ def test_a_cache_is_judged_by_what_was_predicted(
 def test_an_abandoned_request_is_no_failure_and_has_no_times() -> None:
     """It says nothing of the variant."""
     counted = counting()
-    request(counted, 1, 7, failed=False, good=False, times_s={"first-token": 1.0})
+    request(counted, 1, 7, failed=False, good=False, times_s=[("first-token", 1.0)])
     assert told(counted)[7][4:] == (None, None)
 
 
@@ -173,9 +187,9 @@ def test_every_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sessions, name, 64)
     counted = counting()
     for ticket in range(2_000):
-        counted.picked(ticket, ticket * 2_654_435_761, "v1", 0.0, UNIX)
+        pick(counted, ticket, ticket * 2_654_435_761)
     assert len(counted._known) == 64
-    assert len(counted._open) <= 64
+    assert len(counted.open) <= 64
     assert 0 < len(counted.untold()) <= 64
     assert counted.limit < ALL
     assert all(sampled(each.digest, counted.limit) for each in counted.untold())

@@ -7,8 +7,15 @@ import math
 import pytest
 
 from ext_proc.control.fields import PoolError
-from ext_proc.control.pools import MAX_ENDPOINTS, MAX_LOG_SLOTS, log_slot, pool_of
-from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
+from ext_proc.control.pools import (
+    MAX_ENDPOINTS,
+    MAX_LOG_SLOTS,
+    MAX_ROLLOUT_CHARS,
+    MAX_STEP,
+    log_slot,
+    pool_of,
+)
+from ext_proc.routing.values.pool import Arms, Endpoint, EndpointKey, Pool, Variant
 from ext_proc.routing.values.settings import (
     GpuWeights,
     LearnedSettings,
@@ -270,6 +277,41 @@ def test_senseless_constraints_are_refused(changes, place):
     """Each error names the field, so that the control server shows it."""
     with pytest.raises(PoolError, match=place):
         pool_of(message(**changes))
+
+
+BOTH = [pool_pb2.Variant(name="v1", weight=1_900_000), pool_pb2.Variant(name="v2", weight=100_002)]
+
+
+def rollout(**changes):
+    values = {"rollout": "r1", "canary": "v2", "stable": "v1", "step": 1}
+    return pool_pb2.Canary(**{**values, **changes})
+
+
+def test_a_rollout_is_read_and_an_absent_one_is_none() -> None:
+    """With the weights that a rollout draws."""
+    made = pool_of(message(variants=BOTH, endpoints=[], canary=rollout()))
+    assert made.canary == Arms("r1", "v2", "v1", 1)
+    assert [each.weight for each in made.variants] == [1_900_000, 100_002]
+    assert pool_of(message()).canary is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"canary": "v3"}, "canary.canary: variant 'v3' does not exist"),
+        ({"stable": "v0"}, "canary.stable: variant 'v0' does not exist"),
+        ({"canary": "", "stable": ""}, "canary.canary: variant '' does not exist"),
+        ({"canary": "v1"}, "canary and stable are both 'v1'"),
+        ({"rollout": ""}, "canary.rollout needs 1 to 64 characters"),
+        ({"rollout": "r" * (MAX_ROLLOUT_CHARS + 1)}, "canary.rollout needs 1 to 64 characters"),
+        ({"step": MAX_STEP + 1}, "canary.step is 1024; it must be at most 1023"),
+    ],
+)
+def test_a_senseless_rollout_names_its_place(changes, words) -> None:
+    """The pool is refused, so the control server shows why."""
+    with pytest.raises(PoolError, match="pool 'llm': ") as raised:
+        pool_of(message(variants=BOTH, endpoints=[], canary=rollout(**changes)))
+    assert words in str(raised.value)
 
 
 def test_the_seed_is_read_and_never_shown() -> None:

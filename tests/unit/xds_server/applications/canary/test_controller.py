@@ -112,7 +112,9 @@ class Pool:
         for turn in range(3):
             picker = self.pickers[turn % 2]
             self._ticket += 1
-            picker.picked(self._ticket, digest, variant, at + turn, BEGAN_S + at + turn)
+            picked_at = at + turn
+            if not picker.goes_on(self._ticket, digest, variant, picked_at):
+                picker.begins(self._ticket, digest, variant, picked_at, BEGAN_S + picked_at)
             failed = self.rng.random() < self.rate[variant] / 3.0
             fails |= failed
             picker.ended(self._ticket, BEGAN_S + at + turn + 0.5, failed=failed, good=not failed)

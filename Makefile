@@ -21,7 +21,7 @@ FLOOR_xds_server := 97
 # Says at once, in one sentence, that pip would search in vain: before an environment is made.
 CHECK  := $(PYTHON) -I tidegate/stack/machine.py demo
 
-.PHONY: help demo test cpu cpu-record soak test-all test-engines test-kubernetes test-rules coverage check lint format protos docs bench compiled test-compiled dist lock clean
+.PHONY: help demo test cpu cpu-record soak test-all test-engines test-kubernetes test-rules coverage check lint format protos manifests docs bench compiled test-compiled dist lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -97,6 +97,9 @@ format: $(VENV)/.dev ## format and apply safe fixes
 
 protos: $(VENV)/.dev ## regenerate the committed protobuf code
 	$(PY) -m tidegate_api.generate
+
+manifests: $(VENV)/.dev ## render deploy/kubernetes from the chart deploy/chart; builds Helm once, with Go
+	PYTHONPATH=tests:. $(PY) -m kubernetes.chart
 
 docs: $(VENV)/.docs ## build the documentation into build/docs; warnings are errors
 	$(PY) docs/generate --check

@@ -104,7 +104,7 @@ def command(folder: Path, *changes: tuple[str, str]) -> list[str]:
     (pod,) = (
         each["spec"]["template"]["spec"]
         for each in yaml.safe_load_all(MANIFEST.read_text())
-        if each["kind"] == "Deployment"
+        if each["kind"] == "StatefulSet"
     )
     shell, flag, text = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
     for old, new in (("/hook", str(folder)), *changes):

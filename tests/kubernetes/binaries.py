@@ -1,4 +1,4 @@
-"""etcd, kube-apiserver and kube-controller-manager, built from the Go module proxy.
+"""etcd, kube-apiserver, kube-controller-manager and Helm, built from the Go module proxy.
 
 Rules:
 
@@ -17,6 +17,8 @@ import subprocess
 from pathlib import Path
 
 VERSION = "v1.36.3"
+HELM = "helm-v3.22.0"
+"""Helm's binary, named by its version in ``go/helm/go.mod``."""
 HERE = Path(__file__).parent
 _MAIN = "k8s.io/component-base/version"
 _LINKED = f"-X {_MAIN}.gitVersion={VERSION} -X {_MAIN}.gitMajor=1 -X {_MAIN}.gitMinor=36"
@@ -24,6 +26,7 @@ PROGRAMS = {
     "etcd": ("etcd", "go.etcd.io/etcd/server/v3"),
     "kube-apiserver": ("kubernetes", "k8s.io/kubernetes/cmd/kube-apiserver"),
     "kube-controller-manager": ("kubernetes", "k8s.io/kubernetes/cmd/kube-controller-manager"),
+    HELM: ("helm", "helm.sh/helm/v3/cmd/helm"),
 }
 """The binaries: folder of the module file, and package."""
 
@@ -46,7 +49,7 @@ def built(name: str) -> Path:
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     folder, package = PROGRAMS[name]
-    made = path.with_suffix(".new")
+    made = path.with_name(f"{name}.new")
     flags = ("-trimpath", "-tags", "providerless", "-ldflags", f"-s -w {_LINKED}")
     _go(HERE / "go" / folder, "build", *flags, "-o", str(made), package)
     made.rename(path)

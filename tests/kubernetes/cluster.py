@@ -4,8 +4,8 @@ Rules:
 
 1. etcd, API server and controller-manager listen on loopback, on ports of their own that they keep
    when they are started again. They end with this process.
-2. No containers run: ``Kubelet`` gives each pod an address and says that it is ready, until it
-   is deleted. All else is done by the real controllers.
+2. No containers run: ``Kubelet`` takes each pod to its node, gives it an address and says that it
+   is ready, until it is deleted. All else is done by the real controllers.
 3. Requests of tests are an administrator's, by a static token.
 """
 
@@ -36,6 +36,7 @@ ZONE = "zone-a"
 CONTROLLERS = (
     "deployment-controller",
     "replicaset-controller",
+    "statefulset-controller",
     "endpointslice-controller",
     "namespace-controller",
     "garbage-collector-controller",
@@ -380,6 +381,11 @@ class Kubelet:
             if now - since >= self.grace_s and metadata["name"] not in self.serving:
                 await self._cluster.ask("DELETE", path, {"gracePeriodSeconds": 0})
         elif self._said.get(uid) != ready:
+            if not pod["spec"].get("nodeName"):  # there is no scheduler
+                target = {"apiVersion": "v1", "kind": "Node", "name": NODE}
+                bound = {"apiVersion": "v1", "kind": "Binding", "target": target}
+                bound["metadata"] = {"name": metadata["name"]}
+                await self._cluster.ask("POST", f"{path}/binding", bound)
             known = pod.get("status", {}).get("podIP")
             address = known or self.addresses.get(metadata["name"]) or self._address()
             condition = {"type": "Ready", "status": "True" if ready else "False"}

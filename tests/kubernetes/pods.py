@@ -156,7 +156,7 @@ class PodsDriver:
             if kind == "unready":
                 self._cluster.kubelet.unready.add(rng.choice(sorted(self.listed)))
             elif kind == "denied":
-                (binding,) = manifests("control-server.yaml", "RoleBinding")
+                (binding,) = manifests("edge.yaml", "RoleBinding")
                 binding["metadata"]["namespace"] = self._namespace
                 self._granted = False
                 await self._cluster.delete(binding)

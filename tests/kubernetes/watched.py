@@ -1,17 +1,15 @@
 """A namespace with a Deployment, and a source that follows its Service as the control server does.
 
-The source has the rights of ``deploy/kubernetes/control-server.yaml`` and no others.
+The source has the rights of ``deploy/kubernetes/edge.yaml`` and no others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
+from kubernetes.chart import MANIFESTS, objects
 from kubernetes.cluster import NODE
 from xds_server.applications.discovery.kubernetes.slices import name_of, observe, reduce
 from xds_server.applications.discovery.kubernetes.source import KubernetesSource
@@ -20,10 +18,10 @@ from xds_server.fleet.model.kubernetes import KubernetesSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from kubernetes.cluster import Cluster
 
-MANIFESTS = Path(__file__).resolve().parents[2] / "deploy/kubernetes"
 ACCOUNT = "tidegate-control"
 WAIT_S = 120.0
 """The controllers come back after a restart of the API server in their own time."""
@@ -31,8 +29,20 @@ WAIT_S = 120.0
 
 def manifests(name: str, *kinds: str) -> list[dict[str, Any]]:
     """Return a file's objects, those of these kinds if any are given."""
-    found = yaml.safe_load_all((MANIFESTS / name).read_text())
+    found = objects((MANIFESTS / name).read_text())
     return [each for each in found if not kinds or each["kind"] in kinds]
+
+
+def triton(replicas: int) -> list[dict[str, Any]]:
+    """Return the example's Service, and its pods as a Deployment: each has a new name."""
+    service, made = manifests("triton.yaml", "Service", "StatefulSet")
+    service["metadata"]["name"] = made["metadata"]["name"] = "triton"
+    template = made["spec"]["template"]
+    template["spec"]["nodeName"] = NODE  # there is no scheduler
+    template["spec"]["volumes"].append({"name": "models", "emptyDir": {}})
+    selector = made["spec"]["selector"]
+    spec = {"replicas": replicas, "selector": selector, "template": template}
+    return [service, {**made, "kind": "Deployment", "spec": spec}]
 
 
 class Watched:
@@ -69,21 +79,15 @@ class Watched:
         """Make the namespace, its Role, Deployment and Service, and write a token."""
         kind = {"apiVersion": "v1", "kind": "Namespace"}
         await self.cluster.apply({**kind, "metadata": {"name": self.namespace}})
-        await self.apply(*manifests("control-server.yaml", "ServiceAccount"))
+        await self.apply(*manifests("edge.yaml", "ServiceAccount"))
         if rights:
             await self.grant()
-        made = manifests("triton.yaml")
-        for each in made:
-            if each["kind"] == "Deployment":
-                each["spec"]["replicas"] = replicas
-                # There is no scheduler.
-                each["spec"]["template"]["spec"]["nodeName"] = NODE
-        await self.apply(*made)
+        await self.apply(*triton(replicas))
         self.token_file.write_text(await self.token())
 
     async def grant(self) -> None:
         """Give the account its rights."""
-        await self.apply(*manifests("control-server.yaml", "Role", "RoleBinding"))
+        await self.apply(*manifests("edge.yaml", "Role", "RoleBinding"))
 
     async def token(self, secret: str | None = None) -> str:
         """Return a new token of the account."""

@@ -1,6 +1,6 @@
 """Rollouts of two gateways under load: processes in place of pods, stopped by the manifests' hooks.
 
-A gateway is an Envoy, with a picker and a `tidegate gateway`. Clients open connections to the
+A pod has an Envoy and a `tidegate gateway`; pickers stop by themselves. Clients open connections to the
 Envoys in ``in_service``, as through a Service; a stopped one leaves it while its hook runs.
 """
 
@@ -30,25 +30,29 @@ if TYPE_CHECKING:
     from tidegate.stack.runfolder import RunFolder
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "deploy/kubernetes"
-PODS = {f"envoy-{n}": (f"envoy-{n}", f"picker-{n}", f"gateway-{n}") for n in (1, 2)}
-"""Processes of each gateway, by its Envoy."""
+PODS = {f"envoy-{n}": (f"envoy-{n}", f"gateway-{n}") for n in (1, 2)}
+"""Processes of the pods with an Envoy, by its name, in the order in which they start."""
+PICKERS = {f"envoy-{n}": f"picker-{n}" for n in (1, 2)}
+"""The picker that each Envoy has been started with; both ask both."""
 QUESTION = "/v2"
 LEARNS_S = 0.5
 """Time after which clients open no further connections to an Envoy that stops, seconds."""
 
 
-def stop_hooks() -> dict[str, list[str]]:
-    """Return the preStop commands of the pods with an Envoy, by container."""
-    found: dict[str, list[str]] = {}
-    for file in sorted(MANIFESTS.rglob("*.yaml")):
-        for made in yaml.safe_load_all(file.read_text()):
-            spec = (made or {}).get("spec") or {}
-            pod = spec.get("template", {}).get("spec", {}) if isinstance(spec, dict) else {}
-            for each in pod.get("containers", ()):
-                hook = each.get("lifecycle", {}).get("preStop", {}).get("exec", {})
-                if "envoy-stop" in hook.get("command", ()):
-                    found[each["name"]] = hook["command"]
-    return found
+def stop_hook() -> list[str]:
+    """Return the preStop command of the pods with an Envoy; only one container has one."""
+    pods = [
+        made["spec"]["template"]["spec"]
+        for made in yaml.safe_load_all((MANIFESTS / "edge.yaml").read_text())
+        if made["kind"] in {"Deployment", "StatefulSet"}
+    ]
+    (hook,) = (
+        each["lifecycle"]["preStop"]["exec"]["command"]
+        for pod in pods
+        for each in (*pod.get("initContainers", ()), *pod["containers"])
+        if "lifecycle" in each
+    )
+    return list(hook)
 
 
 class Rollout(Crowd):
@@ -116,41 +120,43 @@ class Rollout(Crowd):
         return None if line.startswith("HTTP/1.1 200 ") else line
 
     async def roll(self, envoy: str) -> None:
-        """Stop a gateway as the kubelet does, and start it again.
+        """Stop a pod with an Envoy as the kubelet does, and start it again.
 
-        The hooks of all containers run at one time; each container gets SIGTERM after its own.
+        The hook runs first. Then the sidecars get SIGTERM, the last one first.
         """
-        hooks = stop_hooks()
-        containers = dict(zip(("envoy", "picker", "questions"), PODS[envoy], strict=True))
-        stops = [
-            asyncio.create_task(self._stop(name, hooks[container], self._pages[envoy]))
-            for container, name in containers.items()
-        ]
+        stopping = asyncio.create_task(self._hook(envoy))
         await asyncio.sleep(LEARNS_S)
         self.in_service.remove(envoy)
-        await asyncio.gather(*stops)
+        await stopping
+        for name in reversed(PODS[envoy]):
+            await self.supervisor.kill(name, signal.SIGTERM)
         for name in reversed(PODS[envoy]):
             await self.supervisor.restart(name)
         await self.ready(envoy)
         self.in_service.append(envoy)
 
-    async def _stop(self, name: str, hook: list[str], admin: str) -> None:
-        program, verb, *words = hook
+    async def _hook(self, envoy: str) -> None:
+        program, verb, *words = stop_hook()
         assert (program, verb) == ("tidegate", "envoy-stop")
-        own = {"--admin": admin} | ({} if self._pause is None else {"--pause": str(self._pause)})
+        own = {"--admin": self._pages[envoy]} | ({} if self._pause is None else {"--pause": str(self._pause)})
         given = [
             f"{option}={own.get(option, value)}"
             for option, _, value in (each.partition("=") for each in words)
         ]
-        task = f"stop-{name}"
+        task = f"stop-{envoy}"
         await self.supervisor.start(
             task, module_command("tidegate", verb, *given), service_environment()
         )
         self.supervisor.expect_end(task)
         await self.supervisor._children[task].watch
         said = self.supervisor.log(task).read_text()
-        assert self.supervisor._children[task].process.returncode == 0, f"{name}: {said}"
-        await self.supervisor.kill(name, signal.SIGTERM)
+        assert self.supervisor._children[task].process.returncode == 0, f"{envoy}: {said}"
+
+    async def roll_picker(self, envoy: str) -> None:
+        """Stop the picker beside an Envoy by SIGTERM, as its own pod is, and start it again."""
+        await self.supervisor.kill(PICKERS[envoy], signal.SIGTERM)
+        await self.supervisor.restart(PICKERS[envoy])
+        await self.ready(envoy)
 
     async def roll_control_server(self) -> None:
         """Stop the control server by SIGTERM, and start it again."""

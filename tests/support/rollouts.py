@@ -1,7 +1,7 @@
 """Rollouts of two gateways under load: processes in place of pods, stopped by the manifests' hooks.
 
-A pod has an Envoy and a `tidegate gateway`; pickers stop by themselves. Clients open connections to the
-Envoys in ``in_service``, as through a Service; a stopped one leaves it while its hook runs.
+A pod has an Envoy and a `tidegate gateway`; pickers stop by themselves. Clients open connections to
+the Envoys in ``in_service``, as through a Service; a stopped one leaves it while its hook runs.
 """
 
 from __future__ import annotations
@@ -138,7 +138,9 @@ class Rollout(Crowd):
     async def _hook(self, envoy: str) -> None:
         program, verb, *words = stop_hook()
         assert (program, verb) == ("tidegate", "envoy-stop")
-        own = {"--admin": self._pages[envoy]} | ({} if self._pause is None else {"--pause": str(self._pause)})
+        own = {"--admin": self._pages[envoy]} | (
+            {} if self._pause is None else {"--pause": str(self._pause)}
+        )
         given = [
             f"{option}={own.get(option, value)}"
             for option, _, value in (each.partition("=") for each in words)

@@ -1,7 +1,8 @@
 """Each fault has its reason in `status`: one stack of real Envoy, picker and control server.
 
 The replicas stand in for sick ones. Faults that need real Tritons, other processes or more time
-are in the tests that `docs/reference/status.md` lists beside each reason.
+are in `test_slowness.py`, `test_queues.py`, `test_chat_files.py`, `test_status.py`,
+`tests/lab/test_versions.py`, `tests/soak/test_slow_tritons.py` and `tests/soak/test_calm.py`.
 """
 
 from __future__ import annotations

@@ -34,8 +34,9 @@ _GRPC_NOT_FOUND: Final = 5
 _GRPC_FAILURES: Final = frozenset({2, 4, 8, 13, 14})
 """UNKNOWN, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, INTERNAL, UNAVAILABLE."""
 _BROKEN: Final = frozenset({Ended.BROKEN, Ended.UNREACHED, Ended.TIMEOUT, Ended.TRY_TIMEOUT})
+_OVERFLOW: Final = "overflow"
 _NOT_OF_A_VARIANT: Final = frozenset(
-    {"no-route", "no-cluster", "overflow", "rate-limited", "overloaded"}
+    {"no-route", "no-cluster", _OVERFLOW, "rate-limited", "overloaded"}
 )
 """Causes of answers of the proxy that no variant is behind."""
 
@@ -51,7 +52,9 @@ def has_failed(entry: Entry, *, listed: bool) -> bool | None:
     if entry.ended is Ended.DONE and is_good(status, grpc_status):
         empty = status == _OK and grpc_status is None and not entry.answer_bytes
         return empty or (entry.usage is not None and entry.usage.output == 0)
-    if entry.ended in _BROKEN:
+    # Overflow is also told where an attempt failed and Envoy's budget of retries was used up.
+    tried = entry.cause == _OVERFLOW and (entry.read or entry.attempts > 1)
+    if tried or entry.ended in _BROKEN:
         return True
     if entry.ended is Ended.LEFT or entry.cause in _NOT_OF_A_VARIANT or entry.unreadable:
         return None

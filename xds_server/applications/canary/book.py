@@ -3,7 +3,9 @@
 Rules:
 
 1. Records are merged by ``tidegate_common.canary.earlier``: a session that several pickers saw is
-   one, and so is what is told twice, late, or by a picker that was restarted.
+   one, and so is what is told twice, late, or by a picker that was restarted. A picker that first
+   sees a session after a step has moved it tells it as the canary's: what began later in the other
+   arm is left out.
 2. A minute is closed once every picker that is heard told what it knows of later times, or
    ``LATE_S`` after its end. What comes later for it is counted in the next minute that is closed:
    a session's failure counts once, and its first request once.
@@ -100,8 +102,10 @@ class SessionBook:
             session = self._sessions.get(each.digest)
             if session is None:
                 session = self._sessions[each.digest] = _Session(each)
-            else:
+            elif each.canary is session.record.canary:
                 session.record = merged(session.record, each)
+            elif each.begun_ms < session.record.begun_ms:
+                session.record = each
             self._open.add(each.digest)
         while len(self._sessions) + len(self._left) > MAX_SESSIONS:
             self._sample(self.limit // 2)

@@ -25,6 +25,7 @@ from xds_server.applications.canary import evidence
 
 ARMS = Arms("r1", "v2", "v1", 0)
 OLD_S = KNOWN_S + 1.0
+OVERFLOW = {"ended": Ended.LOCAL, "status": 503, "answered": False, "cause": "overflow"}
 
 
 def usage(**told: Any) -> Usage:
@@ -58,7 +59,9 @@ def usage(**told: Any) -> Usage:
         ({"ended": Ended.TIMEOUT, "status": 504, "answered": False}, True),
         ({"ended": Ended.TRY_TIMEOUT, "status": 303, "answered": False, "cause": "moved"}, True),
         ({"ended": Ended.LOCAL, "status": 503, "answered": False, "cause": "other"}, True),
-        ({"ended": Ended.LOCAL, "status": 503, "answered": False, "cause": "overflow"}, None),
+        ({**OVERFLOW, "read": False}, None),
+        ({**OVERFLOW, "read": True}, True),
+        ({**OVERFLOW, "read": False, "attempts": 2}, True),
         ({"ended": Ended.LOCAL, "status": 429, "answered": False, "cause": "rate-limited"}, None),
         ({"ended": Ended.LOCAL, "status": 413, "answered": False, "cause": "other"}, None),
     ],

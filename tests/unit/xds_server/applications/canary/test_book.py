@@ -83,6 +83,20 @@ def test_what_several_pickers_saw_of_a_session_counts_once() -> None:
     assert (minute.begun, minute.failures, minute.times) == ((0, 0), {}, {})
 
 
+@pytest.mark.parametrize("late_first", [False, True])
+def test_a_moved_session_has_no_failure_of_the_other_arm(late_first: bool) -> None:
+    """A picker that sees it after the step takes it for a new one of the canary."""
+    book = SessionBook(MINUTE, SHARES)
+    before = session(7, at_s=1.0)
+    after = session(7, canary=True, at_s=20.0, step=1, failure=SessionFailure(MINUTE, 1))
+    told = [after, before] if late_first else [before, after]
+    for name, record in enumerate(told):
+        book.take(f"p{name}", [record], ALL, AT_S + 60.0)
+    (minute,) = book.close(AT_S + 60.0)
+    assert minute.begun == (0, 1)
+    assert minute.failures == {}
+
+
 def test_a_failure_belongs_to_the_shares_of_its_steps() -> None:
     """The canary's when the session began, and what was left to stable when it failed."""
     book = SessionBook(MINUTE, SHARES)

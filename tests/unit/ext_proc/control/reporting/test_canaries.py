@@ -5,9 +5,10 @@ from __future__ import annotations
 from ext_proc.canary.sessions import KNOWN_S, Arms, CanarySessions
 from ext_proc.control.reporting import canaries
 from ext_proc.control.reporting.canaries import CANARY_S, LOST_S, MAX_RECORDS, CanaryReports
+from ext_proc.routing.values.request import Form
 from tidegate_api.fleet.v1 import report_pb2
-from tidegate_common.canary import ALL
-from tidegate_common.fine_histogram import fine_bucket
+from tidegate_common.canary import ALL, KINDS
+from tidegate_common.fine_histogram import BUCKETS, fine_bucket
 
 UNIX = 1_800_000_000.0
 
@@ -119,6 +120,21 @@ def test_a_report_is_bounded_and_the_next_ones_follow_at_once() -> None:
         found += digests(message)
     assert found == list(range(2 * MAX_RECORDS + 5))
     assert not picker.reports.due
+
+
+def test_a_report_of_the_longest_records_is_within_the_bounds_of_the_wire() -> None:
+    """Sessions, characters of a stratum, known buckets: else the server ends the stream."""
+    picker = Picker()
+    for number in range(MAX_RECORDS):
+        longest = {"form": max(Form, key=len), "streams": True, "uncached": 2**40}
+        picker.sessions.begins(number, number, "v1", 0.0, UNIX, **longest)  # type: ignore[arg-type]
+        times = [(kind, 1e9) for kind in KINDS]
+        picker.sessions.ended(number, UNIX, failed=False, good=True, times_s=times)
+    message = picker.told()
+    assert len(message.sessions) == MAX_RECORDS <= 4_096
+    for each in message.sessions:
+        assert len(each.first.stratum) <= 64
+        assert all(0 <= bucket < BUCKETS for bucket in each.first.times.values())
 
 
 def test_what_may_be_lost_is_told_again_on_the_next_stream() -> None:

@@ -38,6 +38,8 @@ from xds_server.applications.discovery.readiness import Readiness
 from xds_server.applications.discovery.sources.resolver import Resolver
 from xds_server.applications.discovery.table import SourceTools
 from xds_server.applications.keepers import standby_keeper
+from xds_server.applications.keepers.canary_arms import CanaryArms
+from xds_server.applications.keepers.canary_keeper import CanaryKeeper
 from xds_server.applications.keepers.health_broadcast import HealthBroadcaster
 from xds_server.applications.keepers.placement_keeper import PlacementKeeper
 from xds_server.applications.keepers.standby_keeper import StandbyKeeper
@@ -78,6 +80,12 @@ YOUNG_PER_FULL = 1000
 
 MEMBERS_KEY = "members"
 """Key of the members in the store."""
+
+CANARIES_KEY = "canaries"
+"""Key in the store of the rollouts."""
+
+COMPARE_S = 30.0
+"""Seconds between two comparisons of the models of canaries' replicas."""
 
 AGAIN_POLLS = 25
 """Polls, of 0.2 s, until a fleet file is tried again that would take the last usable replica."""
@@ -211,6 +219,7 @@ async def _running(settings: ControlSettings) -> AsyncIterator[None]:
         metrics.show_audit(lambda: operators.trail.unwritten)
         placed, leaving = _placement(control, ads)
         loads = await stack.enter_async_context(_loads(control, store, leaving))
+        canaries, arms = await _canaries(control, ads, store, loads, board)
         metrics.show_operations(loads.now)
         service = AdminService(
             control,
@@ -223,12 +232,14 @@ async def _running(settings: ControlSettings) -> AsyncIterator[None]:
             ads.reports.find,
             _stopping(control, ads),
             loads,
+            canaries,
         )
         # The admin ports are bound before anything is stored; they answer once there is a fleet.
         admin_address = operators.bind(service, ClientStatusService(ads))
         stack.push_async_callback(control.stop)
         known = await asyncio.to_thread(stored_members, store)
         await control.start(text, source, known, await asyncio.to_thread(stored_standbys, store))
+        canaries.settle()
         await loads.start()
         http_address = await operators.start()
         for running in (
@@ -236,6 +247,8 @@ async def _running(settings: ControlSettings) -> AsyncIterator[None]:
             broadcaster.run(),
             _standby_keeper(control, ads, store).run(),
             placed.run(),
+            canaries.run(),
+            _compared(arms, canaries),
             StatusLog(board.verdict).run(),
             served.run(),
         ):
@@ -350,6 +363,49 @@ def _standby_keeper(control: Control, ads: AdsServer, store: RevisionStore) -> S
             _log.warning("standbys_not_stored", error=str(error))
 
     return StandbyKeeper(control, ads.reports.replicas.merged, keep, time.monotonic, _unix_ms)
+
+
+async def _canaries(
+    control: Control, ads: AdsServer, store: RevisionStore, loads: LoadKeeper, board: StatusBoard
+) -> tuple[CanaryKeeper, CanaryArms]:
+    """Return the keeper of rollouts, with what was stored, and what it knows of replicas."""
+    arms = CanaryArms(control, ads.reports.replicas.merged, loads)
+
+    async def keep(text: str) -> None:
+        await asyncio.to_thread(store.put_value, CANARIES_KEY, text)
+
+    def per_s(pool: str) -> float | None:
+        traffic = ads.reports.traffic
+        names = (
+            each.name for one in control.fleet.pools if one.name == pool for each in one.variants
+        )
+        return None if traffic is None else sum(traffic.variant(pool, n).per_second for n in names)
+
+    made = CanaryKeeper(
+        control,
+        arms,
+        keep,
+        time.time,
+        random.random,
+        pickers=ads.reports.loads,
+        per_s=per_s,
+    )
+    ads.reports.on_sessions = made.take
+    try:
+        text = await asyncio.to_thread(store.value, CANARIES_KEY)
+        if text is not None:
+            made.recall(text)
+    except (StoreError, ValueError) as error:
+        _log.warning("canaries_not_recalled", error=str(error))
+    board.canaries = made.lines
+    return made, arms
+
+
+async def _compared(arms: CanaryArms, canaries: CanaryKeeper) -> None:
+    """Compare the models of canaries' replicas until cancelled."""
+    while True:
+        await arms.compare(canaries.running)
+        await asyncio.sleep(COMPARE_S)
 
 
 @contextlib.asynccontextmanager

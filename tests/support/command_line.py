@@ -45,6 +45,7 @@ class FakeAdmin(AdminServicer):
         self.metadata: list[dict[str, Any]] = []
         """What came with each change."""
         self.calls: dict[str, Any] = {}
+        self.rollouts = api.CanaryRollouts()
         """Calls that an older control server does not know, by name."""
         self.result = api.ChangeResult(
             revision=8,
@@ -131,6 +132,12 @@ class FakeAdmin(AdminServicer):
         return answer
 
     LoadModel = UnloadModel = AbortModel = GetOperations = GetModelParity = _model
+
+    def _canary(self, request: Any, _context: Any) -> api.CanaryRollouts:
+        self.requests.append(request)
+        return self.rollouts
+
+    GetCanaries = StartCanary = ActOnCanary = _canary
 
     def GetTraffic(self, request: Any, context: Any) -> api.GetTrafficResponse:  # noqa: N802 - gRPC
         """As above."""

@@ -25,6 +25,7 @@ from tidegate.cli.verbs import (
 )
 from tidegate.cli.verbs.loading import model
 from tidegate.cli.verbs.look import doctoring, dumping, topping
+from tidegate.cli.verbs.rollouts import canary
 from tidegate.terminal.errors import FAILED, USAGE, CliError
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ VERBS: Final = (
     Verb("bench", _READ, benching.bench, "tidegate bench throughput --quick"),
     Verb("apply", _CHANGE, changing.apply, "tidegate apply -f fleet.yaml --reason 'more replicas'"),
     Verb("weight", _CHANGE, changing.weight, "tidegate weight llm stable=90 canary=10"),
+    Verb("canary", _CHANGE, canary.canary, "tidegate canary start llm --to v2"),
     Verb("breaker", _CHANGE, tuning.breaker, "tidegate breaker llm max-requests=512"),
     Verb(
         "slow-start", _CHANGE, tuning.slow_start, "tidegate slow-start llm window=60s aggression=2"

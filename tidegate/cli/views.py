@@ -334,6 +334,7 @@ def status(answer: GetStatusResponse) -> Row:
         "reasons": list(answer.reasons),
         "pools": [pool_status(one, counted=counted(answer)) for one in answer.pools],
         "drift": list(answer.drift),
+        "canaries": list(answer.canaries),
         "reports": {picker: round(age, 1) for picker, age in sorted(answer.reports.items())},
         "revision": answer.revision,
         "settled": answer.settled,

@@ -12,8 +12,8 @@ from tidegate_api.admin.v1 import admin_pb2
 from xds_server.admin import clients as clients_part
 from xds_server.admin import found as found_part
 from xds_server.admin import requests as requests_part
+from xds_server.admin.answers.canaries import CanaryCalls
 from xds_server.admin.answers.explained import explained, options_of
-from xds_server.admin.answers.operations import ModelCalls
 from xds_server.admin.views import configs
 from xds_server.fleet import change as edits
 from xds_server.fleet.change import UnknownName
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from xds_server.admin.found import FoundReplicas
     from xds_server.admin.status import StatusBoard
     from xds_server.admin.stopping import Stopping
+    from xds_server.applications.keepers.canary_keeper import CanaryKeeper
     from xds_server.applications.loading.keeper import LoadKeeper
     from xds_server.applications.traffic.inquiry import FoundRequest
     from xds_server.control.fleet_control import Control
@@ -56,7 +57,7 @@ def _changing(summary: str, edit: Callable[[Fleet, Any, Fleet], Fleet]) -> Any:
     return explained(call)
 
 
-class AdminService(ModelCalls):
+class AdminService(CanaryCalls):
     """``tidegate.admin.v1.Admin``.
 
     Args:
@@ -70,6 +71,7 @@ class AdminService(ModelCalls):
         find: Asks the pickers for a request; ``None`` = nobody can be asked.
         stopping: Says whether replicas may be stopped; ``None`` = nothing is known.
         loads: Runs operations on models; ``None`` = there are none.
+        canaries: Runs rollouts; ``None`` = there are none.
     """
 
     def __init__(
@@ -84,8 +86,9 @@ class AdminService(ModelCalls):
         find: Callable[[str], Awaitable[FoundRequest]] | None = None,
         stopping: Stopping | None = None,
         loads: LoadKeeper | None = None,
+        canaries: CanaryKeeper | None = None,
     ) -> None:
-        super().__init__(loads)
+        super().__init__(loads, canaries)
         self._control = control
         self._observed = observed
         self._sick = sick
@@ -104,10 +107,20 @@ class AdminService(ModelCalls):
         options, source = options_of(request.options), request.source[:256] or "fleet"
         return self._result(await self._control.apply_text(request.fleet, source, options))
 
-    SetWeights = _changing(
-        "Set variants' weights.",
-        lambda fleet, asked, _: edits.set_weights(fleet, asked.pool, dict(asked.weights)),
-    )
+    @explained
+    async def SetWeights(  # noqa: N802 - gRPC's name
+        self, request: admin_pb2.SetWeightsRequest, _context: Any
+    ) -> admin_pb2.ChangeResult:
+        """Set variants' weights; of a pool with a rollout only if that is forced."""
+        options = options_of(request.options)
+        if self._canaries is not None and not (options.force or options.dry_run):
+            self._canaries.refuse_weights(request.pool)
+        weights = dict(request.weights)
+        change = await self._control.change(
+            lambda live: edits.set_weights(live, request.pool, weights), options
+        )
+        return self._result(change)
+
     SetDraining = _changing(
         "Drain a replica, or end its drain.",
         lambda fleet, asked, published: edits.set_draining(

@@ -108,6 +108,8 @@ class StatusBoard:
         self._replicas = replicas
         self._placements = placements
         self._found = found
+        self.canaries: Callable[[], Sequence[str]] = tuple
+        """Returns the rollouts that run, each in one line."""
         self._unlike: tuple[object, object, list[str]] = (None, None, [])
         """What ``_versions`` has found last, and of what."""
 
@@ -123,6 +125,7 @@ class StatusBoard:
         answer.verdict, answer.why = str(found.word), found.why
         answer.reasons.extend(found.reasons)
         answer.drift.extend(self._drift())
+        answer.canaries.extend(self.canaries())
 
     def verdict(self) -> Verdict | None:
         """Return the verdict; ``None`` before there is a fleet."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from xds_server.fleet.model.fleet import EndpointSpec, Fleet, PoolSpec
+    from xds_server.fleet.model.resilience import Shadow
 
 
 Section = Literal["circuit_breaker", "slow_start"]
@@ -77,7 +78,7 @@ def set_weights(
     for name, weight in weights.items():
         if not 0 <= weight <= MAX_WEIGHT_SUM:
             raise BadChange(f"weight {weight} of '{name}' is not between 0 and {MAX_WEIGHT_SUM}")
-    current = _find_pool(fleet, pool)
+    current = find_pool(fleet, pool)
     known = [variant.name for variant in current.variants]
     for name in weights:
         if name not in known:
@@ -103,7 +104,7 @@ def set_draining(
         BadChange: ``drained`` would be longer than its bound.
     """
     pool_name, slash, wanted = endpoint.rpartition("/")
-    pools = (_find_pool(fleet, pool_name),) if slash else fleet.pools
+    pools = (find_pool(fleet, pool_name),) if slash else fleet.pools
 
     def listed(pool: PoolSpec) -> Iterator[str]:
         yield from (each.id for each in pool.endpoints)
@@ -134,7 +135,7 @@ def set_standby(fleet: Fleet, endpoint: str, standby: bool) -> Fleet:
         UnknownName: No such endpoint or pool.
     """
     pool_name, slash, wanted = endpoint.rpartition("/")
-    pools = (_find_pool(fleet, pool_name),) if slash else fleet.pools
+    pools = (find_pool(fleet, pool_name),) if slash else fleet.pools
     meant = [pool for pool in pools if wanted in _flags(pool, "standby")]
     if not meant:
         kind = f"endpoint of pool '{pool_name}'" if slash else "endpoint"
@@ -144,6 +145,16 @@ def set_standby(fleet: Fleet, endpoint: str, standby: bool) -> Fleet:
     return fleet
 
 
+def set_shadow(fleet: Fleet, pool: str, shadow: Shadow | None) -> Fleet:
+    """Return the fleet with these copies of a pool's requests.
+
+    Raises:
+        UnknownName: No such pool.
+    """
+    current = find_pool(fleet, pool)
+    return _with_pool(fleet, current, current.model_copy(update={"shadow": shadow}))
+
+
 def set_section(fleet: Fleet, pool: str, section: Section, values: Mapping[str, float]) -> Fleet:
     """Return the fleet with these limits or slow start; fields that are not named keep theirs.
 
@@ -151,7 +162,7 @@ def set_section(fleet: Fleet, pool: str, section: Section, values: Mapping[str, 
         UnknownName: No such pool.
         BadChange: No values, an unknown field, or a value out of range.
     """
-    current = _find_pool(fleet, pool)
+    current = find_pool(fleet, pool)
     before = getattr(current, section)
     fields = type(before).model_fields
     if not values:
@@ -175,7 +186,7 @@ def set_drop_overload(fleet: Fleet, pool: str, percent: float) -> Fleet:
         UnknownName: No such pool.
         BadChange: The percentage is out of range.
     """
-    current = _find_pool(fleet, pool)
+    current = find_pool(fleet, pool)
     if not 0 <= percent <= 100:  # noqa: PLR2004 - a percentage
         raise BadChange(f"{percent:g} is no percentage; write a number between 0 and 100")
     return _with_pool(fleet, current, current.model_copy(update={"drop_overload": percent}))
@@ -245,7 +256,12 @@ def _with_live(pool: PoolSpec, old: PoolSpec, current: PoolSpec) -> PoolSpec:
     return pool
 
 
-def _find_pool(fleet: Fleet, name: str) -> PoolSpec:
+def find_pool(fleet: Fleet, name: str) -> PoolSpec:
+    """Return a pool.
+
+    Raises:
+        UnknownName: There is none of this name.
+    """
     for pool in fleet.pools:
         if pool.name == name:
             return pool

@@ -89,6 +89,7 @@ CHANNELS: Final[Mapping[str, tuple[str, ...]]] = {
     "pools.endpoints.draining": ("EDS", "POOL"),
     "pools.endpoints.standby": ("EDS", "POOL"),
     "pools.standby": (),
+    "pools.canary": (),
     "pools.endpoints_from": (),
     "pools.membership": (),
     "pools.drained": (),

@@ -26,6 +26,8 @@ from xds_server.applications.traffic.passes import PassBook
 from xds_server.applications.traffic.placements import PlacementBook
 from xds_server.applications.traffic.reading import (
     ReportError,
+    ToldSessions,
+    read_canaries,
     read_placements,
     read_queues,
     read_states,
@@ -116,6 +118,8 @@ class PickerReports(report_pb2_grpc.PickerReportsServicer):
         """Which replica has which model, as pickers report it."""
         self.traffic: TrafficBook | None = None
         """What became of requests; set once the fleet is known."""
+        self.on_sessions: Callable[[str, ToldSessions], None] = lambda *_: None
+        """Takes what a picker tells of the sessions of a rollout."""
 
     def loads(self) -> dict[str, PickerLoad]:
         """Return the requests in flight of each reporting picker, by picker id."""
@@ -205,10 +209,13 @@ class PickerReports(report_pb2_grpc.PickerReportsServicer):
             queues = read_queues(report.replicas)
             told = report.HasField("placements")
             placements = read_placements(report.placements) if told else None
+            sessions = read_canaries(report.canaries)
         except ReportError as error:
             return str(error)
         if states is not None:
             self.replicas.take(picker, states, report.group, queues)
+        for each in sessions:
+            self.on_sessions(picker, each)
         if placements is not None:
             self.placements.take(picker, placements)
         if counted is not None and self.traffic is not None:

@@ -192,6 +192,9 @@ CALLS = {
     "AbortModel": (_admin("AbortModel", api.AbortModelRequest()), {"admin"}),
     "GetOperations": (_admin("GetOperations", api.GetOperationsRequest()), READERS),
     "GetModelParity": (_admin("GetModelParity", api.GetModelParityRequest()), READERS),
+    "GetCanaries": (_admin("GetCanaries", api.GetCanariesRequest()), READERS),
+    "StartCanary": (_admin("StartCanary", api.StartCanaryRequest()), OPERATORS),
+    "ActOnCanary": (_admin("ActOnCanary", api.ActOnCanaryRequest()), OPERATORS),
     "/metrics": (lambda at, who: page(at.metrics, who, "/metrics"), READERS),
     "/safe-to-stop": (
         lambda at, who: page(at.metrics, who, "/safe-to-stop?endpoint=r9&timeout=0"),

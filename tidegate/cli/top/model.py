@@ -84,6 +84,8 @@ class Glance(NamedTuple):
     """Requests that pickers refused in the last minute."""
     variants: list[VariantRow]
     replicas: list[ReplicaRow]
+    canaries: Sequence[str] = ()
+    """Rollouts that run, each in one line."""
 
 
 def glance(status: GetStatusResponse, replicas: Iterable[ReplicaStatus], pool: str = "") -> Glance:
@@ -110,6 +112,7 @@ def glance(status: GetStatusResponse, replicas: Iterable[ReplicaStatus], pool: s
             for one in each.variants
         ],
         [_replica(one, seconds.get((one.pool, one.variant), 0.0)) for one in found],
+        [each for each in status.canaries if not pool or each.startswith(f"canary {pool}:")],
     )
 
 

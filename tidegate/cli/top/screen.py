@@ -98,6 +98,7 @@ def screen(
     refused = f", {found.refused} requests refused in the last minute" if found.refused else ""
     order = f"{sort.value}{' (reversed)' if reverse else ''}"
     head.append(f"revision {found.revision}{change}, {found.clients} clients{refused}; by {order}")
+    head += found.canaries
     foot = [KEYS] if keys else []
     room = max(0, height - len(head) - len(foot) - 4) if height else None
     variants: list[VariantRow] = sorted_variants(found.variants, sort, reverse=reverse)

@@ -61,6 +61,7 @@ def _show(flags: WatchFlags) -> str:
     shown: list[Table | str | Text] = [head]
     if data["verdict"]:
         shown[:0] = _opening(data)
+    shown.extend(Text(one) for one in data["canaries"])
     if data["refusal"]:
         shown.append(data["refusal"])
     if data["file_error"]:

@@ -844,6 +844,7 @@ class GetStatusResponse(_message.Message):
     POOLS_FIELD_NUMBER: _builtins.int
     DRIFT_FIELD_NUMBER: _builtins.int
     REPORTS_FIELD_NUMBER: _builtins.int
+    CANARIES_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     settled: _builtins.bool
     """No publication is running."""
@@ -903,6 +904,10 @@ class GetStatusResponse(_message.Message):
     def reports(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Seconds since each picker's last report of states, by picker id. Older pickers report none."""
 
+    @_builtins.property
+    def canaries(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Rollouts that have not ended, each in one line."""
+
     def __init__(
         self,
         *,
@@ -925,10 +930,11 @@ class GetStatusResponse(_message.Message):
         pools: _abc.Iterable[Global___PoolStatus] | None = ...,
         drift: _abc.Iterable[_builtins.str] | None = ...,
         reports: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        canaries: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "drift", b"drift", "file_error", b"file_error", "held", b"held", "left_out", b"left_out", "passes", b"passes", "pools", b"pools", "reasons", b"reasons", "refusal", b"refusal", "refused", b"refused", "reports", b"reports", "revision", b"revision", "settled", b"settled", "sick", b"sick", "sources", b"sources", "store_error", b"store_error", "unwritten", b"unwritten", "verdict", b"verdict", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["canaries", b"canaries", "clients", b"clients", "drift", b"drift", "file_error", b"file_error", "held", b"held", "left_out", b"left_out", "passes", b"passes", "pools", b"pools", "reasons", b"reasons", "refusal", b"refusal", "refused", b"refused", "reports", b"reports", "revision", b"revision", "settled", b"settled", "sick", b"sick", "sources", b"sources", "store_error", b"store_error", "unwritten", b"unwritten", "verdict", b"verdict", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2632,3 +2638,181 @@ class ComparedReplica(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ComparedReplica: _TypeAlias = ComparedReplica  # noqa: Y015
+
+@_typing.final
+class GetCanariesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    """Only this pool; empty = all."""
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetCanariesRequest: _TypeAlias = GetCanariesRequest  # noqa: Y015
+
+@_typing.final
+class CanaryRollouts(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLLOUTS_FIELD_NUMBER: _builtins.int
+    FROZEN_FIELD_NUMBER: _builtins.int
+    frozen: _builtins.str
+    """Who has frozen all rollouts; empty = they go on."""
+    @_builtins.property
+    def rollouts(self) -> _containers.RepeatedCompositeFieldContainer[Global___CanaryRollout]: ...
+    def __init__(
+        self,
+        *,
+        rollouts: _abc.Iterable[Global___CanaryRollout] | None = ...,
+        frozen: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frozen", b"frozen", "rollouts", b"rollouts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CanaryRollouts: _TypeAlias = CanaryRollouts  # noqa: Y015
+
+@_typing.final
+class CanaryRollout(_message.Message):
+    """CanaryRollout is the last rollout of a pool."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    LINE_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    TRANSITIONS_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_FIELD_NUMBER: _builtins.int
+    REPORT_JSON_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    line: _builtins.str
+    """All of it in one line."""
+    phase: _builtins.str
+    """"running", "paused", "promoted", "rolled-back" or "aborted"."""
+    transitions: _builtins.int
+    """Number of transitions so far, for ActOnCanaryRequest.seen."""
+    report_json: _builtins.str
+    """What was compared, with intervals, all transitions, and what it cost, as a JSON object."""
+    @_builtins.property
+    def waits_for(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What the next step still needs, one sentence each, with about how long."""
+
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        line: _builtins.str = ...,
+        phase: _builtins.str = ...,
+        transitions: _builtins.int = ...,
+        waits_for: _abc.Iterable[_builtins.str] | None = ...,
+        report_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["line", b"line", "phase", b"phase", "pool", b"pool", "report_json", b"report_json", "transitions", b"transitions", "waits_for", b"waits_for"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CanaryRollout: _TypeAlias = CanaryRollout  # noqa: Y015
+
+@_typing.final
+class StartCanaryRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class PlanEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    POOL_FIELD_NUMBER: _builtins.int
+    VARIANT_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    variant: _builtins.str
+    """The variant that is to get everything. Its weight is 0, and one other variant has all of it."""
+    @_builtins.property
+    def plan(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Settings of the pool's `canary` for this rollout, as text: "steps" -> "1,50,100"."""
+
+    @_builtins.property
+    def options(self) -> Global___ChangeOptions:
+        """Author and reason; a rollout has no dry run, and is not waited for."""
+
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        variant: _builtins.str = ...,
+        plan: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        options: Global___ChangeOptions | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["options", b"options", "plan", b"plan", "pool", b"pool", "variant", b"variant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartCanaryRequest: _TypeAlias = StartCanaryRequest  # noqa: Y015
+
+@_typing.final
+class ActOnCanaryRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
+    SEEN_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    """Empty with "freeze" and "unfreeze", which are for all pools."""
+    action: _builtins.str
+    """"pause", "resume", "promote", "abort", "freeze" or "unfreeze"."""
+    seen: _builtins.int
+    """Transitions that the operator has seen: after another one the call is refused. Unset = any."""
+    @_builtins.property
+    def options(self) -> Global___ChangeOptions:
+        """Author and reason."""
+
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        action: _builtins.str = ...,
+        seen: _builtins.int | None = ...,
+        options: Global___ChangeOptions | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_seen", b"_seen", "options", b"options", "seen", b"seen"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seen", b"_seen", "action", b"action", "options", b"options", "pool", b"pool", "seen", b"seen"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__seen: _TypeAlias = _typing.Literal["seen"]  # noqa: Y015
+    _WhichOneofArgType__seen: _TypeAlias = _typing.Literal["_seen", b"_seen"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seen) -> _WhichOneofReturnType__seen | None: ...
+
+Global___ActOnCanaryRequest: _TypeAlias = ActOnCanaryRequest  # noqa: Y015

@@ -157,6 +157,21 @@ class AdminStub:
                 request_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetModelParityRequest.SerializeToString,
                 response_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetModelParityResponse.FromString,
                 _registered_method=True)
+        self.GetCanaries = channel.unary_unary(
+                '/tidegate.admin.v1.Admin/GetCanaries',
+                request_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetCanariesRequest.SerializeToString,
+                response_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.CanaryRollouts.FromString,
+                _registered_method=True)
+        self.StartCanary = channel.unary_unary(
+                '/tidegate.admin.v1.Admin/StartCanary',
+                request_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.StartCanaryRequest.SerializeToString,
+                response_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.CanaryRollouts.FromString,
+                _registered_method=True)
+        self.ActOnCanary = channel.unary_unary(
+                '/tidegate.admin.v1.Admin/ActOnCanary',
+                request_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.ActOnCanaryRequest.SerializeToString,
+                response_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.CanaryRollouts.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -320,6 +335,28 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetCanaries(self, request, context):
+        """GetCanaries returns the last rollout of each pool.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StartCanary(self, request, context):
+        """StartCanary starts a rollout and makes its first step.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ActOnCanary(self, request, context):
+        """ActOnCanary does with a rollout what an operator asks for. FAILED_PRECONDITION: it has ended, it
+        cannot do that now, or it has changed meanwhile.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -442,6 +479,21 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.GetModelParity,
                     request_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetModelParityRequest.FromString,
                     response_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetModelParityResponse.SerializeToString,
+            ),
+            'GetCanaries': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetCanaries,
+                    request_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetCanariesRequest.FromString,
+                    response_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.CanaryRollouts.SerializeToString,
+            ),
+            'StartCanary': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartCanary,
+                    request_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.StartCanaryRequest.FromString,
+                    response_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.CanaryRollouts.SerializeToString,
+            ),
+            'ActOnCanary': grpc.unary_unary_rpc_method_handler(
+                    servicer.ActOnCanary,
+                    request_deserializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.ActOnCanaryRequest.FromString,
+                    response_serializer=tidegate__api_dot_admin_dot_v1_dot_admin__pb2.CanaryRollouts.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1095,6 +1147,87 @@ class Admin:
             '/tidegate.admin.v1.Admin/GetModelParity',
             tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetModelParityRequest.SerializeToString,
             tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetModelParityResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetCanaries(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidegate.admin.v1.Admin/GetCanaries',
+            tidegate__api_dot_admin_dot_v1_dot_admin__pb2.GetCanariesRequest.SerializeToString,
+            tidegate__api_dot_admin_dot_v1_dot_admin__pb2.CanaryRollouts.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StartCanary(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidegate.admin.v1.Admin/StartCanary',
+            tidegate__api_dot_admin_dot_v1_dot_admin__pb2.StartCanaryRequest.SerializeToString,
+            tidegate__api_dot_admin_dot_v1_dot_admin__pb2.CanaryRollouts.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ActOnCanary(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidegate.admin.v1.Admin/ActOnCanary',
+            tidegate__api_dot_admin_dot_v1_dot_admin__pb2.ActOnCanaryRequest.SerializeToString,
+            tidegate__api_dot_admin_dot_v1_dot_admin__pb2.CanaryRollouts.FromString,
             options,
             channel_credentials,
             insecure,

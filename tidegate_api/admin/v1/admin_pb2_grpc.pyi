@@ -71,6 +71,14 @@ class AdminStub:
     """GetOperations returns operations on models, the newest first."""
     GetModelParity: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetModelParityRequest, _admin_pb2.GetModelParityResponse]
     """GetModelParity asks replicas for a model and says in what it differs."""
+    GetCanaries: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetCanariesRequest, _admin_pb2.CanaryRollouts]
+    """GetCanaries returns the last rollout of each pool."""
+    StartCanary: _grpc.UnaryUnaryMultiCallable[_admin_pb2.StartCanaryRequest, _admin_pb2.CanaryRollouts]
+    """StartCanary starts a rollout and makes its first step."""
+    ActOnCanary: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ActOnCanaryRequest, _admin_pb2.CanaryRollouts]
+    """ActOnCanary does with a rollout what an operator asks for. FAILED_PRECONDITION: it has ended, it
+    cannot do that now, or it has changed meanwhile.
+    """
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -115,6 +123,14 @@ class AdminAsyncStub(AdminStub):
     """GetOperations returns operations on models, the newest first."""
     GetModelParity: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetModelParityRequest, _admin_pb2.GetModelParityResponse]  # type: ignore[assignment]
     """GetModelParity asks replicas for a model and says in what it differs."""
+    GetCanaries: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetCanariesRequest, _admin_pb2.CanaryRollouts]  # type: ignore[assignment]
+    """GetCanaries returns the last rollout of each pool."""
+    StartCanary: _aio.UnaryUnaryMultiCallable[_admin_pb2.StartCanaryRequest, _admin_pb2.CanaryRollouts]  # type: ignore[assignment]
+    """StartCanary starts a rollout and makes its first step."""
+    ActOnCanary: _aio.UnaryUnaryMultiCallable[_admin_pb2.ActOnCanaryRequest, _admin_pb2.CanaryRollouts]  # type: ignore[assignment]
+    """ActOnCanary does with a rollout what an operator asks for. FAILED_PRECONDITION: it has ended, it
+    cannot do that now, or it has changed meanwhile.
+    """
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     """Admin is the control server's service for operators. Every change makes one revision of the
@@ -300,5 +316,31 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetModelParityResponse, _abc.Awaitable[_admin_pb2.GetModelParityResponse]]:
         """GetModelParity asks replicas for a model and says in what it differs."""
+
+    @_abc_1.abstractmethod
+    def GetCanaries(
+        self,
+        request: _admin_pb2.GetCanariesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.CanaryRollouts, _abc.Awaitable[_admin_pb2.CanaryRollouts]]:
+        """GetCanaries returns the last rollout of each pool."""
+
+    @_abc_1.abstractmethod
+    def StartCanary(
+        self,
+        request: _admin_pb2.StartCanaryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.CanaryRollouts, _abc.Awaitable[_admin_pb2.CanaryRollouts]]:
+        """StartCanary starts a rollout and makes its first step."""
+
+    @_abc_1.abstractmethod
+    def ActOnCanary(
+        self,
+        request: _admin_pb2.ActOnCanaryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.CanaryRollouts, _abc.Awaitable[_admin_pb2.CanaryRollouts]]:
+        """ActOnCanary does with a rollout what an operator asks for. FAILED_PRECONDITION: it has ended, it
+        cannot do that now, or it has changed meanwhile.
+        """
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -5,6 +5,7 @@
 | the fleet or a value in the request is invalid | INVALID_ARGUMENT |
 | a pool, variant, endpoint, revision or operation does not exist | NOT_FOUND |
 | it would take the last usable replica of a variant, and is not forced | FAILED_PRECONDITION |
+| a rollout cannot start, or cannot do what is asked for | FAILED_PRECONDITION |
 | too many changes wait | ABORTED |
 | too many questions to pickers wait, or too many operations on models | RESOURCE_EXHAUSTED |
 | the revision or the operation cannot be stored | FAILED_PRECONDITION |
@@ -19,6 +20,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
+from xds_server.applications.canary.controller import StartError
+from xds_server.applications.canary.plan import CanaryPlanError
+from xds_server.applications.canary.rollout import ActionError
 from xds_server.applications.loading.keeper import TooManyOperations
 from xds_server.applications.traffic.inquiry import TooManyInquiries
 from xds_server.control.operation import DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S, Busy, ChangeOptions
@@ -43,6 +47,9 @@ _STATUS: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (UnknownRevision, grpc.StatusCode.NOT_FOUND),
     (BadChange, grpc.StatusCode.INVALID_ARGUMENT),
     (LastReplica, grpc.StatusCode.FAILED_PRECONDITION),
+    (CanaryPlanError, grpc.StatusCode.INVALID_ARGUMENT),
+    (StartError, grpc.StatusCode.FAILED_PRECONDITION),
+    (ActionError, grpc.StatusCode.FAILED_PRECONDITION),
     (Busy, grpc.StatusCode.ABORTED),
     (TooManyInquiries, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (TooManyOperations, grpc.StatusCode.RESOURCE_EXHAUSTED),

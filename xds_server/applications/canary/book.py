@@ -62,11 +62,14 @@ class SessionBook:
     Args:
         minute: Minutes since 1970: the first that is closed.
         shares: The canary's share of new sessions by step, each above 0 and below 1.
+        minute_s: Seconds of a minute, in everything here; 60 but where rollouts take seconds, as in
+            tests. Records name real minutes: what they tell of is taken for as early as it may be.
     """
 
-    def __init__(self, minute: int, shares: Sequence[float]) -> None:
+    def __init__(self, minute: int, shares: Sequence[float], minute_s: float = MINUTE_S) -> None:
         self._minute = minute
         self._shares = shares
+        self._minute_s = minute_s
         self._sessions: dict[int, _Session] = {}
         self._open: set[int] = set()
         """Digests of sessions of which something is still to be counted."""
@@ -122,9 +125,9 @@ class SessionBook:
         """Return the minutes that are over, in their order (rule 2)."""
         found: list[Minute] = []
         while True:
-            end_s = (self._minute + 1) * MINUTE_S
+            end_s = (self._minute + 1) * self._minute_s
             told = bool(self._heard) and min(self._heard.values()) >= end_s
-            if now_s < end_s or not (told or now_s >= end_s + LATE_S):
+            if now_s < end_s or not (told or now_s >= end_s + min(LATE_S, self._minute_s)):
                 return found
             found.append(self._count(self._minute))
             self._minute += 1
@@ -140,9 +143,11 @@ class SessionBook:
         }
 
     @classmethod
-    def restored(cls, state: Mapping[str, Any], shares: Sequence[float]) -> SessionBook:
+    def restored(
+        cls, state: Mapping[str, Any], shares: Sequence[float], minute_s: float = MINUTE_S
+    ) -> SessionBook:
         """Return the book whose state ``dump`` returned."""
-        made = cls(state["minute"], shares)
+        made = cls(state["minute"], shares, minute_s)
         made.limit = state["limit"]
         packed = base64.b64decode(state["seen"])
         made._left = {
@@ -158,7 +163,7 @@ class SessionBook:
 
     def _count(self, minute: int) -> Minute:
         """Count what happened by the end of a minute and was not counted before."""
-        tally = _Tally(minute)
+        tally = _Tally(minute, self._minute_s)
         self._open = {each for each in self._open if not tally.add(self._sessions[each])}
         self.late += tally.late
         return tally.minute(self._shares)
@@ -167,8 +172,9 @@ class SessionBook:
 class _Tally:
     """What is counted in a minute."""
 
-    def __init__(self, minute: int) -> None:
+    def __init__(self, minute: int, minute_s: float) -> None:
         self._minute = minute
+        self._minute_s = minute_s
         self._failures: Counter[tuple[int, int, bool]] = Counter()
         self._begun, self._known = [0, 0], [0, 0]
         self._times: dict[str, dict[str, tuple[Counter[int], Counter[int]]]] = {}
@@ -178,26 +184,34 @@ class _Tally:
     def add(self, session: _Session) -> bool:
         """Count what is new of a session; return whether nothing more is to be counted of it."""
         record = session.record
-        began = int(record.begun_ms / 1000.0 // MINUTE_S)
+        began = int(record.begun_ms / 1000.0 // self._minute_s)
         failure, first = record.failure, record.first
+        failed = None if failure is None else self._of(failure.minute)
+        ended = None if first is None else self._of(first.minute)
         if not session.begun and began <= self._minute:
             session.begun = True
             self._begun[not record.canary] += 1
-        if failure is not None and not session.failed and failure.minute <= self._minute:
-            session.failed = True
-            self.late += failure.minute < self._minute
-            self._failures[record.step, max(failure.step, record.step), record.canary] += 1
-        if first is not None and not session.first and first.minute <= self._minute:
-            session.first = True
-            self.late += first.minute < self._minute
-            self._first(first, not record.canary)
+        if failure is not None and failed is not None and not session.failed:
+            session.failed = failed <= self._minute
+            if session.failed:
+                self.late += failed < self._minute
+                self._failures[record.step, max(failure.step, record.step), record.canary] += 1
+        if first is not None and ended is not None and not session.first:
+            session.first = ended <= self._minute
+            if session.first:
+                self.late += ended < self._minute
+                self._first(first, not record.canary)
         if not session.known and self._minute - began >= OUTCOME_MIN:
             session.known = True
             if record.canary:
                 self._known[0] += 1
-                self._known[1] += failure is not None and failure.minute - began <= OUTCOME_MIN
+                self._known[1] += failed is not None and failed - began <= OUTCOME_MIN
         told = session.failed == (failure is not None) and session.first == (first is not None)
         return session.known and told
+
+    def _of(self, minute: int) -> int:
+        """Return the minute of the book in which a minute of 60 s begins."""
+        return int(minute * MINUTE_S // self._minute_s)
 
     def minute(self, shares: Sequence[float]) -> Minute:
         """Return what was counted."""

@@ -66,6 +66,8 @@ class RolloutSpec(NamedTuple):
     """The weights of all variants before it."""
     total: int
     """See the module's rule 1."""
+    began_s: float = 0.0
+    """Unix time at which it began."""
 
 
 class LogLine(NamedTuple):
@@ -79,7 +81,12 @@ class LogLine(NamedTuple):
 
 
 def spec_of(
-    rollout: str, pool: str, weights: Mapping[str, int], canary: str, chance: float
+    rollout: str,
+    pool: str,
+    weights: Mapping[str, int],
+    canary: str,
+    chance: float,
+    began_s: float = 0.0,
 ) -> RolloutSpec:
     """Return what a rollout of a variant is about.
 
@@ -89,6 +96,7 @@ def spec_of(
         weights: The pool's weights by variant.
         canary: The variant that is to get everything.
         chance: A random number in [0, 1).
+        began_s: Unix time.
 
     Raises:
         StartError: The pool's weights do not allow it.
@@ -102,7 +110,7 @@ def spec_of(
         said = ", ".join(drawn) or "none"
         raise StartError(f"pool {pool}: one variant must have all of the weight; now {said}")
     total = TOTALS[int(chance * len(TOTALS))]
-    return RolloutSpec(rollout, pool, canary, drawn[0], dict(weights), total)
+    return RolloutSpec(rollout, pool, canary, drawn[0], dict(weights), total, began_s)
 
 
 class CanaryController:
@@ -131,7 +139,7 @@ class CanaryController:
         self.spec, self.plan = spec, sound(plan)
         self.state = begun(now_s)
         self.evidence = CanaryEvidence(plan.margins, kinds, cache=cache)
-        self.book = SessionBook(int(now_s // 60.0), self._shares())
+        self.book = SessionBook(int(now_s // plan.minute_s), self._shares(), plan.minute_s)
         self.log: list[LogLine] = []
         self.folded = 0
         """Minutes that this process has added to the evidence."""
@@ -142,6 +150,17 @@ class CanaryController:
         spec = self.spec
         weights = tuple(self._weight(each) for each in self.plan.steps[:-1])
         return CanaryMark(spec.rollout, spec.canary, spec.stable, weights, spec.total)
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended; a paused one has not."""
+        return not self.state.phase.ended
+
+    @property
+    def copies(self) -> bool:
+        """Whether the canary gets copies of requests now, before its first step."""
+        state = self.state
+        return self.plan.shadow and state.step < 0 and not state.phase.ended
 
     def take(
         self, picker: str, records: Iterable[SessionRecord], limit: int, until_s: float
@@ -273,7 +292,7 @@ class CanaryController:
         made = cls(RolloutSpec(**told["spec"]), plan, told["state"]["since_s"])
         made.state = RolloutState.restored(told["state"])
         made.evidence = CanaryEvidence.restored(margins, told["evidence"])
-        made.book = SessionBook.restored(told["book"], made._shares())
+        made.book = SessionBook.restored(told["book"], made._shares(), plan.minute_s)
         made.log = [LogLine(*each) for each in told["log"]]
         return made
 
@@ -346,6 +365,8 @@ def line_of(controller: CanaryController, lacking: Sequence[str]) -> str:
     """
     spec, state = controller.spec, controller.state
     share = f"{percent_of(state, controller.plan):g} %"
+    if controller.copies:
+        share = "copies, 0 %"
     said = f"canary {spec.pool}: {spec.canary} at {share}, {state.phase.value}"
     if state.phase is RolloutPhase.RUNNING:
         if not lacking:

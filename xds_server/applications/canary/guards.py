@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 LOOPS: Final = 3
-"""Starts of one replica since the rollout began that are a crash loop."""
+"""How often one replica goes out of use since the rollout began in a crash loop."""
 _WHOLE: Final = 100.0
 
 
@@ -20,8 +20,12 @@ class ArmReplicas(NamedTuple):
     total: int
     usable: int
     """Those that get new requests: no condition keeps them out."""
-    starts: Sequence[tuple[str, int]] = ()
-    """Ids and how often each started since the rollout began."""
+    falls: Sequence[tuple[str, int]] = ()
+    """Ids and how often each went out of use since the rollout began."""
+    starved: Sequence[str] = ()
+    """Ids of those whose GPUs have too little memory left."""
+    copies: Sequence[str] = ()
+    """What is wrong with their answers to copies, in words."""
     refused: Sequence[str] = ()
     """What replicas said that would not load the variant's model."""
     differences: Sequence[str] = ()
@@ -45,10 +49,14 @@ def guards_of(
         alerts: Alerts that fire, in words.
     """
     found = [
-        CanaryGuard(ends=True, why=f"crash loop: {name} started {times} times")
-        for name, times in canary.starts
+        CanaryGuard(ends=True, why=f"crash loop: {name} went out of use {times} times")
+        for name, times in canary.falls
         if times >= LOOPS
     ]
+    found += [
+        CanaryGuard(ends=True, why=f"memory: {each} has none left") for each in canary.starved
+    ]
+    found += [CanaryGuard(ends=True, why=f"copies: {each}") for each in canary.copies]
     if percent > 0.0 and not canary.usable:
         found.append(
             CanaryGuard(ends=True, why=f"none of {canary.total} canary replicas is usable")

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from enum import StrEnum
 from math import isfinite
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pydantic import ValidationError
 
 from xds_server.applications.canary.evidence import DEFAULT, Margins
 from xds_server.applications.canary.judgement import BUDGET
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from xds_server.fleet.model.canary import CanarySpec
+
 MAX_STEPS: Final = 20
+MAX_MINUTE_S: Final = 60.0
 WHOLE: Final = 100.0
 LITTLE: Final = 5.0
 """Sessions per second below which a pool has little traffic."""
@@ -46,6 +54,11 @@ class CanaryPlan(NamedTuple):
     budget: float = BUDGET
     """Probability of a wrong decision, over the whole rollout."""
     margins: Margins = DEFAULT
+    minute_s: float = 60.0
+    """Seconds of evidence that are judged together, and at least between two looks; below 60 only
+    where steps take seconds, as in tests: few sessions at a time prove less."""
+    shadow: bool = False
+    """Whether copies of requests come before the first step, for ``least_s``."""
 
 
 def default_plan(sessions_per_s: float | None) -> CanaryPlan:
@@ -59,6 +72,67 @@ def default_plan(sessions_per_s: float | None) -> CanaryPlan:
     if sessions_per_s < MUCH:
         return CanaryPlan((5.0, 25.0, 50.0, WHOLE), 600.0)
     return CanaryPlan((1.0, 10.0, 50.0, WHOLE), 600.0)
+
+
+def with_words(spec: CanarySpec, words: Mapping[str, str]) -> CanarySpec:
+    """Return the settings with others for one rollout.
+
+    Args:
+        spec: What the fleet file says.
+        words: Other values by field, as text; of lists with commas between.
+
+    Raises:
+        CanaryPlanError: There is no such field, or a value is none of it.
+    """
+    told: dict[str, object] = spec.model_dump(mode="json")
+    for name, text in words.items():
+        if name not in told:
+            raise CanaryPlanError(f"no setting '{name[:64]}' of canary; it has {', '.join(told)}")
+        listed = isinstance(told[name], list)
+        told[name] = [each.strip() for each in text.split(",") if each.strip()] if listed else text
+    if told["least_time"] is None:
+        del told["least_time"]
+    try:
+        return type(spec).model_validate({name: _bare(value) for name, value in told.items()})
+    except ValidationError as error:
+        (first, *_) = error.errors(include_url=False)
+        where = ".".join(map(str, first["loc"]))
+        raise CanaryPlanError(f"canary.{where}: {first['msg']}".replace(".:", ":")) from None
+
+
+def _bare(value: object) -> object:
+    """Return a text as the number that it is; a duration may be one."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def plan_of(spec: CanarySpec, sessions_per_s: float | None) -> CanaryPlan:
+    """Return the plan that a fleet file describes, with defaults by traffic.
+
+    Args:
+        spec: What the file says.
+        sessions_per_s: As in ``default_plan``.
+
+    Raises:
+        CanaryPlanError: It breaks a rule.
+    """
+    usual = default_plan(sessions_per_s)
+    least_s = usual.least_s if spec.least_time is None else spec.least_time
+    return sound(
+        CanaryPlan(
+            spec.steps or usual.steps,
+            least_s,
+            spec.least_sessions,
+            Undecided(spec.undecided),
+            max(spec.undecided_after, least_s),
+            spec.budget,
+            Margins(spec.failures, spec.failures_below / WHOLE, spec.slower / WHOLE),
+            spec.window,
+            spec.shadow,
+        )
+    )
 
 
 def sound(plan: CanaryPlan) -> CanaryPlan:
@@ -80,6 +154,8 @@ def sound(plan: CanaryPlan) -> CanaryPlan:
         )
     if plan.undecided_after_s < plan.least_s:
         raise CanaryPlanError("undecided_after_s: must not be below least_s")
+    if not 0.0 < plan.minute_s <= MAX_MINUTE_S:
+        raise CanaryPlanError(f"minute_s: must be above 0 and at most {MAX_MINUTE_S:g}")
     if not 0.0 < plan.budget < 1.0:
         raise CanaryPlanError("budget: must be above 0 and below 1")
     return plan

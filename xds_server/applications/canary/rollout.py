@@ -10,6 +10,7 @@ Rules:
    no more until an operator resumes it.
 4. A step on the way needs its least time, its least sessions of the canary and no guard that holds
    it. 100 % also needs a judgement that is good. Too little traffic therefore never passes.
+   Before the first step, copies of requests need the least time and no guard (``plan.shadow``).
 5. Undecided after its time, the last step before 100 % waits, pauses or aborts, as the plan says.
 6. *Restart.* A transition is stored as ``pending`` before the weights change, and settled after.
    After a restart ``settled`` compares the weights in force: those of the pending step = it was
@@ -163,6 +164,8 @@ def waiting_for(state: RolloutState, plan: CanaryPlan, seen: RolloutView) -> lis
     left_s = state.since_s + plan.least_s - seen.now_s
     if left_s > 0.0:
         found.append(f"{left_s:.0f} s of the step's least time of {plan.least_s:.0f} s")
+    if state.step < 0:
+        return found
     lacking = plan.least_sessions - (seen.begun - state.begun)
     if lacking > 0:
         found.append(f"{lacking} of {plan.least_sessions} sessions of the canary")
@@ -246,6 +249,8 @@ def settled(
 
 def _forward(state: RolloutState, plan: CanaryPlan, seen: RolloutView) -> Transition | None:
     if state.step < 0:
+        if plan.shadow and waiting_for(state, plan, seen):
+            return None
         share = f"{plan.steps[0]:g} %"
         return Transition(RolloutPhase.RUNNING, 0, f"step 1 of {len(plan.steps)}: {share}")
     if not waiting_for(state, plan, seen):

@@ -2,9 +2,9 @@
 
 Rules:
 
-1. It looks every ``EVERY_S`` seconds. A transition is stored as intended, made as one revision with
-   its numbers as the reason, and stored as made. A kill between two of these is mended at the
-   start (``CanaryController.resumed``).
+1. It looks every ``EVERY_S`` seconds, or as often as a plan's ``minute_s`` says. A transition is
+   stored as intended, made as one revision with its numbers as the reason, and stored as made. A
+   kill between two of these is mended at the start (``CanaryController.resumed``).
 2. Weights are changed only from those that were looked at: an operator's change that comes in
    between is not overwritten, and pauses the rollout at the next look.
 3. One thing at a time: looks, starts and operators' calls wait for each other. A call may name the
@@ -29,20 +29,22 @@ from xds_server.applications.canary.controller import (
     report_of,
     spec_of,
 )
-from xds_server.applications.canary.plan import CanaryPlan, default_plan
+from xds_server.applications.canary.plan import CanaryPlan, default_plan, plan_of, with_words
 from xds_server.applications.canary.rollout import ActionError, RolloutPhase
 from xds_server.control.operation import Busy, ChangeOptions
-from xds_server.fleet.change import BadChange, UnknownName, set_weights
+from xds_server.fleet.change import BadChange, UnknownName, find_pool, set_shadow, set_weights
 from xds_server.fleet.guards.last import LastReplica
 from xds_server.fleet.load import FleetError
+from xds_server.fleet.model.resilience import Shadow
 from xds_server.fleet.store import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
-    from tidegate_common.canary import SessionRecord
+    from xds_server.applications.canary.controller import RolloutSpec
     from xds_server.applications.canary.guards import ArmReplicas
     from xds_server.applications.canary.rollout import Transition
+    from xds_server.applications.traffic.reading import ToldSessions
     from xds_server.control.operation import Change
     from xds_server.fleet.model.fleet import Fleet
     from xds_server.fleet.view import CanaryMark
@@ -62,6 +64,8 @@ if TYPE_CHECKING:
 
 
 EVERY_S: Final = 5.0
+LEAST_S: Final = 0.2
+"""Seconds between two looks where a plan judges evidence of less than ``EVERY_S`` together."""
 MAX_POOLS: Final = 256
 AUTHOR: Final = "canary"
 """Author of the revisions that no operator asked for."""
@@ -74,21 +78,26 @@ class CanaryKeeper:
 
     Args:
         control: The fleet in force.
-        replicas: Returns the replicas of a pool's variant, as pickers and loads see them.
+        replicas: Returns the replicas of a variant of a rollout, as pickers and loads see them.
         store: Stores all rollouts, as text.
         unix_s: Wall clock, Unix seconds.
         chance: Returns a random number in [0, 1).
         alerts: Returns the alerts that fire for a pool.
+        pickers: Returns the pickers that are connected; one that is not is not waited for.
+            ``None`` = that is not known.
+        per_s: Returns the requests per second of a pool; ``None`` = not known.
     """
 
     def __init__(
         self,
         control: WeightControl,
-        replicas: Callable[[str, str], ArmReplicas],
+        replicas: Callable[[RolloutSpec, str], ArmReplicas],
         store: Callable[[str], Awaitable[None]],
         unix_s: Callable[[], float],
         chance: Callable[[], float],
         alerts: Callable[[str], Sequence[str]] = lambda _: (),
+        pickers: Callable[[], Collection[str] | None] = lambda: None,
+        per_s: Callable[[str], float | None] = lambda _: None,
     ) -> None:
         self._control = control
         self._replicas = replicas
@@ -96,6 +105,8 @@ class CanaryKeeper:
         self._unix_s = unix_s
         self._chance = chance
         self._alerts = alerts
+        self._pickers = pickers
+        self._per_s = per_s
         self._rollouts: dict[str, CanaryController] = {}
         self._again: dict[str, Transition] = {}
         """Transitions that a restart found unfinished."""
@@ -131,7 +142,8 @@ class CanaryKeeper:
         """Look until cancelled."""
         while True:
             await self.look()
-            await asyncio.sleep(EVERY_S)
+            running = [each.plan.minute_s for each in self._rollouts.values() if each.running]
+            await asyncio.sleep(max(LEAST_S, min([*running, EVERY_S])))
 
     async def look(self) -> None:
         """Look at all rollouts once, and make what comes next."""
@@ -141,20 +153,50 @@ class CanaryKeeper:
                     await self._look(pool)
                 except (BadChange, Busy, FleetError, LastReplica, StoreError, UnknownName) as error:
                     _log.warning("canary_step_failed", pool=pool, error=str(error))
+                except Exception:  # noqa: BLE001 - rule 6: no rollout may end the others
+                    _log.exception("canary_look_failed", pool=pool)
 
-    def take(
-        self,
-        pool: str,
-        rollout: str,
-        picker: str,
-        records: Iterable[SessionRecord],
-        limit: int,
-        until_s: float,
-    ) -> None:
+    def take(self, picker: str, told: ToldSessions) -> None:
         """Take a picker's report of a rollout; one of another rollout is left out."""
+        found = self._rollouts.get(told.pool)
+        if found is not None and found.spec.rollout == told.rollout and found.running:
+            found.take(picker, told.records, told.limit, told.until_s)
+
+    @property
+    def running(self) -> list[RolloutSpec]:
+        """The rollouts that have not ended."""
+        return [each.spec for each in self._rollouts.values() if each.running]
+
+    async def begin(self, pool: str, canary: str, who: str, words: Mapping[str, str]) -> str:
+        """Start a rollout by the plan of the fleet file; return its line.
+
+        Args:
+            pool: The pool's name.
+            canary: The variant that is to get everything.
+            who: The operator.
+            words: Settings of the plan for this rollout, as text, by name.
+
+        Raises:
+            UnknownName: There is no such pool.
+            CanaryPlanError: There is no such setting, or it breaks a rule.
+            StartError, ActionError: As ``start`` does.
+        """
+        spec = with_words(find_pool(self._control.written, pool).canary, words)
+        plan = plan_of(spec, self._per_s(pool))
+        return await self.start(pool, canary, who, plan=plan, kinds=spec.times, cache=spec.cache)
+
+    def refuse_weights(self, pool: str) -> None:
+        """Raise if an operator may not set a pool's weights: a rollout moves them.
+
+        Raises:
+            ActionError: One runs, and its weights were not set by hand before.
+        """
         found = self._rollouts.get(pool)
-        if found is not None and found.spec.rollout == rollout and not found.state.phase.ended:
-            found.take(picker, records, limit, until_s)
+        if found is not None and found.running and not found.state.touched:
+            raise ActionError(
+                f"{line_of(found, [])}: it moves the weights; abort it, or set them with --force,"
+                " which pauses it"
+            )
 
     async def start(
         self,
@@ -187,7 +229,7 @@ class CanaryKeeper:
             if self.frozen:
                 raise ActionError(f"start: frozen by {self.frozen}")
             running = self._rollouts.get(pool)
-            if running is not None and not running.state.phase.ended:
+            if running is not None and running.running:
                 raise StartError(f"pool {pool}: {line_of(running, [])}; abort it first")
             if running is None and len(self._rollouts) >= MAX_POOLS:
                 self._forget()
@@ -196,21 +238,27 @@ class CanaryKeeper:
             weights = self._weights(pool)
             if not weights:
                 raise StartError(f"there is no pool {pool}")
-            spec = spec_of(rollout, pool, weights, canary, self._chance())
+            spec = spec_of(rollout, pool, weights, canary, self._chance(), now_s)
             made = CanaryController(
                 spec, plan or default_plan(sessions_per_s), now_s, kinds=kinds, cache=cache
             )
             self._rollouts[pool] = made
             try:
-                await self._look(pool)
+                if made.copies:
+                    await self._copy(made.spec, who)
+                await self._look(pool, who)
             except Exception:
                 del self._rollouts[pool]
+                if running is not None:
+                    self._rollouts[pool] = running
                 self._mark()
                 raise
             _log.info("canary_started", pool=pool, canary=canary, by=who)
             return line_of(made, [])
 
-    async def ask(self, pool: str, verb: str, who: str, seen: int | None = None) -> str:
+    async def ask(
+        self, pool: str, verb: str, who: str, seen: int | None = None, reason: str = ""
+    ) -> str:
         """Do what an operator asks for; return the rollout's line.
 
         Args:
@@ -218,6 +266,7 @@ class CanaryKeeper:
             verb: ``pause``, ``resume``, ``promote`` or ``abort``.
             who: The operator.
             seen: Transitions that the operator has seen; ``None`` = not told.
+            reason: Why, for the history.
 
         Raises:
             ActionError: There is no rollout, it cannot do that, or has changed meanwhile.
@@ -230,7 +279,8 @@ class CanaryKeeper:
                 raise ActionError(f"{verb}: pool {pool} has no rollout")
             if seen is not None and seen != len(found.log):
                 raise ActionError(f"{verb}: changed meanwhile: {line_of(found, [])}; look again")
-            await self._make(pool, found.ask(verb, who), who)
+            said = f"{who} ({reason})" if reason else who
+            await self._make(pool, found.ask(verb, said), who)
             return line_of(found, [])
 
     async def freeze(self, who: str) -> None:
@@ -243,11 +293,21 @@ class CanaryKeeper:
         """Return a line for each rollout that has not ended."""
         found = []
         for pool, each in sorted(self._rollouts.items()):
-            if not each.state.phase.ended:
-                lacking = each.waiting_for(each.view(self._unix_s(), *self._seen(pool)))
-                frozen = f"frozen by {self.frozen}"
-                found.append(line_of(each, [frozen, *lacking] if self.frozen else lacking))
+            if each.running:
+                found.append(line_of(each, self.lacking(pool)))
         return found
+
+    def lacking(self, pool: str) -> list[str]:
+        """Return what the next step of a pool's rollout still needs, in words."""
+        found = self._rollouts[pool]
+        if not found.running:
+            return []
+        lacking = found.waiting_for(found.view(self._unix_s(), *self._seen(pool)))
+        return [f"frozen by {self.frozen}", *lacking] if self.frozen else lacking
+
+    def rollouts(self, pool: str = "") -> dict[str, CanaryController]:
+        """Return the last rollout of each pool; ``pool`` = of this one only."""
+        return {name: each for name, each in sorted(self._rollouts.items()) if pool in {"", name}}
 
     def report(self, pool: str) -> dict[str, Any]:
         """Return what a pool's last rollout compared and cost.
@@ -259,20 +319,24 @@ class CanaryKeeper:
             raise ActionError(f"report: pool {pool} has had no rollout")
         return report_of(self._rollouts[pool])
 
-    async def _look(self, pool: str) -> None:
+    async def _look(self, pool: str, who: str = AUTHOR) -> None:
         found, again = self._rollouts[pool], self._again.get(pool)
         if again is not None:
             await self._make(pool, again, AUTHOR)
             del self._again[pool]
             return
-        if found.state.phase.ended:
+        if not found.running:
             return
+        connected = self._pickers()
+        for each in found.book.silent(self._unix_s()):
+            if connected is not None and each not in connected:
+                found.book.gone(each)
         folded = found.folded
         step = found.look(
             self._unix_s(), *self._seen(pool), alerts=self._alerts(pool), frozen=bool(self.frozen)
         )
         if step is not None:
-            await self._make(pool, step, AUTHOR)
+            await self._make(pool, step, who)
         elif found.folded != folded:
             await self._keep()
 
@@ -289,12 +353,16 @@ class CanaryKeeper:
         try:
             await self._keep(anyhow=back)
             self._mark()
-            if weights is not None and weights != before:
+            copied = found.plan.shadow and _copied(self._control.written, found.spec)
+            if weights is not None and (weights != before or copied):
                 reason = f"canary {found.spec.canary}: {step.reason}"
                 options = ChangeOptions(author, reason, relief=back, force=back)
                 wanted = weights
                 await self._control.change(
-                    lambda fleet: set_weights(fleet, pool, wanted, before), options
+                    lambda fleet: set_weights(
+                        set_shadow(fleet, pool, None) if copied else fleet, pool, wanted, before
+                    ),
+                    options,
                 )
         except Exception:
             found.state = was
@@ -304,8 +372,16 @@ class CanaryKeeper:
         _log.info("canary_step", pool=pool, phase=step.phase.value, reason=step.reason)
         await self._keep(anyhow=back)
 
+    async def _copy(self, spec: RolloutSpec, who: str) -> None:
+        """Send the canary copies of the pool's requests."""
+        if find_pool(self._control.written, spec.pool).shadow is not None:
+            raise StartError(f"pool {spec.pool}: it has a shadow already; remove it first")
+        options = ChangeOptions(who, f"canary {spec.canary}: copies of all requests first")
+        copies = Shadow(variant=spec.canary)
+        await self._control.change(lambda fleet: set_shadow(fleet, spec.pool, copies), options)
+
     def _mark(self) -> None:
-        running = {p: each for p, each in self._rollouts.items() if not each.state.phase.ended}
+        running = {pool: each for pool, each in self._rollouts.items() if each.running}
         self._control.mark_canaries({pool: each.mark for pool, each in running.items()})
 
     async def _keep(self, *, anyhow: bool = False) -> None:
@@ -325,7 +401,7 @@ class CanaryKeeper:
 
     def _seen(self, pool: str) -> tuple[dict[str, int], ArmReplicas, ArmReplicas]:
         spec = self._rollouts[pool].spec
-        canary, stable = self._replicas(pool, spec.canary), self._replicas(pool, spec.stable)
+        canary, stable = self._replicas(spec, spec.canary), self._replicas(spec, spec.stable)
         return self._weights(pool), canary, stable
 
     def _weights(self, pool: str) -> dict[str, int]:
@@ -333,3 +409,10 @@ class CanaryKeeper:
             if each.name == pool:
                 return {variant.name: variant.weight for variant in each.variants}
         return {}
+
+
+def _copied(fleet: Fleet, spec: RolloutSpec) -> bool:
+    """Return whether a rollout's canary gets copies of the pool's requests."""
+    pools = {each.name: each for each in fleet.pools}
+    shadow = pools[spec.pool].shadow if spec.pool in pools else None
+    return shadow is not None and shadow.pool is None and shadow.variant == spec.canary

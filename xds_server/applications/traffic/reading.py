@@ -7,8 +7,10 @@ before anything is kept.
 from __future__ import annotations
 
 from math import inf, isfinite
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from tidegate_common import fine_histogram
+from tidegate_common.canary import ALL, FirstRequest, SessionFailure, SessionRecord
 from tidegate_common.histogram import BUCKETS
 from xds_server.applications.traffic.lives import Counted
 from xds_server.applications.traffic.placements import PlacedState, ReplicaModels
@@ -16,7 +18,7 @@ from xds_server.applications.traffic.replicas import Condition, Reported, ToldLi
 from xds_server.applications.traffic.sums import Sums
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from tidegate_api.fleet.v1 import report_pb2
     from xds_server.applications.traffic.lives import Key
@@ -32,7 +34,15 @@ MAX_COUNT: Final = 2**53
 MAX_LEFT_S: Final = 86_400.0
 MAX_PERCENT: Final = 100
 MAX_ROWS: Final = 65_536
+MAX_ROLLOUTS: Final = 256
+"""Most rollouts in one report."""
+MAX_SESSIONS: Final = 4_096
+"""Most sessions of a rollout in one report."""
+MAX_STEP: Final = 64
+MAX_MINUTE: Final = 2**31
+MAX_TIMES: Final = 8
 MAX_QUEUES: Final = 1024
+_FINE: Final = fine_histogram.BUCKETS
 MODEL_STATES: Final = ("READY", "LOADING", "UNAVAILABLE")
 
 
@@ -78,6 +88,62 @@ def read_traffic(message: report_pb2.Traffic) -> Counted:
             begun_us=_count(one.begun_us),
         )
     return Counted(message.life, age_s, variants, endpoints)
+
+
+class ToldSessions(NamedTuple):
+    """What a report tells of the sessions of a rollout."""
+
+    pool: str
+    rollout: str
+    records: list[SessionRecord]
+    limit: int
+    until_s: float
+
+
+def read_canaries(messages: Sequence[report_pb2.CanarySessions]) -> list[ToldSessions]:
+    """Return the sessions of rollouts of a report.
+
+    Raises:
+        ReportError: It breaks a bound.
+    """
+    if len(messages) > MAX_ROLLOUTS:
+        raise ReportError(f"a report tells of more than {MAX_ROLLOUTS} rollouts")
+    found = []
+    for each in messages:
+        if len(each.sessions) > MAX_SESSIONS:
+            raise ReportError(f"a report tells of more than {MAX_SESSIONS} sessions of a rollout")
+        if each.limit > ALL or not isfinite(each.until_seconds):
+            raise ReportError(f"a rollout's limit is above {ALL}, or its time is not finite")
+        names = _text(each.pool), _text(each.rollout)
+        records = [_session(one) for one in each.sessions]
+        found.append(ToldSessions(*names, records, each.limit, each.until_seconds))
+    return found
+
+
+def _session(message: report_pb2.CanarySession) -> SessionRecord:
+    first = failure = None
+    if message.HasField("first"):
+        told = message.first
+        if len(told.times) > MAX_TIMES or max(told.times.values(), default=0) >= _FINE:
+            raise ReportError(
+                f"a first request has more than {MAX_TIMES} times, or a bucket from {_FINE} on"
+            )
+        times = sorted((_text(kind, MAX_WORD_CHARS), at) for kind, at in told.times.items())
+        short = told.short if told.HasField("short") else None
+        stratum = _text(told.stratum, MAX_WORD_CHARS)
+        first = FirstRequest(_below(told.minute, MAX_MINUTE), stratum, tuple(times), short)
+    if message.HasField("failure"):
+        step = _below(message.failure.step, MAX_STEP)
+        failure = SessionFailure(_below(message.failure.minute, MAX_MINUTE), step)
+    begun_ms = _below(message.begun_unix_ms, MAX_COUNT)
+    step = _below(message.step, MAX_STEP)
+    return SessionRecord(message.digest, begun_ms, step, message.canary, first, failure)
+
+
+def _below(value: int, bound: int) -> int:
+    if not 0 <= value < bound:
+        raise ReportError(f"a session's number {value} is not from 0 to below {bound}")
+    return value
 
 
 def read_states(message: report_pb2.ReplicaStates) -> Mapping[Key, Reported]:

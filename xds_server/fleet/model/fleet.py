@@ -18,6 +18,7 @@ from tidegate_api.pools import (
     MAX_VARIANTS,
     MAX_WEIGHT_SUM,
 )
+from xds_server.fleet.model.canary import CanarySpec
 from xds_server.fleet.model.discovery import EndpointsFrom, Kind, MembershipSpec, Serves
 from xds_server.fleet.model.edge import (
     MAX_FILTERS,
@@ -260,6 +261,8 @@ class PoolSpec(Strict):
     come last. Empty = all alike."""
     shadow: Shadow | None = None
     """Copies requests to a variant without traffic of its own."""
+    canary: CanarySpec = CanarySpec()
+    """How rollouts by `tidegate canary` go to 100 %."""
     drop_overload: Percentage = 0.0
     """Emergency brake: Envoy refuses this share of the pool's requests with 503."""
     upstream_tls: UpstreamTls | None = None

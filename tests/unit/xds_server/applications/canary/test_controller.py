@@ -298,10 +298,20 @@ def test_a_rollout_of_another_version_is_not_read() -> None:
 
 def test_guards_end_or_hold_by_what_they_are() -> None:
     """Crash loops, lost replicas and alerts end; loads, parity and capacity hold."""
-    sick = ArmReplicas(2, 0, [("r3", 3), ("r4", 2)], ["r3: no memory"], ["r4: other tokens"])
+    sick = ArmReplicas(
+        2,
+        0,
+        [("r3", 3), ("r4", 2)],
+        ["r3"],
+        ["3 of 9 failed"],
+        ["r3: no memory"],
+        ["r4: other tokens"],
+    )
     found = guards_of(sick, WELL, 5.0, 50.0, ["TidegateDown"])
     assert [each.why.split(":")[0] for each in found if each.ends] == [
         "crash loop",
+        "memory",
+        "copies",
         "none of 2 canary replicas is usable",
         "alert",
     ]

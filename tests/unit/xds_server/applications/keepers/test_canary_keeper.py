@@ -14,12 +14,13 @@ from tidegate_api.names import POOL_TYPE
 from tidegate_common.canary import ALL, SessionFailure, SessionRecord
 from xds_server.applications.canary.controller import StartError
 from xds_server.applications.canary.guards import ArmReplicas
-from xds_server.applications.canary.plan import CanaryPlan
+from xds_server.applications.canary.plan import CanaryPlan, CanaryPlanError
 from xds_server.applications.canary.rollout import ActionError
 from xds_server.applications.keepers import canary_keeper
 from xds_server.applications.keepers.canary_keeper import AUTHOR, CanaryKeeper
+from xds_server.applications.traffic.reading import ToldSessions
 from xds_server.control.operation import ChangeOptions
-from xds_server.fleet.change import BadChange, set_weights
+from xds_server.fleet.change import BadChange, UnknownName, set_weights
 from xds_server.fleet.store import RevisionStore, StoreError
 
 VARIANTS = [
@@ -80,7 +81,8 @@ class Kept:
                 begun_ms = int(self.now_s * 1000)
                 records.append(SessionRecord(digest, begun_ms, 0, canary, None, failure))
             self.now_s += 60.0
-            self.keeper.take("llm", found.spec.rollout, "p1", records, ALL, self.now_s)
+            told = ToldSessions("llm", found.spec.rollout, records, ALL, self.now_s)
+            self.keeper.take("p1", told)
             await self.keeper.look()
 
 
@@ -105,7 +107,7 @@ async def test_each_step_is_a_revision_with_its_numbers(kept: Kept) -> None:
     assert line == "canary llm: canary at 5 %, running"
     await kept.pass_minutes(20)
     newest = list(await kept.control.revisions(3))
-    assert [each.author for each in newest] == [AUTHOR] * 3
+    assert [each.author for each in newest] == [AUTHOR, AUTHOR, "ann"]
     assert "100 %: no worse in all checks" in newest[0].reason
     assert "sessions of the canary" in newest[1].reason
     assert weight(kept.control, "stable") == 0
@@ -269,6 +271,106 @@ async def test_reports_of_another_rollout_are_left_out(kept: Kept) -> None:
     """A picker may be behind."""
     await kept.start()
     record = SessionRecord(1, int(BEGAN_S * 1000), 0, True)
-    kept.keeper.take("llm", "llm-0", "p1", [record], ALL, BEGAN_S + 60.0)
-    kept.keeper.take("nowhere", "llm-0", "p1", [record], ALL, BEGAN_S + 60.0)
+    kept.keeper.take("p1", ToldSessions("llm", "llm-0", [record], ALL, BEGAN_S + 60.0))
+    kept.keeper.take("p1", ToldSessions("nowhere", "llm-0", [record], ALL, BEGAN_S + 60.0))
     assert kept.keeper._rollouts["llm"].book._sessions == {}
+
+
+async def test_a_plan_of_words_is_that_of_the_file_with_other_values(kept: Kept) -> None:
+    """A wrong word names what there is; a right one counts for this rollout alone."""
+    for words, said in (
+        ({"stps": "1,100"}, "no setting 'stps' of canary; it has steps"),
+        ({"steps": "50,10"}, "must rise and end with 100"),
+        ({"undecided": "never"}, "canary.undecided"),
+        ({"least_time": "soon"}, "is no duration"),
+    ):
+        with pytest.raises(CanaryPlanError, match=said):
+            await kept.keeper.begin("llm", "canary", "ann", words)
+    words = {
+        "steps": "10, 100",
+        "least_time": "2s",
+        "window": "1",
+        "times": "whole",
+        "cache": "true",
+    }
+    await kept.keeper.begin("llm", "canary", "ann", words)
+    plan = kept.keeper.rollouts("llm")["llm"].plan
+    assert (plan.steps, plan.least_s, plan.minute_s) == ((10.0, 100.0), 2.0, 1.0)
+    checks = {each["check"] for each in kept.keeper.report("llm")["checks"]}
+    assert {"failures", "whole p50", "cache"} <= checks
+    with pytest.raises(UnknownName):
+        await kept.keeper.begin("llmm", "canary", "ann", {})
+
+
+async def test_weights_are_not_set_beside_a_rollout(kept: Kept) -> None:
+    """Before and after it they may be, and once they were forced."""
+    kept.keeper.refuse_weights("llm")
+    await kept.start()
+    with pytest.raises(ActionError, match="canary at 5 %, running: it moves the weights"):
+        kept.keeper.refuse_weights("llm")
+    await by_hand(kept, {"stable": 90, "canary": 10})
+    await kept.pass_minutes(1)
+    assert "set by hand" in kept.keeper.lines()[0]
+    kept.keeper.refuse_weights("llm")
+    await kept.keeper.ask("llm", "abort", "ann", reason="not today")
+    assert "abort by ann (not today)" in kept.keeper.report("llm")["reason"]
+    kept.keeper.refuse_weights("llm")
+
+
+async def test_copies_come_before_the_first_step(kept: Kept) -> None:
+    """For the least time; the first step, or an end, takes them away in its revision."""
+    line = await kept.keeper.begin("llm", "canary", "ann", {"shadow": "true", "least_time": "90s"})
+    assert line == "canary llm: canary at copies, 0 %, running"
+
+    def copied() -> bool:
+        return kept.control.written.pools[0].shadow is not None
+
+    assert copied()
+    await kept.pass_minutes(1)
+    assert (copied(), weight(kept.control)) == (True, 0)
+    assert kept.keeper.lacking("llm") == ["30 s of the step's least time of 90 s"]
+    kept.replicas["canary"] = ArmReplicas(3, 0)
+    await kept.pass_minutes(1)
+    assert copied(), "no step is made onto replicas that are out of use"
+    kept.keeper = kept.restarted()
+    kept.replicas["canary"] = _WELL
+    await kept.keeper.look()
+    assert not copied()
+    assert weight(kept.control) > 0
+    await kept.keeper.ask("llm", "abort", "ann")
+    await kept.keeper.begin("llm", "canary", "ann", {"shadow": "true"})
+    kept.replicas["canary"] = ArmReplicas(3, 3, starved=["r3"])
+    await kept.pass_minutes(1)
+    assert (copied(), weight(kept.control)) == (False, 0)
+    assert kept.keeper.report("llm")["reason"] == "memory: r3 has none left"
+
+
+async def test_a_picker_that_left_is_not_waited_for(kept: Kept) -> None:
+    """One that is connected and silent holds the step."""
+    connected = {"p1", "p2"}
+    kept.keeper._pickers = lambda: connected
+    await kept.start()
+    rollout = kept.keeper.report("llm")["rollout"]
+    kept.keeper.take("p2", ToldSessions("llm", rollout, [], ALL, kept.now_s))
+    await kept.pass_minutes(3)
+    assert "picker p2 is not heard" in kept.keeper.lacking("llm")
+    connected.remove("p2")
+    await kept.pass_minutes(1)
+    assert "picker p2 is not heard" not in kept.keeper.lacking("llm")
+
+
+async def test_steps_may_take_seconds(kept: Kept) -> None:
+    """The seam of tests: evidence of a second is judged together, and outcomes are known in ten."""
+    words = {"steps": "50,100", "least_time": "2s", "least_sessions": "20", "window": "1"}
+    await kept.keeper.begin("llm", "canary", "ann", words | {"failures_below": "20", "times": ""})
+    rollout = kept.keeper.report("llm")["rollout"]
+    for second in range(20):
+        begun_ms = int(kept.now_s * 1000)
+        records = [
+            SessionRecord(100 * second + each, begun_ms, 0, each % 2 == 0) for each in range(40)
+        ]
+        kept.now_s += 1.0
+        kept.keeper.take("p1", ToldSessions("llm", rollout, records, ALL, kept.now_s))
+        await kept.keeper.look()
+    assert kept.keeper.report("llm")["phase"] == "promoted"
+    assert weight(kept.control, "stable") == 0

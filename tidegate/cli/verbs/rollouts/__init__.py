@@ -1,0 +1,1 @@
+"""The verb ``canary``: rollouts that decide."""

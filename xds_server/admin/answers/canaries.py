@@ -1,0 +1,85 @@
+"""The calls of the admin service about rollouts that decide."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from tidegate_api.admin.v1 import admin_pb2
+from xds_server.admin.answers.explained import explained, options_of
+from xds_server.admin.answers.operations import ModelCalls
+from xds_server.applications.canary.controller import line_of
+from xds_server.fleet.change import BadChange
+
+if TYPE_CHECKING:
+    from xds_server.applications.keepers.canary_keeper import CanaryKeeper
+    from xds_server.applications.loading.keeper import LoadKeeper
+
+
+class CanaryCalls(ModelCalls):
+    """The part of ``tidegate.admin.v1.Admin`` that is about rollouts.
+
+    Args:
+        loads: Runs operations on models; ``None`` = there are none.
+        canaries: Runs rollouts; ``None`` = there are none.
+    """
+
+    def __init__(self, loads: LoadKeeper | None, canaries: CanaryKeeper | None) -> None:
+        super().__init__(loads)
+        self._canaries = canaries
+
+    @explained
+    async def GetCanaries(  # noqa: N802 - gRPC's name
+        self, request: admin_pb2.GetCanariesRequest, _context: Any
+    ) -> admin_pb2.CanaryRollouts:
+        """Return the last rollout of each pool."""
+        return _told(self._rollouts(), request.pool)
+
+    @explained
+    async def StartCanary(  # noqa: N802 - gRPC's name
+        self, request: admin_pb2.StartCanaryRequest, _context: Any
+    ) -> admin_pb2.CanaryRollouts:
+        """Start a rollout."""
+        options, keeper = options_of(request.options), self._rollouts()
+        if options.dry_run:
+            raise BadChange("a rollout has no dry run")
+        await keeper.begin(request.pool, request.variant, options.author, dict(request.plan))
+        return _told(keeper, request.pool)
+
+    @explained
+    async def ActOnCanary(  # noqa: N802 - gRPC's name
+        self, request: admin_pb2.ActOnCanaryRequest, _context: Any
+    ) -> admin_pb2.CanaryRollouts:
+        """Do with a rollout what an operator asks for."""
+        options, keeper, action = options_of(request.options), self._rollouts(), request.action
+        if options.dry_run:
+            raise BadChange("a rollout has no dry run")
+        if action in {"freeze", "unfreeze"}:
+            if request.pool:
+                raise BadChange(f"{action} is for all pools; name none")
+            said = f"{options.author}: {options.reason}" if options.reason else options.author
+            await keeper.freeze(said if action == "freeze" else "")
+        else:
+            seen = request.seen if request.HasField("seen") else None
+            await keeper.ask(request.pool, action, options.author, seen, options.reason)
+        return _told(keeper, request.pool)
+
+    def _rollouts(self) -> CanaryKeeper:
+        if self._canaries is None:
+            raise BadChange("this control server runs no rollouts")
+        return self._canaries
+
+
+def _told(keeper: CanaryKeeper, pool: str) -> admin_pb2.CanaryRollouts:
+    answer = admin_pb2.CanaryRollouts(frozen=keeper.frozen)
+    for name, each in keeper.rollouts(pool).items():
+        lacking = keeper.lacking(name)
+        answer.rollouts.add(
+            pool=name,
+            line=line_of(each, lacking),
+            phase=each.state.phase.value,
+            transitions=len(each.log),
+            waits_for=lacking,
+            report_json=json.dumps(keeper.report(name)),
+        )
+    return answer

@@ -16,6 +16,7 @@ from kubernetes.binaries import module
 from kubernetes.chart import CHART, FILES, MANIFESTS, VALUES, helm, manifest, objects, render
 from kubernetes.cluster import ApiError
 from kubernetes.watched import manifests
+from xds_server.fleet.load import load_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -126,8 +127,10 @@ async def test_a_release_is_taken(schemas: Cluster, values: Path) -> None:
     made = objects(render("--values", str(values), namespace=namespace))
     for each in made:
         await schemas.apply(each)
+        if each["kind"] == "ConfigMap":  # which the control server takes
+            load_text(each["data"]["fleet.yaml"].replace("@PICKER@", "10.96.0.10"), "fleet.yaml")
     wanted = {
-        f"{each['metadata']['name']}": each["spec"].get("replicas", 1)
+        each["metadata"]["name"]: each["spec"].get("replicas", 1)
         for each in made
         if each["kind"] in {"Deployment", "StatefulSet"}
     }

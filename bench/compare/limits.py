@@ -2,11 +2,13 @@
 
 Every fixed ``per_endpoint_in_flight`` of ``FIXED`` is compared with ``limit: auto`` and with no
 limit, at 0.5 to 3 times what the fleet sustains, for engines that declare their slots, show what
-runs and waits, or tell nothing; ``warm``: the latter, where the first quarter of the jobs came at
-0.8 times what the fleet sustains. What exceeds a limit waits in the picker's queue with its default
-settings, and some is refused. Shown are the answers per second with a first token within a time
-that is named beforehand, in the second half of a run, and the share of ``auto`` in the best fixed
-limit: the lowest of ``declared`` and ``observed``.
+runs and waits, or tell nothing. Of the latter ``cold`` begins with the load, and the first quarter
+of the jobs of ``warm`` comes at 0.8 times what the fleet sustains; ``whole`` is as ``warm``, where
+first tokens are not known, as of answers that come whole. What exceeds a limit waits in the
+picker's queue with its default settings, and some is refused. Shown are the answers per second with
+a first token within a time that is named beforehand, in the second half of a run, the share of each
+kind of engine in the best fixed limit, and the share of all jobs of the half that waited or were
+refused, the highest of all kinds.
 """
 
 from __future__ import annotations
@@ -18,12 +20,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.engine import EngineConfig
-from bench.simulate.experiment import RunPlan, default_slo, run_one, saturation
+from bench.simulate.experiment import RunPlan, default_slo, run_records, saturation
+from bench.simulate.fleet import End
 from bench.simulate.generators import GENERATORS, PACE_PER_REPLICA
 from bench.simulate.scenario import Scenario
 
@@ -38,14 +41,27 @@ TELLS: Final[tuple[Literal["declared", "observed", "nothing"], ...]] = (
     "nothing",
 )
 SOURCES: Final = ("sessions", "shared-prefix")
+KINDS: Final = ("declared", "observed", "cold", "warm", "whole")
 WARM_SHARE: Final = 0.25
 WARM_LOAD: Final = 0.8
 FLEET: Final = Scenario(replicas=3, engine=EngineConfig(max_running=16), warmup=0.5)
 
 
-def _goodput(workload: Workload, slo_s: float, rate: float, scenario: Scenario) -> float:
-    metrics = run_one(workload, scenario, RunPlan("auto", 1, rate), slo_s).metrics
-    return (metrics.goodput or 0.0) * rate
+class Found(NamedTuple):
+    """What a run gave, in its second half."""
+
+    goodput: float
+    """Answers per second with a first token in time."""
+    kept_back: float
+    """Share of the jobs that waited in the picker, or were refused."""
+
+
+def _run(workload: Workload, slo_s: float, rate: float, scenario: Scenario) -> Found:
+    records, _, times = run_records(workload, scenario, RunPlan("auto", 1, rate))
+    half = records[scenario.measured(times)]
+    good = sum(each.ttft_s is not None and each.ttft_s <= slo_s for each in half)
+    back = sum(each.end is not End.SERVED or each.held_s > 0.0 for each in half)
+    return Found(good / len(half) * rate, back / len(half))
 
 
 def main() -> None:
@@ -64,17 +80,23 @@ def main() -> None:
             print(f"\n{source}: {sustained:.1f}/s sustained, first token within {slo_s:.1f} s")
             fixed = [replace(fleet, per_endpoint_in_flight=each) for each in FIXED]
             told = [replace(fleet, limit="auto", tells=each) for each in TELLS]
-            names = [*map(str, FIXED), "none", *TELLS, "warm"]
-            print("load", *(f"{each:>9}" for each in names), "  best  share of auto")
+            names = [*map(str, FIXED), "none", *KINDS]
+            print(
+                "load", *(f"{each:>8}" for each in names), "   best share of", *KINDS, "kept back"
+            )
             for load in LOADS:
                 warm = replace(told[-1], calm=(WARM_SHARE, WARM_LOAD / load))
-                run = partial(_goodput, workload, slo_s, load * sustained)
-                found = list(processes.map(run, [*fixed, fleet, *told, warm]))
-                best, auto = max(found[: len(FIXED)]), found[len(FIXED) + 1 :][:2]
+                whole = replace(warm, first_tokens=False)
+                run = partial(_run, workload, slo_s, load * sustained)
+                found = list(processes.map(run, [*fixed, fleet, *told, warm, whole]))
+                best = max(each.goodput for each in found[: len(FIXED)])
+                auto = found[len(FIXED) + 1 :]
                 print(
                     f"{load:4.1f}",
-                    *(f"{each:9.1f}" for each in found),
-                    f"{best:6.1f} {min(auto) / best:.2f}",
+                    *(f"{each.goodput:8.1f}" for each in found),
+                    f"{best:7.1f} ",
+                    *(f"{each.goodput / best:.2f}" for each in auto),
+                    f" {max(each.kept_back for each in auto):.3f}",
                     flush=True,
                 )
 

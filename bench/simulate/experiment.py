@@ -26,6 +26,7 @@ from bench.simulate.workload import arrivals
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from bench.simulate.fleet import Record
     from bench.simulate.scenario import Scenario
     from bench.simulate.workload import Workload
 
@@ -83,16 +84,7 @@ def run_one(
     Raises:
         ValueError: The policy is unknown, or a job fits into no replica.
     """
-    rng = Random(plan.seed)  # noqa: S311 - runs must repeat
-    times = _calmed(arrivals(workload, plan.rate, rng), scenario.calm)
-    fleet = [
-        SimulatedReplica(scenario.engine, scenario.speed(index))
-        for index in range(scenario.replicas)
-    ]
-    chance = Random(f"routing {plan.seed}")  # noqa: S311 - independent of the arrivals
-    world = World(scenario, chance, fleet, workload.block_tokens)
-    scheduler = make_scheduler(plan.policy, world)
-    records = SimulatedFleet(scenario, fleet, scheduler, on_progress).run(workload.jobs, times)
+    records, fleet, times = run_records(workload, scenario, plan, on_progress)
     metrics = measure(
         records,
         fleet,
@@ -103,6 +95,30 @@ def run_one(
         slo_s=slo_s,
     )
     return Result(plan, metrics)
+
+
+def run_records(
+    workload: Workload,
+    scenario: Scenario,
+    plan: RunPlan,
+    on_progress: Callable[[int], None] | None = None,
+) -> tuple[list[Record], list[SimulatedReplica], Sequence[float]]:
+    """Simulate one plan; return the jobs' records, the replicas, and the times of arrival.
+
+    Raises:
+        ValueError: The policy is unknown, or a job fits into no replica.
+    """
+    rng = Random(plan.seed)  # noqa: S311 - runs must repeat
+    times = _calmed(arrivals(workload, plan.rate, rng), scenario.calm)
+    fleet = [
+        SimulatedReplica(scenario.engine, scenario.speed(index))
+        for index in range(scenario.replicas)
+    ]
+    chance = Random(f"routing {plan.seed}")  # noqa: S311 - independent of the arrivals
+    world = World(scenario, chance, fleet, workload.block_tokens)
+    scheduler = make_scheduler(plan.policy, world)
+    records = SimulatedFleet(scenario, fleet, scheduler, on_progress).run(workload.jobs, times)
+    return records, fleet, times
 
 
 def _calmed(times: Sequence[float], calm: tuple[float, float] | None) -> Sequence[float]:

@@ -68,6 +68,8 @@ class Record:
     """Prompt blocks found in the replica's cache."""
     predicted: int = 0
     """Prompt blocks that the scheduler expected in the cache."""
+    held_s: float = 0.0
+    """How long the job waited before it was sent, seconds."""
 
 
 class SimulatedFleet:
@@ -95,6 +97,7 @@ class SimulatedFleet:
         self._tasks: dict[int, ReplicaTask] = {}
         self._choices: dict[int, tuple[Sequence[int], int]] = {}
         self._at: dict[int, int] = {}
+        self._held_s: dict[int, float] = {}
         self._records: dict[int, Record] = {}
         self._held: deque[tuple[Job, float]] = deque()
         """Jobs that wait for a replica with room, and when they arrived."""
@@ -227,6 +230,7 @@ class SimulatedFleet:
             if index not in self._dead:
                 if place or job.index in self._at:
                     self._scheduler.moved(job, index, now)
+                self._held_s.setdefault(job.index, now - task.sent_at)
                 self._at[job.index] = index
                 self._tasks[job.index] = task
                 self._replicas[index].arrive(task, now)
@@ -262,6 +266,7 @@ class SimulatedFleet:
             now - task.sent_at if served else None,
             task.matched if served else 0,
             predicted,
+            self._held_s.pop(job.index, 0.0),
         )
 
     # --- Incidents and telemetry ----------------------------------------------------------------

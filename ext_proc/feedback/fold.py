@@ -261,7 +261,7 @@ class Feedback:
         self, entry: Entry, key: EndpointKey, number: int | None, first_byte_s: float
     ) -> None:
         if number is not None and entry.status < FIRST_ERROR:
-            self._learner.began(number, key, first_byte_s)
+            self._router.began(number, key, first_byte_s)
 
     def hung(self, now: float) -> list[Hung]:
         """Return the requests that stand, without headers of an answer, on hung replicas."""

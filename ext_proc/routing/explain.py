@@ -190,7 +190,8 @@ def _verdict(
     subset, host = request.subset, address.rpartition(":")[0]
     candidate = pool_state.candidate(endpoint.key, request.protocol)
     model = request.features.model
-    room = None if candidate is None else limits.room(pool, candidate, model)
+    low = limits.spares(request)
+    room = None if candidate is None else limits.room(pool, candidate, model, low=low)
     reasons = (
         "draining" if endpoint.draining else None,
         "subset" if subset is not None and not subset & {address, host, host.strip("[]")} else None,

@@ -13,7 +13,9 @@ Rules:
    At most ``MAX_NAMES`` names are known, and the slots of ``MAX_READINGS`` models of a replica.
 4. Slots are learned where no pool of the replica sets a limit and one has ``limit: auto``, and the
    engine does not tell what runs and what waits: one that does has no limit before it has a queue.
-5. A restart, and a change of the models that the replica's pools list, forgets what is known.
+5. Requests of the band ``LOW`` fill a limit but for its last place, and so do all while some of
+   that band wait (``spares``). A limit of 2 or less (one slot) spares none.
+6. A restart, and a change of the models that the replica's pools list, forgets what is known.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ext_proc.routing.state.replica import BY_MODEL, MAX_READINGS, NO_LIMIT
+from ext_proc.routing.state.replica import BY_MODEL, MAX_READINGS, NO_LIMIT, most_of_low
 from ext_proc.routing.state.slots import Known, Slots
+from ext_proc.routing.values.request import LOW, band_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
     from ext_proc.routing.state.replica import Replica
     from ext_proc.routing.values.pool import EndpointKey, Pool
     from ext_proc.routing.values.reading import Reading
+    from ext_proc.routing.values.request import Request
+    from ext_proc.routing.values.ticket import Ticket
 
 SET: Final = "set"
 WHOLE: Final = ""
@@ -91,6 +96,8 @@ class Limits:
         """Models under which requests count."""
         self.on_change: Callable[[EndpointKey], None] = lambda _: None
         """Called with a replica whose limits have changed, or that answered a peer's request."""
+        self.low_waits: Callable[[str, str | None], bool] = lambda _pool, _model: False
+        """Returns whether requests of the band ``LOW`` of a pool and model wait."""
 
     def __repr__(self) -> str:
         return f"<Limits replicas={len(self._slots)}>"
@@ -161,7 +168,42 @@ class Limits:
         whole = self._slots.get(key, {}).get(WHOLE)
         return whole is not None and whole.tells
 
-    def answered(self, key: EndpointKey, model: str, count: int, now: float) -> None:
+    def began(
+        self, key: EndpointKey, ticket_id: int, ticket: Ticket | None, seconds: float
+    ) -> None:
+        """Note the first byte of an answer.
+
+        Args:
+            key: The replica that answers.
+            ticket_id: The request's ticket.
+            ticket: The same; ``None`` = it is settled.
+            seconds: Time from dispatch to the first byte.
+        """
+        if key not in self._learns:
+            return
+        if ticket is None:
+            for each in self._slots.get(key, {}).values():
+                if each.streams.answers.began(ticket_id, None, seconds):
+                    return
+        elif ticket.endpoint == key and ticket.model is not None:
+            slots = self._learning(key, ticket.model)
+            if slots is not None:
+                slots.streams.answers.began(ticket_id, ticket.at, seconds)
+
+    def ended(self, ticket: Ticket, now: float, *, done: bool) -> None:
+        """Note a request that has ended, normally if ``done``, and is not in flight any more."""
+        key, model = ticket.endpoint, ticket.model
+        if key not in self._learns or model is None:
+            return
+        slots = self._learning(key, model)
+        if slots is not None:
+            slots.streams.answers.ended(ticket.id, ticket.at, now)
+            if done:
+                self.answered(key, model, 1, now, own=True)
+
+    def answered(
+        self, key: EndpointKey, model: str, count: int, now: float, *, own: bool = False
+    ) -> None:
         """Note answers of a replica that have ended and are not in flight any more.
 
         Args:
@@ -169,22 +211,30 @@ class Limits:
             model: The model as which they counted (``Ticket.model``).
             count: How many.
             now: Monotonic seconds.
+            own: They are answers to this worker's requests.
         """
         replica = self._members.get(key)
         if key not in self._learns or replica is None:
             return
-        slots, load = self._slots.setdefault(key, {}), replica.load
-        one = key in self._engines or len(self._listed[key]) == 1
-        name, left = (WHOLE, load.limited) if one else (model, load.by_model.get(model, 0))
-        if not one and not name:
-            return
-        known = slots.get(name)
-        if known is None:
-            if len(slots) >= MAX_READINGS:
-                return
-            known = slots[name] = Slots()
-        if known.answered(left + count, count, now):
+        slots, load = self._learning(key, model), replica.load
+        left = load.limited if self._one(key) else load.by_model.get(model, 0)
+        if slots is not None and slots.answered(left + count, count, now, own=own):
             self._apply(key)
+
+    def _one(self, key: EndpointKey) -> bool:
+        """Return whether all models of a replica share its slots."""
+        return key in self._engines or len(self._listed[key]) == 1
+
+    def _learning(self, key: EndpointKey, model: str) -> Slots | None:
+        """Return what is learned for a model of a replica; ``None`` = nothing can be."""
+        name = WHOLE if self._one(key) else model
+        if name is not WHOLE and not name:
+            return None
+        slots = self._slots.setdefault(key, {})
+        known = slots.get(name)
+        if known is None and len(slots) < MAX_READINGS:
+            known = slots[name] = Slots()
+        return known
 
     def _named(self, key: EndpointKey, readings: Sequence[Reading]) -> list[tuple[str, Reading]]:
         """Return the readings that tell of slots, by the model whose limit they teach (rule 3)."""
@@ -252,11 +302,13 @@ class Limits:
             if limit is not None:
                 yield name, limit
 
-    def room(self, pool: Pool, candidate: Candidate, model: str | None) -> int | None:
+    def room(
+        self, pool: Pool, candidate: Candidate, model: str | None, *, low: bool = False
+    ) -> int | None:
         """Return how many further requests for a model a candidate takes; 0 or less: it is full.
 
         ``None`` = no limit. Counted are the requests of this worker and its peers, and abandoned
-        work that the engine has not ended.
+        work that the engine has not ended. Where ``low``, rule 5 applies.
         """
         load = candidate.load
         if pool.per_endpoint_in_flight:
@@ -264,12 +316,25 @@ class Limits:
         if pool.limit == "none":
             return None
         replica = candidate.replica
-        if replica.most == NO_LIMIT:
+        most: int | None = replica.most
+        used = load.limited
+        if most == BY_MODEL:
+            most = replica.most_of.get(model or WHOLE)
+            used = load.by_model.get(model or WHOLE, 0)
+        if most is None or most == NO_LIMIT:
             return None
-        if replica.most != BY_MODEL:
-            return replica.most - load.limited
-        most = replica.most_of.get(model or WHOLE)
-        return None if most is None else most - load.by_model.get(model or WHOLE, 0)
+        return (most_of_low(most) if low else most) - used
+
+    def spares(self, request: Request) -> bool:
+        """Return whether a request leaves the last place of a replica's own limit free.
+
+        What waits in an engine is before both bands. So requests of ``LOW`` leave that place free,
+        and all do while some of them wait: the next slot of any replica comes earlier than that of
+        one replica.
+        """
+        features = request.features
+        low = features.priority is not None and band_of(features.priority) == LOW
+        return low or self.low_waits(request.pool, features.model)
 
     def usage(self, pool: Pool) -> dict[str, LimitUsage]:
         """Return the use of a pool's slots by model; ``WHOLE`` = of all its models."""

@@ -126,7 +126,6 @@ class Router:
         )
         self.placement = self.registry.placement
         self.limits = self.registry.limits
-        self.limits.on_change = self._may_have_room
         self.learner = Learner(self.registry.members)
         self.slowness = Slowness()
         """Which replicas take much longer than their peers."""
@@ -136,6 +135,7 @@ class Router:
         """Bodies of requests without a verdict, and what is held against them."""
         self.queue = Queue(rng)
         """Requests that wait for a replica with room."""
+        self.limits.on_change, self.limits.low_waits = self._may_have_room, self.queue.low_waits
         self.on_room: Callable[[], None] = lambda: None
         self.trials = Trials(self.index, self.registry.members, on_event)
         """Prompts in the index whose answers have not begun."""
@@ -155,7 +155,12 @@ class Router:
         )
         """Folds the replication events of the other workers on this machine."""
         self._scheduler = Scheduler(
-            self.index.table, self.leases, self.conditions, self.placement, zone
+            self.index.table,
+            self.leases,
+            self.conditions,
+            self.placement,
+            zone,
+            spares=self.limits.spares,
         )
         self._explainer = Explainer(self._scheduler, self.limits, self.conditions, zone)
         self.pools = self.registry.pools
@@ -478,6 +483,17 @@ class Router:
         self.trials.move(ticket_id, moved.endpoint, now)
         return True
 
+    def began(self, ticket_id: int, endpoint: EndpointKey, seconds: float) -> None:
+        """Learn from the first byte of an answer.
+
+        Args:
+            ticket_id: Ticket of the request; it may be settled already.
+            endpoint: The replica that answered.
+            seconds: Time from dispatch to the first byte.
+        """
+        self.limits.began(endpoint, ticket_id, self.ledger.ticket(ticket_id), seconds)
+        self.learner.began(ticket_id, endpoint, seconds)
+
     def settle(self, ticket: Ticket, outcome: Outcome, now: float) -> bool:
         """Settle a request that ended.
 
@@ -505,8 +521,8 @@ class Router:
                 self.scales.began(ticket.id, ticket.endpoint.id)
             else:
                 self.scales.failed(ticket.id)
-        if outcome is DONE and ticket.model is not None:
-            self.limits.answered(ticket.endpoint, ticket.model, 1, now)
+        if ticket.model is not None:
+            self.limits.ended(ticket, now, done=outcome is DONE)
         self.learner.settled(ticket, outcome, now)
         if outcome is DONE and now >= self.slowness.due:
             self.slowness.took(ticket, now)

@@ -199,7 +199,7 @@ class ProductionScheduler:
         while log and log[0][0] <= now:
             _, ticket_id, endpoint, seconds = log.popleft()
             self._router.confirmed(ticket_id, endpoint)
-            self._router.learner.began(ticket_id, endpoint, seconds)
+            self._router.began(ticket_id, endpoint, seconds)
 
     def settled(self, job: Job, now: float) -> None:
         """Settle the ticket."""

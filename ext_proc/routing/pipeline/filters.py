@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ext_proc.routing.state.replica import BY_MODEL, NO_LIMIT
+from ext_proc.routing.state.replica import BY_MODEL, NO_LIMIT, most_of_low
 from ext_proc.routing.values.refusal import MUST_WAIT, Refusal, RefusalKind
 
 if TYPE_CHECKING:
@@ -93,6 +93,19 @@ def below_slots(candidates: Sequence[Candidate], model: str) -> Sequence[Candida
     ]
 
 
+def below_slots_low(candidates: Sequence[Candidate], model: str) -> Sequence[Candidate]:
+    """Keep candidates that take a further request and keep a place, as ``below_slots`` does."""
+    kept = []
+    for each in candidates:
+        used, most = each.load.limited, each.replica.most
+        if most == BY_MODEL:
+            used = each.load.by_model.get(model, 0)
+            most = each.replica.most_of.get(model, NO_LIMIT)
+        if used < most_of_low(most):
+            kept.append(each)
+    return kept
+
+
 def eligible(
     candidates: Sequence[Candidate],
     *,
@@ -101,6 +114,7 @@ def eligible(
     where: str,
     care: Care | None = None,
     model: str | None = None,
+    low: bool = False,
 ) -> Sequence[Candidate] | Refusal:
     """Apply all filters.
 
@@ -111,6 +125,7 @@ def eligible(
         where: Pool and variant, for the message.
         care: What a suspect of replicas' deaths must avoid.
         model: The model whose limits the replicas have by themselves; ``None`` = they have none.
+        low: The last place of such a limit is kept for others.
 
     Returns:
         At least one candidate, or a refusal: ``SATURATED`` if only the in-flight limit removed the
@@ -138,9 +153,12 @@ def eligible(
             " (circuit_breaker.per_endpoint_in_flight)",
             limit=limit * len(allowed),
         )
-    if model is None or (fit := below_slots(free, model)):
-        return free if model is None else fit
-    most = [each.replica.most or each.replica.most_of.get(model, 0) for each in free]
+    fit: Sequence[Candidate] = free
+    if model is not None:
+        fit = below_slots_low(free, model) if low else below_slots(free, model)
+    if fit:
+        return fit
+    most = [each.replica.most or each.replica.most_of.get(model or "", 0) for each in free]
     return Refusal(
         RefusalKind.SATURATED,
         f"each endpoint of {where} has as many requests in flight as it runs at once, and the next"

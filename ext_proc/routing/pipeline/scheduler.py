@@ -18,6 +18,7 @@ from ext_proc.routing.pipeline.context import make_context, silent_last
 from ext_proc.routing.pipeline.filters import (
     below_limit,
     below_slots,
+    below_slots_low,
     eligible,
     having,
     in_subset,
@@ -35,7 +36,7 @@ from ext_proc.routing.values.request import GRPC_STREAM
 from tidegate_api.names import POLICY_HEADER
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ext_proc.routing.cache.engine_reports import EngineReports
     from ext_proc.routing.cache.prefix_table import PrefixTable, Steps
@@ -112,6 +113,7 @@ class Scheduler:
         conditions: Health conditions of the replicas.
         placement: Which replicas have which model.
         zone: Zone of this picker; empty = unknown.
+        spares: Returns whether a request leaves the last place of a replica's own limit free.
     """
 
     def __init__(
@@ -121,7 +123,10 @@ class Scheduler:
         conditions: Conditions,
         placement: Placement,
         zone: str = "",
+        *,
+        spares: Callable[[Request], bool],
     ) -> None:
+        self._spares = spares
         self._placement = placement
         self._zone = zone
         self._conditions = conditions
@@ -180,6 +185,7 @@ class Scheduler:
         # A sequence that has begun has a slot already, and a stream's share of one is not known.
         if pool.limit != "none" and request.limited and inference and not limit and leased is None:
             own = None if features.form is GRPC_STREAM else features.model or ""
+        low = own is not None and self._spares(request)
         index, blocks = self._index, request.blocks
         steps = index.match(blocks) if blocks and not features.recomputed else []
         free: Sequence[Candidate] = ()
@@ -193,7 +199,17 @@ class Scheduler:
         )
         if sampled:
             free, matched = self._sample(
-                pool_state, request, variant, candidates, steps, limit, own, rng, now, placed
+                pool_state,
+                request,
+                variant,
+                candidates,
+                steps,
+                limit,
+                own,
+                rng,
+                now,
+                placed,
+                low=low,
             )
         if not free:
             where = f"{pool.name}/{variant}"
@@ -207,6 +223,7 @@ class Scheduler:
                 where=where,
                 care=request.care,
                 model=own,
+                low=low,
             )
             if isinstance(allowed, Refusal):
                 return allowed
@@ -263,6 +280,8 @@ class Scheduler:
         rng: Rng,
         now: float,
         placed: Holders | None,
+        *,
+        low: bool,
     ) -> tuple[Sequence[Candidate], Sequence[int]]:
         """Return a sample with the match depths.
 
@@ -277,7 +296,7 @@ class Scheduler:
         # Conditions come before the limit, because they never empty a choice.
         free = below_limit(self._conditions.keep(request.pool, allowed, now, request), limit)
         if own is not None:
-            free = below_slots(free, own)
+            free = below_slots_low(free, own) if low else below_slots(free, own)
         return free, held if free is few else [held[few.index(candidate)] for candidate in free]
 
     def _open(

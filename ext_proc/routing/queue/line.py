@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from ext_proc.routing.queue.waiting import HIGH, LOW, MOST_S
+from ext_proc.routing.queue.waiting import MOST_S
+from ext_proc.routing.values.request import HIGH, LOW
 
 STANDING_S: Final = 1.0
 """A queue that was not empty for so long is one that stands: the replicas do not keep up."""

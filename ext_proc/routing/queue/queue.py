@@ -26,8 +26,9 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.routing.queue.line import WaitLine
-from ext_proc.routing.queue.waiting import HIGH, LOW, MOST_S
+from ext_proc.routing.queue.waiting import MOST_S
 from ext_proc.routing.values.refusal import Refusal, RefusalKind
+from ext_proc.routing.values.request import HIGH, LOW
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -76,6 +77,11 @@ class Queue:
     def waits(self, pool: str, model: str | None) -> bool:
         """Return whether requests of a pool and model wait."""
         return (pool, model or "") in self._lines
+
+    def low_waits(self, pool: str, model: str | None) -> bool:
+        """Return whether requests of the band `LOW` of a pool and model wait."""
+        line = self._lines.get((pool, model or "")) if self.count else None
+        return line is not None and line.by_band[LOW] > 0
 
     def blocks(self, waiting: QueuedRequest) -> bool:
         """Return whether others that can go where this one can are before it."""

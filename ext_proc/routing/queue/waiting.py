@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ext_proc.routing.values.request import band_of
 from tidegate_api.pools import MAX_WAIT_S
 
 if TYPE_CHECKING:
@@ -15,18 +16,6 @@ if TYPE_CHECKING:
 
 MOST_S: Final = MAX_WAIT_S
 """Longest wait, seconds."""
-HIGH, LOW = 0, 1
-"""The bands: requests of `LOW` leave only if none of `HIGH` can."""
-_SECOND: Final = 2
-
-
-def band_of(priority: int | None) -> int:
-    """Return the band of a request by its priority, in Triton's sense: 1 is the highest.
-
-    Without a priority (``None``, or 0: the model's default) a request is in the band `HIGH`: what a
-    caller says of itself can only lower it.
-    """
-    return LOW if priority is not None and priority >= _SECOND else HIGH
 
 
 class QueuedRequest:

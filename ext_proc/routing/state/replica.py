@@ -25,9 +25,16 @@ LAG_TOKENS: Final = 65_536.0
 NO_LIMIT: Final = 2**62
 BY_MODEL: Final = 0
 """In place of a limit: it has one for each of its models."""
+ONE_SLOT: Final = 2
+"""The limit of a replica that runs one request at once."""
 MAX_READINGS: Final = 256
 """Maximum readings kept per replica; a metrics page rarely has more than one per model and
 version."""
+
+
+def most_of_low(most: int) -> int:
+    """Return how many requests fill a limit of which a place is kept (``limits``, rule 5)."""
+    return most - 1 if most > ONE_SLOT else most
 
 
 class Replica:

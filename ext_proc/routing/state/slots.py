@@ -6,9 +6,10 @@ Rules:
    wait for room, in two fresh readings in a row. Of such readings the highest of the last ``KEPT``
    counts, since a cache full of long prompts runs fewer. Where more run than that and none waits,
    the engine has room for at least these: a quarter more of them counts, and the limit follows.
-2. Else they are *learned* from how fast answers end, never from how long they take, which is the
-   length of the answers. Nothing is known before ``FIRST`` answers; then they are the most requests
-   that were in flight, at least ``LEAST``.
+2. Else they are *learned*, never from how long answers take, which is their length. Those of an
+   engine that streams are in ``begun``, others follow from how fast answers end. Nothing is known
+   before ``FIRST`` answers; then they are the most requests that were in flight, at least
+   ``LEAST``.
 3. Answers are counted in windows of ``WINDOW`` or twice the limit. A window tells the rate of its
    slots if the limit was reached at ``BOUND`` of its answers: otherwise what ends is what has come.
    It begins anew while more are in flight than the limit, as after it has fallen.
@@ -26,6 +27,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, NamedTuple
 
+from ext_proc.routing.state.begun import MAX_SLOTS, StreamSlots
 from ext_proc.routing.state.replica import FRESH_S
 
 DECLARED: Final = "declared"
@@ -33,8 +35,6 @@ OBSERVED: Final = "observed"
 LEARNED: Final = "learned"
 
 KEPT: Final = 8
-MAX_SLOTS: Final = 2**20
-"""More slots than this are no limit."""
 FIRST: Final = 50
 LEAST: Final = 4
 WINDOW: Final = 25
@@ -182,7 +182,7 @@ class LearnedSlots:
 class Slots:
     """What is known of the slots of one model of a replica, or of the replica."""
 
-    __slots__ = ("_full_at", "_seen_at", "batch", "declared", "full", "learned", "tells")
+    __slots__ = ("_full_at", "_seen_at", "batch", "declared", "full", "learned", "streams", "tells")
 
     def __init__(self) -> None:
         self.declared: int | None = None
@@ -196,6 +196,7 @@ class Slots:
         """The engine declares its slots, or tells what runs and waits: none need to be learned."""
         self._seen_at = float("-inf")
         self.learned = LearnedSlots()
+        self.streams = StreamSlots()
 
     def read(
         self,
@@ -231,11 +232,19 @@ class Slots:
         elif self.full and running > max(self.full):
             self.full.append(int(running + max(1, running // 4)))
 
-    def answered(self, in_flight: int, count: int, now: float) -> bool:
-        """Note answers, as ``LearnedSlots`` does; return whether what is known changed."""
+    def answered(self, in_flight: int, count: int, now: float, *, own: bool = True) -> bool:
+        """Note answers, as ``LearnedSlots`` does; return whether what is known changed.
+
+        ``own``: first bytes of these answers are told here.
+        """
         if self.tells:
             return False
-        return self.learned.answered(in_flight, count, now)
+        if not own:
+            self.streams.answers.whole += count
+        changed = self.streams.answered(in_flight, count, now)
+        if self.streams.slots is not None:
+            return changed
+        return self.learned.answered(in_flight, count, now) or changed
 
     def known(self) -> Known | None:
         """Return the first that is known."""
@@ -243,5 +252,7 @@ class Slots:
             return Known(self.declared, DECLARED, self.batch)
         if self.full:
             return Known(max(self.full), OBSERVED)
+        if self.streams.slots is not None:
+            return Known(self.streams.slots, LEARNED)
         slots = self.learned.slots
         return None if slots is None else Known(slots, LEARNED, spare(slots))

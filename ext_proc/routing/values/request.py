@@ -59,6 +59,20 @@ NAMES_ADAPTER: Final = frozenset({Form.OPENAI, Form.RESPONSES, Form.MESSAGES, Fo
 OTHER: Final = Form.OTHER
 
 
+HIGH, LOW = 0, 1
+"""The bands: requests of `LOW` leave only if none of `HIGH` can."""
+_SECOND: Final = 2
+
+
+def band_of(priority: int | None) -> int:
+    """Return the band of a request by its priority, in Triton's sense: 1 is the highest.
+
+    Without a priority (``None``, or 0: the model's default) a request is in the band `HIGH`: what a
+    caller says of itself can only lower it.
+    """
+    return LOW if priority is not None and priority >= _SECOND else HIGH
+
+
 class Truncation(NamedTuple):
     """What a request lets its engine keep of a prompt (vLLM's ``truncate_prompt_tokens``)."""
 

@@ -11,7 +11,7 @@ from ext_proc.routing.peers import Share
 from ext_proc.routing.pipeline.decision import Decision
 from ext_proc.routing.queue.waiting import QueuedRequest
 from ext_proc.routing.router import Router
-from ext_proc.routing.state.slots import KEPT, Known
+from ext_proc.routing.state.slots import KEPT, Known, Slots
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.refusal import Refusal
 from ext_proc.routing.values.request import GRPC_STREAM, Features, Form, Request
@@ -153,6 +153,31 @@ def test_room_counts_requests_until_they_end():
     assert room(made) == 3
 
 
+@pytest.mark.parametrize(("slots", "filled"), [(1, 2), (2, 2), (4, 4)])
+@pytest.mark.parametrize("models", [AUTO, TWO])
+def test_the_last_place_is_not_for_the_second_band(slots: int, filled: int, models: dict[str, Any]):
+    """It fills the slots; one more goes to the first band, unless some of the second wait."""
+    made = router(1, more=models)
+    made.registry.observe(key(0).id, (Reading(1.0, "m", slots=float(slots)),))
+
+    def ask(priority: int | None) -> Decision | Refusal:
+        features = Features(Form.GENERATE, model="m", priority=priority)
+        return made.decide(Request(POOL, None, "http", features), 1.0, 1.0)
+
+    for _ in range(filled):
+        assert isinstance(ask(2), Decision)
+    assert isinstance(ask(2), Refusal)
+    assert made.explain(
+        Request(POOL, None, "http", Features(Form.GENERATE, model="m", priority=2)), 1.0, 1.0
+    )["refused"]
+    if slots > 1:
+        made.limits.low_waits = lambda _pool, _model: True
+        assert isinstance(ask(None), Refusal)
+        made.limits.low_waits = lambda _pool, _model: False
+        assert isinstance(ask(None), Decision)
+    assert isinstance(ask(None), Refusal)
+
+
 def test_each_model_of_a_triton_has_its_own_room():
     """Where a replica has several models, the requests of one take no room of another."""
     made = router(1, more=TWO)
@@ -280,6 +305,19 @@ def test_answers_of_peer_workers_count():
     made.peers.follow(1, Share(POOL, key(0), 8, 80.0, 8, 0.0, "m"), 1.0)
     made.peers.follow(1, Share(POOL, key(0), 0, 0.0, 60, 0.0, "m"), 2.0)
     assert told(made) is not None
+
+
+def test_streams_of_peer_workers_are_no_stream_here():
+    """Their first bytes are not known, so the rule for answers that come whole holds."""
+    slots = Slots()
+    for number in range(200):
+        now = 10.0 + number
+        slots.streams.answers.began(number, now - 4.0, 0.5)
+        slots.streams.answers.ended(number, now - 4.0, now)
+        slots.answered(8, 1, now)
+        slots.answered(8, 1, now, own=False)
+    assert slots.streams.slots is None
+    assert slots.learned.slots is not None
 
 
 def test_models_of_a_triton_are_learned_apart():

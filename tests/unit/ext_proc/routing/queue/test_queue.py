@@ -8,9 +8,9 @@ import pytest
 
 from ext_proc.routing.queue.line import LEAST, STANDING_S
 from ext_proc.routing.queue.queue import MAX_LANES, MAX_WAITING, Queue
-from ext_proc.routing.queue.waiting import HIGH, LOW, MOST_S, QueuedRequest, band_of
+from ext_proc.routing.queue.waiting import MOST_S, QueuedRequest
 from ext_proc.routing.values.refusal import Refusal, RefusalKind
-from ext_proc.routing.values.request import Features, Form, Request
+from ext_proc.routing.values.request import HIGH, LOW, Features, Form, Request, band_of
 
 
 def waiting(now=0.0, *, name="", told=lambda _: None, lane="free", **rest):

@@ -1,0 +1,193 @@
+"""Slots of a replica that tells none, from how many of its answers are under way at once. Pure.
+
+An engine gives a request a slot and then begins to answer it, and it ends the answer before another
+request gets that slot. So of an engine that streams, the most answers that were under way at once
+while other requests waited are its slots, however long the answers are.
+
+Rules:
+
+1. The proxy tells a first byte up to a second late, so what was under way is known ``LATE_S``
+   later, also of answers that have ended by then.
+2. Answers are counted in windows of ``WINDOW`` or the limit. A window tells of slots if
+   ``STREAMED`` of its answers lasted ``LEAST_S`` or more from their first byte on: an answer that
+   comes as a whole is under way for no time, and of answers to peer workers no first byte is known.
+3. A window is *full* if ``BOUND`` of its answers found the limit reached. Then the slots are the
+   most answers that were under way in the last ``KEPT`` windows. If as many were as the limit
+   allows, none waited: the slots rise by a quarter. Each ``TURNS``-th full window tries an eighth
+   more, for an engine that always computes some prompts before it answers.
+4. Nothing is known before ``FIRST`` answers and ``FIRST_S`` seconds. If ``WAITS`` times as many
+   requests are then in flight as were under way, and two more, that window is full, and otherwise
+   the slots are twice the most that were in flight. They do not fall in windows that are not full.
+5. At most ``MAX_ANSWERS`` answers are kept of each kind; the oldest are dropped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+from typing import Final
+
+FIRST: Final = 50
+WINDOW: Final = 25
+LATE_S: Final = 2.0
+FIRST_S: Final = 3 * LATE_S
+LEAST_S: Final = 0.02
+STREAMED: Final = 0.75
+BOUND: Final = 0.5
+KEPT: Final = 4
+TURNS: Final = 8
+WAITS: Final = 1.5
+MAX_ANSWERS: Final = 4096
+MAX_SLOTS: Final = 2**20
+"""More slots than this are no limit."""
+
+
+class AnswersUnderWay:
+    """Answers of a replica's model that have begun and not ended (rules 1, 2 and 5)."""
+
+    __slots__ = ("_began", "_ended", "_events", "count", "lasted", "most", "whole")
+
+    def __init__(self) -> None:
+        self._began: dict[int, float] = {}
+        """When answers began that have not ended, by ticket id; monotonic seconds."""
+        self._ended: dict[int, tuple[float, float]] = {}
+        """When requests of which no first byte is known yet were sent, and ended."""
+        self._events: list[tuple[float, int]] = []
+        """A heap: at this time, one more or one fewer was under way."""
+        self.count = 0
+        """How many were ``LATE_S`` ago."""
+        self.most = 0
+        """Most of them since ``begin``."""
+        self.lasted = 0
+        """Answers since then that lasted ``LEAST_S`` or more."""
+        self.whole = 0
+        """The others, of which a beginning is known, and answers to peer workers."""
+
+    def began(self, ticket_id: int, sent: float | None, seconds: float) -> bool:
+        """Note an answer's first byte.
+
+        Args:
+            ticket_id: The request's ticket.
+            sent: When it was sent, monotonic seconds; ``None`` = it has ended.
+            seconds: Time from then to the first byte.
+
+        Returns:
+            Whether the request is known here.
+        """
+        if sent is not None:
+            if len(self._began) < MAX_ANSWERS and ticket_id not in self._began:
+                self._began[ticket_id] = sent + seconds
+                self._add(sent + seconds, 1)
+            return True
+        sent, ended = self._ended.pop(ticket_id, (None, 0.0))
+        if sent is None:
+            return False
+        at = min(sent + seconds, ended)
+        self._lasted(at, ended)
+        if len(self._events) < 2 * MAX_ANSWERS:
+            self._add(at, 1)
+            self._add(ended, -1)
+        return True
+
+    def ended(self, ticket_id: int, sent: float, now: float) -> None:
+        """Note the end of a request that was sent at ``sent``, now; monotonic seconds."""
+        began = self._began.pop(ticket_id, None)
+        if began is None:
+            self._ended[ticket_id] = sent, now
+            if len(self._ended) > MAX_ANSWERS:
+                del self._ended[next(iter(self._ended))]
+        else:
+            self._lasted(began, now)
+            self._add(max(began, now), -1)
+
+    def follow(self, now: float) -> None:
+        """Count what was under way until ``LATE_S`` ago."""
+        events, until = self._events, now - LATE_S
+        while events and events[0][0] <= until:
+            self.count += heappop(events)[1]
+            self.most = max(self.most, self.count)
+
+    def begin(self) -> None:
+        """Begin a window."""
+        self.most, self.lasted, self.whole = self.count, 0, 0
+
+    @property
+    def streamed(self) -> bool:
+        """Return whether nearly all answers of the window were streams."""
+        return self.lasted >= STREAMED * (self.lasted + self.whole) > 0
+
+    def _lasted(self, began: float, ended: float) -> None:
+        if ended - began >= LEAST_S:
+            self.lasted += 1
+        else:
+            self.whole += 1
+
+    def _add(self, at: float, change: int) -> None:
+        heappush(self._events, (at, change))
+
+
+class StreamSlots:
+    """Slots from answers that are under way (rules 2 to 4)."""
+
+    __slots__ = ("_bound", "_count", "_full", "_kept", "_peak", "_since", "answers", "slots")
+
+    def __init__(self) -> None:
+        self.slots: int | None = None
+        """Those in force; ``None`` = not known."""
+        self.answers = AnswersUnderWay()
+        self._count = 0
+        """Answers of this window."""
+        self._bound = 0
+        """How many of them found the limit reached."""
+        self._peak = 0
+        """Most requests that were in flight in this window."""
+        self._kept: deque[int] = deque(maxlen=KEPT)
+        """Most answers under way, by window."""
+        self._full = 0
+        """Windows that were full."""
+        self._since: float | None = None
+        """When the first answer ended, monotonic seconds."""
+
+    def answered(self, in_flight: int, count: int, now: float) -> bool:
+        """Note answers that ended.
+
+        Args:
+            in_flight: Requests that were in flight before.
+            count: Answers.
+            now: Monotonic seconds.
+
+        Returns:
+            Whether the slots changed.
+        """
+        answers, slots = self.answers, self.slots
+        answers.follow(now)
+        self._count += count
+        self._peak = max(self._peak, in_flight)
+        if slots is None:
+            if self._since is None:
+                self._since = now
+            if self._count < FIRST or now - self._since < FIRST_S:
+                return False
+            full = in_flight >= WAITS * answers.most + 2
+        else:
+            self._bound += count if in_flight > slots else 0
+            if self._count < max(WINDOW, min(slots + 1, self._peak)):
+                return False
+            full = self._bound >= BOUND * self._count
+        if not answers.streamed:
+            self.slots = self._since = None
+        elif answers.most:
+            self.slots = min(self._next(slots, answers.most, full=full), MAX_SLOTS)
+        answers.begin()
+        self._count = self._bound = self._peak = 0
+        return self.slots != slots
+
+    def _next(self, slots: int | None, most: int, *, full: bool) -> int:
+        self._kept.append(most)
+        if not full:
+            return 2 * self._peak if slots is None else max(slots, most)
+        self._full += 1
+        if slots is not None and most > slots:
+            return slots + max(1, slots // 4)
+        found = max(self._kept)
+        return found + (0 if self._full % TURNS else max(1, found // 8))

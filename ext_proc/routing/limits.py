@@ -198,28 +198,33 @@ class Limits:
         slots = self._learning(key, model)
         if slots is not None:
             slots.streams.answers.ended(ticket.id, ticket.at, now)
-            if done:
-                self.answered(key, model, 1, now, own=True)
+            if done and slots.answered(self._left(key, model) + 1, 1, now):
+                self._apply(key)
 
-    def answered(
-        self, key: EndpointKey, model: str, count: int, now: float, *, own: bool = False
-    ) -> None:
-        """Note answers of a replica that have ended and are not in flight any more.
+    def answered(self, key: EndpointKey, model: str, count: int, now: float) -> None:
+        """Note answers to peer workers that have ended and are not in flight any more.
 
         Args:
             key: The replica.
             model: The model as which they counted (``Ticket.model``).
             count: How many.
             now: Monotonic seconds.
-            own: They are answers to this worker's requests.
         """
-        replica = self._members.get(key)
-        if key not in self._learns or replica is None:
+        if key not in self._learns or key not in self._members:
             return
-        slots, load = self._learning(key, model), replica.load
-        left = load.limited if self._one(key) else load.by_model.get(model, 0)
-        if slots is not None and slots.answered(left + count, count, now, own=own):
-            self._apply(key)
+        slots = self._learning(key, model)
+        if slots is not None:
+            in_flight = self._left(key, model) + count
+            if slots.answered(in_flight, count, now, own=False):
+                self._apply(key)
+
+    def _left(self, key: EndpointKey, model: str) -> int:
+        """Return the requests in flight that share the slots of a replica's model."""
+        replica = self._members.get(key)
+        if replica is None:
+            return 0
+        load = replica.load
+        return load.limited if self._one(key) else load.by_model.get(model, 0)
 
     def _one(self, key: EndpointKey) -> bool:
         """Return whether all models of a replica share its slots."""

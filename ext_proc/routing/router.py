@@ -161,6 +161,7 @@ class Router:
             self.placement,
             zone,
             spares=self.limits.spares,
+            waiting=self.queue.lines,
         )
         self._explainer = Explainer(self._scheduler, self.limits, self.conditions, zone)
         self.pools = self.registry.pools

@@ -36,7 +36,7 @@ from ext_proc.routing.values.request import GRPC_STREAM
 from tidegate_api.names import POLICY_HEADER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from ext_proc.routing.cache.engine_reports import EngineReports
     from ext_proc.routing.cache.prefix_table import PrefixTable, Steps
@@ -113,6 +113,7 @@ class Scheduler:
         conditions: Health conditions of the replicas.
         placement: Which replicas have which model.
         zone: Zone of this picker; empty = unknown.
+        waiting: Live view of what waits; where it is empty, requests without priority spare none.
         spares: Returns whether a request leaves the last place of a replica's own limit free.
     """
 
@@ -125,7 +126,9 @@ class Scheduler:
         zone: str = "",
         *,
         spares: Callable[[Request], bool],
+        waiting: Collection[object],
     ) -> None:
+        self._waiting = waiting
         self._spares = spares
         self._placement = placement
         self._zone = zone
@@ -185,7 +188,7 @@ class Scheduler:
         # A sequence that has begun has a slot already, and a stream's share of one is not known.
         if pool.limit != "none" and request.limited and inference and not limit and leased is None:
             own = None if features.form is GRPC_STREAM else features.model or ""
-        low = own is not None and self._spares(request)
+        low = (features.priority is not None or self._waiting) and self._spares(request)
         index, blocks = self._index, request.blocks
         steps = index.match(blocks) if blocks and not features.recomputed else []
         free: Sequence[Candidate] = ()
@@ -209,7 +212,7 @@ class Scheduler:
                 rng,
                 now,
                 placed,
-                low=low,
+                low=bool(low),
             )
         if not free:
             where = f"{pool.name}/{variant}"
@@ -223,7 +226,7 @@ class Scheduler:
                 where=where,
                 care=request.care,
                 model=own,
-                low=low,
+                low=bool(low),
             )
             if isinstance(allowed, Refusal):
                 return allowed

@@ -60,7 +60,7 @@ class Queue:
         self._rng = rng
         self._lanes: dict[str, dict[Hashable, list[_Row]]] = {}
         """Requests in their order, by pool and lane; no lane is empty."""
-        self._lines: dict[tuple[str, str], WaitLine] = {}
+        self.lines: dict[tuple[str, str], WaitLine] = {}
         """Lines by pool and model; none is empty."""
         self._due: list[tuple[float, int, QueuedRequest]] = []
         self._last = 0
@@ -76,11 +76,11 @@ class Queue:
 
     def waits(self, pool: str, model: str | None) -> bool:
         """Return whether requests of a pool and model wait."""
-        return (pool, model or "") in self._lines
+        return (pool, model or "") in self.lines
 
     def low_waits(self, pool: str, model: str | None) -> bool:
         """Return whether requests of the band `LOW` of a pool and model wait."""
-        line = self._lines.get((pool, model or "")) if self.count else None
+        line = self.lines.get((pool, model or "")) if self.count else None
         return line is not None and line.by_band[LOW] > 0
 
     def blocks(self, waiting: QueuedRequest) -> bool:
@@ -90,16 +90,16 @@ class Queue:
 
     def counts(self) -> dict[tuple[str, str], int]:
         """Return how many requests wait, by pool and model."""
-        return {key: line.count for key, line in self._lines.items()}
+        return {key: line.count for key, line in self.lines.items()}
 
     def wait_s(self, pool: str, model: str | None, now: float, band: int = LOW) -> float | None:
         """Return how long a request that comes now is expected to wait; ``None`` = unknown."""
-        line = self._lines.get((pool, model or ""))
+        line = self.lines.get((pool, model or ""))
         return None if line is None else line.wait_s(band, now)
 
     def rate(self, pool: str, model: str | None, now: float) -> float | None:
         """Return how many requests leave in a second; ``None`` = unknown."""
-        line = self._lines.get((pool, model or ""))
+        line = self.lines.get((pool, model or ""))
         return None if line is None else line.rate(now)
 
     def describe(self, now: float) -> dict[str, object]:
@@ -109,13 +109,13 @@ class Queue:
             "bytes": self.bytes,
             "lines": [
                 {"pool": pool, "model": model, **line.describe(now)}
-                for (pool, model), line in self._lines.items()
+                for (pool, model), line in self.lines.items()
             ],
         }
 
     def line(self, pool: str, model: str | None, now: float) -> dict[str, object]:
         """Return what waits of a pool and model, ready for JSON."""
-        return (self._lines.get((pool, model or "")) or WaitLine()).describe(now)
+        return (self.lines.get((pool, model or "")) or WaitLine()).describe(now)
 
     @property
     def next_due(self) -> float | None:
@@ -131,7 +131,7 @@ class Queue:
             waiting: The request.
             now: Monotonic seconds.
         """
-        line = self._lines.get((waiting.pool, waiting.model)) or WaitLine()
+        line = self.lines.get((waiting.pool, waiting.model)) or WaitLine()
         wait_s = line.wait_s(waiting.band, now)
         most_s = min(waiting.hold_s, MOST_S)
         left_s = most_s if waiting.deadline is None else min(most_s, waiting.deadline - now)
@@ -153,7 +153,7 @@ class Queue:
         insort(lanes.setdefault(waiting.lane, []), _row(waiting))
         insort(self._due, (waiting.due, waiting.number, waiting))
         line.joined(waiting.band, now)
-        self._lines[waiting.pool, waiting.model] = line
+        self.lines[waiting.pool, waiting.model] = line
         self.count += 1
         self.bytes += waiting.size
         return None
@@ -167,7 +167,7 @@ class Queue:
 
     def take(self, waiting: QueuedRequest, now: float) -> None:
         """Note that a replica takes a request; the caller tells it."""
-        line = self._lines[waiting.pool, waiting.model]
+        line = self.lines[waiting.pool, waiting.model]
         line.departed(now)
         self._remove(waiting)
 
@@ -247,10 +247,10 @@ class Queue:
             if not lanes:
                 del self._lanes[waiting.pool]
         del self._due[bisect_left(self._due, (waiting.due, waiting.number, waiting))]
-        line = self._lines[waiting.pool, waiting.model]
+        line = self.lines[waiting.pool, waiting.model]
         line.left(waiting.band)
         if not line.count:
-            del self._lines[waiting.pool, waiting.model]
+            del self.lines[waiting.pool, waiting.model]
         self.count -= 1
         self.bytes -= waiting.size
         waiting.number = 0

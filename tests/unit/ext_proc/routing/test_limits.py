@@ -171,9 +171,12 @@ def test_the_last_place_is_not_for_the_second_band(slots: int, filled: int, mode
         Request(POOL, None, "http", Features(Form.GENERATE, model="m", priority=2)), 1.0, 1.0
     )["refused"]
     if slots > 1:
-        made.limits.low_waits = lambda _pool, _model: True
+        features = Features(Form.GENERATE, model="m", priority=2)
+        request = Request(POOL, None, "http", features)
+        waiting = QueuedRequest(request, 1, 1.0, None, 10.0, lambda _: None)
+        assert made.wait(waiting, 1.0, 1.0) is None
         assert isinstance(ask(None), Refusal)
-        made.limits.low_waits = lambda _pool, _model: False
+        made.queue.leave(waiting)
         assert isinstance(ask(None), Decision)
     assert isinstance(ask(None), Refusal)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import os
 import shutil
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,7 @@ import orjson
 import pytest
 
 from support.certificates import Pair
-from support.containers import Containers, mounts
+from support.containers import ROOT, Containers, mounts
 from support.identities import Presented
 from support.traffic import GENERATE, eventually, fresh_prompt
 from tidegate.stack.runfolder import RunFolder
@@ -28,6 +30,7 @@ pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("demo_extra")]
 RUNNING = ("xds", "picker", "gateway", "envoy", "triton-1", "triton-2", "triton-3")
 TLS_VARIABLES = tuple(f"TIDEGATE_TLS_{each}" for each in ("CERT", "KEY", "CA", "SERVER_NAME"))
 STATISTICS = "/v2/models/toy-llm/stats"
+LOAD = ROOT / "deploy/compose/load.py"
 UNITS = {"m": 2**20, "g": 2**30}
 UNREACHABLE = 3
 """Exit code of a verb that cannot talk to the control server."""
@@ -134,6 +137,18 @@ async def test_questions_are_answered_from_all_replicas(system, http) -> None:
     assert await eventually(whole)
 
 
+async def test_the_overlay_s_load_is_answered(system) -> None:
+    """Its program talks to the published port, and prints what became of its requests."""
+    (listener,) = system.published("envoy")
+    command = (sys.executable, "-P", str(LOAD), f"http://{listener}", "1")
+    process = await asyncio.create_subprocess_exec(
+        *command, env={**os.environ, "CLIENTS": "2"}, stdout=asyncio.subprocess.PIPE
+    )
+    said, _ = await process.communicate()
+    counts = ast.literal_eval(said.decode().splitlines()[-1])
+    assert list(counts) == ["200"]
+
+
 async def test_an_operator_works_in_the_service_for_it(system) -> None:
     """A change is taken and acknowledged by all clients."""
     ended = await system.once("cli", "weight", "llm", "stable=50", "canary=50")
@@ -225,3 +240,13 @@ async def test_a_health_check_fails_with_its_service(system, http) -> None:
     await asyncio.gather(system.start("picker"), system.start("gateway"))
     await asyncio.gather(system.wait_healthy("picker"), system.wait_healthy("gateway"))
     await asyncio.gather(*(system.wait_healthy(name) for name in RUNNING))
+
+
+async def test_envoy_is_idle_once_its_hook_has_run(system, http) -> None:
+    """Nothing is in flight that its stop could cut, and its health check says that it goes."""
+    ended = await system.hook("envoy")
+    assert ended.code == 0, ended.output
+    assert await system.health("envoy") is not None
+    (listener,) = system.published("envoy")
+    with pytest.raises(aiohttp.ClientConnectorError):
+        await http.get(f"http://{listener}/v2")

@@ -152,7 +152,7 @@ class Containers:
         if not entry and image == "tidegate:local":
             text = (ROOT / "deploy/docker/Dockerfile").read_text()
             entry = json.loads(text.rpartition("ENTRYPOINT ")[2].partition("\n")[0])
-        if not entry and image.startswith("envoyproxy/envoy:") and given[0].startswith("-"):
+        if not entry and image == "tidegate-envoy:local":
             entry = ["envoy"]
         return (*entry, *given)
 
@@ -206,6 +206,12 @@ class Containers:
             self.root(name),
             RUN_S,
         )
+
+    async def hook(self, name: str) -> Ended:
+        """Run a service's hook before its stop, in its running container."""
+        (hook,) = self.services[name]["pre_stop"]
+        argv = [self.translate(name, each) for each in hook["command"]]
+        return await self._ended(argv, self.environment(name), self.root(name), RUN_S)
 
     async def health(self, name: str) -> str | None:
         """Run a service's health check once; return what is wrong, ``None`` if it passes."""
@@ -304,7 +310,7 @@ class Containers:
         scripts = {
             "python": f'exec {python} -P "$@"',
             "tidegate": f'exec {python} -P -m tidegate "$@"',
-            "envoy": f'exec {envoy} --disable-hot-restart --concurrency 2 "$@"',
+            "envoy": f'exec {envoy} --concurrency 2 "$@"',
             _TRITON: self._triton_script(),
         }
         for name, text in scripts.items():

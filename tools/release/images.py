@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-FILES: Final = ("deploy/docker/Dockerfile", "docker-compose.yml", "deploy/docker/*.yaml")
+FILES: Final = ("deploy/docker/Dockerfile", "docker-compose.yml", "deploy/compose/*.yaml")
 _NAMED: Final = re.compile(
     r"^(?:ARG [A-Z_]+=|\s*image: |\s*image: &\w+ )([\w./-]+:[\w.-]+)(\S*)", re.MULTILINE
 )

@@ -8,6 +8,7 @@ import tomllib
 from typing import Any
 
 import pytest
+import yaml
 
 from support.containers import ROOT, compose, mounts
 from tidegate.cli.main import VERBS
@@ -155,7 +156,7 @@ def test_what_is_mounted_in_turn_belongs_to_the_services_user() -> None:
     places = {
         target
         for service in SERVICES.values()
-        if service["image"] == "tidegate:local"
+        if service["image"] in {"tidegate:local", "tidegate-envoy:local"}
         for target, (source, _) in mounts(service).items()
         if not source.startswith(".")
     }
@@ -195,6 +196,61 @@ def test_the_image_is_built_of_all_that_the_wheel_holds() -> None:
     needed = {*wheel["packages"], *wheel["force-include"], "hatch_build.py", "tools"}
     assert needed <= copied
     assert any("TIDEGATE_COMPILE=1" in line for line in lines)
+
+
+def overlay(name: str) -> dict[str, Any]:
+    """Return an overlay of the compose file."""
+    text = (ROOT / f"deploy/compose/{name}.yaml").read_text()
+    found: dict[str, Any] = yaml.safe_load(text)
+    return found
+
+
+ADDED = [
+    pytest.param(service, id=name)
+    for file in ("observability", "load")
+    for name, service in overlay(file)["services"].items()
+    if name not in SERVICES
+]
+
+
+@pytest.mark.parametrize("service", ADDED)
+def test_an_overlay_s_service_can_do_no_more_than_it_needs(service: dict[str, Any]) -> None:
+    """As those of the compose file; published on loopback only, from files that exist."""
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["read_only"] is True
+    assert service["mem_limit"]
+    assert service["pids_limit"]
+    assert service.get("user", "10001:10001").split(":")[0] != "0"
+    assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
+    assert set(service["depends_on"]) <= {*SERVICES, "prometheus"}
+    for source, read_only in mounts(service).values():
+        assert read_only
+        assert not source.startswith(".") or (ROOT / source).exists(), source
+
+
+def test_prometheus_scrapes_the_pages_of_the_services() -> None:
+    """Over TLS, by the names in their certificates; with a certificate that may only look."""
+    text = (ROOT / "deploy/compose/prometheus.yaml").read_text()
+    jobs = {each["job_name"]: each for each in yaml.safe_load(text)["scrape_configs"]}
+    for service, role in (("xds", "control"), ("picker", "picker"), ("gateway", "gateway")):
+        job = jobs[f"tidegate-{role}"]
+        (page,) = job["static_configs"][0]["targets"]
+        assert f"--metrics={page}" in SERVICES[service]["command"]
+        assert job["tls_config"]["server_name"] == f"{role}.tidegate"
+    made = overlay("observability")["services"]
+    assert mounts(made["certs"]) == {"/authority/viewer": ("viewer-certs", False)}
+    assert mounts(made["prometheus"])["/certs"] == ("viewer-certs", True)
+
+
+def test_envoy_leaves_service_before_its_container_is_stopped() -> None:
+    """By a hook of the image, which has the time that it waits."""
+    envoy = SERVICES["envoy"]
+    ((program, verb, *words),) = (each["command"] for each in envoy["pre_stop"])
+    assert (program, verb) == ("tidegate", "envoy-stop")
+    given = dict(each.lstrip("-").split("=") for each in words)
+    assert f"--admin {given['admin']}" in SERVICES["bootstrap"]["command"][0]
+    assert int(given["timeout"]) < int(envoy["stop_grace_period"].removesuffix("s"))
 
 
 def test_mounts_exist() -> None:

@@ -30,10 +30,41 @@ UNAUTHORIZED: Final = 401
 NOT_FOUND: Final = 404
 _TOO_NEW: Final = "ResourceVersionTooLarge"
 _USER: Final = re.compile(r'User "([^"]{1,253})" cannot ')
-_RESOURCE: Final = "endpointslices.discovery.k8s.io"
 
 Verb = Literal["list", "watch"]
 Kind = Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A kind of objects that is listed and watched."""
+
+    group: str
+    """API group; empty for the core."""
+    version: str
+    kind: str
+    plural: str
+    absent: str
+    """What is meant if the server does not know the kind."""
+
+    @property
+    def name(self) -> str:
+        """What the API server calls the kind where it refuses something."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+    def path(self, namespace: str) -> str:
+        """Return the path of the namespace's objects."""
+        root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        return f"{root}/namespaces/{namespace}/{self.plural}"
+
+
+SLICES: Final = Resource(
+    "discovery.k8s.io",
+    "v1",
+    "EndpointSlice",
+    "endpointslices",
+    "it is no API server of Kubernetes 1.21 or later",
+)
 
 
 class BadAnswerError(Exception):
@@ -106,18 +137,20 @@ class Lines:
             raise BadAnswerError(f"an event is larger than {self._max_bytes} bytes")
 
 
-def page(body: bytes) -> Page:
+def page(body: bytes, resource: Resource = SLICES) -> Page:
     """Parse a page of a list.
 
     Raises:
-        BadAnswerError: It is no list of EndpointSlices.
+        BadAnswerError: It is no list of these objects.
     """
     found = _object(body, "a list")
     items, kind = found.get("items"), found.get("kind")
     # A client of no kind at all may leave out empty lists: Go's encoder writes null.
-    items = [] if items is None and kind == "EndpointSliceList" else items
-    if kind != "EndpointSliceList" or not isinstance(items, list):
-        raise BadAnswerError(f"expected an EndpointSliceList, not {_quoted(body)}")
+    wanted = f"{resource.kind}List"
+    items = [] if items is None and kind == wanted else items
+    if kind != wanted or not isinstance(items, list):
+        article = "an" if wanted[0] in "EI" else "a"
+        raise BadAnswerError(f"expected {article} {wanted}, not {_quoted(body)}")
     if not all(isinstance(item, dict) for item in items):
         raise BadAnswerError("an item of the list is no object")
     metadata = _metadata(found)
@@ -131,7 +164,7 @@ def event(line: bytes) -> Event:
     """Parse a line of a watch.
 
     Raises:
-        BadAnswerError: It is no event, or one that a watch of EndpointSlices does not have.
+        BadAnswerError: It is no event, or one that a watch does not have.
         ExpiredError: It says that the version is not kept any more.
         RefusedError: It says that the watch ends for another reason.
     """
@@ -163,6 +196,7 @@ def refusal(
     said: dict[str, Any],
     server: str,
     retry_after: str | None = None,
+    resource: Resource = SLICES,
 ) -> ExpiredError | RefusedError:
     """Turn a refusal into the error to raise.
 
@@ -173,6 +207,7 @@ def refusal(
         said: The Status object; empty if there is none.
         server: The API server's URL.
         retry_after: The header of that name; only seconds are understood.
+        resource: What was asked for.
     """
     message = said.get("message")
     text = message if isinstance(message, str) else ""
@@ -181,7 +216,7 @@ def refusal(
     if _too_new(said):
         return ExpiredError(text[:MAX_QUOTED])
     if code == FORBIDDEN:
-        return RefusedError(_forbidden(verb, namespace, text, server))
+        return RefusedError(_forbidden(verb, namespace, text, server, resource))
     if code == UNAUTHORIZED:
         return RefusedError(
             f"{server} does not accept the credentials (401): the token has expired, or is "
@@ -189,7 +224,7 @@ def refusal(
         )
     if code == NOT_FOUND:
         return RefusedError(
-            f"{server} has no {_RESOURCE}/v1 (404): it is no API server of Kubernetes 1.21 or later"
+            f"{server} has no {resource.name}/{resource.version} (404): {resource.absent}"
         )
     said_why = f": {text[:MAX_QUOTED]}" if text else ""
     number = f"HTTP status {code}" if code else "an error"
@@ -199,12 +234,13 @@ def refusal(
     )
 
 
-def _forbidden(verb: Verb, namespace: str, text: str, server: str) -> str:
+def _forbidden(verb: Verb, namespace: str, text: str, server: str, resource: Resource) -> str:
     user = _USER.search(text)
     who = f" to {user[1]}" if user else ""
+    group = resource.group or '""'
     return (
-        f"{server} forbids{who} to {verb} {_RESOURCE} in the namespace {namespace!r}: bind there "
-        "a Role with apiGroups [discovery.k8s.io], resources [endpointslices] and verbs "
+        f"{server} forbids{who} to {verb} {resource.name} in the namespace {namespace!r}: "
+        f"bind there a Role with apiGroups [{group}], resources [{resource.plural}] and verbs "
         "[list, watch]"
     )
 

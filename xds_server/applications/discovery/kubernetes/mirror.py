@@ -1,4 +1,4 @@
-"""The copy of an API server's EndpointSlices: what to ask next, and what each answer means. Pure.
+"""The copy of an API server's objects: what to ask next, and what each answer means. Pure.
 
 Rules:
 
@@ -13,13 +13,13 @@ Rules:
    at all. So there is a new list where the server could not be reached, after a watch without a
    word (bookmarks come each minute), and where a version goes back. Also after ``MAX_FAILED``
    watches in a row that were refused, and after ``LIST_AGAIN_S`` in any case: no loss is for ever.
-5. At most ``MAX_SLICES`` slices and ``MAX_ENTRIES`` endpoints in all are kept; more are an error
-   and change nothing in force.
+5. At most ``MAX_SLICES`` slices and ``MAX_ENTRIES`` endpoints in all are kept, and as many of
+   other objects as is said there; more are an error and change nothing in force.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from xds_server.applications.discovery.kubernetes.answers import ExpiredError
 from xds_server.applications.discovery.kubernetes.slices import (
@@ -32,7 +32,7 @@ from xds_server.applications.discovery.kubernetes.slices import (
 from xds_server.applications.discovery.values import MAX_ENDPOINTS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from xds_server.applications.discovery.kubernetes.answers import Event, Page, Verb
     from xds_server.applications.discovery.kubernetes.slices import Sighting
@@ -48,20 +48,43 @@ MAX_FAILED: Final = 3
 LIST_AGAIN_S: Final = 1800.0
 
 
-class Mirror:
-    """Follows the slices that a selector matches; see the module's rules.
+_Item = TypeVar("_Item")
+
+
+class Bounds(NamedTuple):
+    """Most objects that a copy keeps, and what to say of more."""
+
+    items: int
+    entries: int
+    """Of all objects together."""
+    sentence: str
+
+
+class ObjectMirror(Generic[_Item]):
+    """Follows the objects that a query selects; see the module's rules.
 
     Args:
-        spec: Which slices, and what of them.
-        max_slices: Most slices that are kept.
+        query: The selectors of each request.
+        reduce: Returns what is kept of an object, ``None`` for one that does not count; raises
+            ``BadAnswerError``.
+        bounds: Most objects.
+        size: Returns the number of entries of an object.
     """
 
-    def __init__(self, spec: KubernetesSpec, max_slices: int = MAX_SLICES) -> None:
-        self._spec = spec
-        self._max_slices = max_slices
-        self._slices: dict[str, Slice] = {}
+    def __init__(
+        self,
+        query: Mapping[str, str],
+        reduce: Callable[[Mapping[str, Any]], _Item | None],
+        bounds: Bounds,
+        size: Callable[[_Item], int] = lambda _: 1,
+    ) -> None:
+        self._query = dict(query)
+        self._reduce = reduce
+        self._bounds = bounds
+        self._size = size
+        self._items: dict[str, _Item] = {}
         self._entries = 0
-        self._listed: dict[str, Slice] = {}
+        self._listed: dict[str, _Item] = {}
         """Pages of the list that is not whole yet."""
         self._more = ""
         self._version = ""
@@ -78,13 +101,13 @@ class Mirror:
         return "watch" if self._version else "list"
 
     @property
-    def slices(self) -> Mapping[str, Slice]:
-        """The slices in force, by name."""
-        return self._slices
+    def items(self) -> Mapping[str, _Item]:
+        """The objects in force, by name."""
+        return self._items
 
     def parameters(self) -> dict[str, str]:
         """Return the query of the next request."""
-        asked = {"labelSelector": self._spec.label_selector}
+        asked = dict(self._query)
         if self._version:
             return {
                 **asked,
@@ -106,22 +129,22 @@ class Mirror:
             now: Monotonic time in seconds.
 
         Raises:
-            BadAnswerError: An item is no EndpointSlice; the list begins again.
-            TooManyError: There are more slices than are kept; the list begins again.
+            BadAnswerError: An item is not what it should be; the list begins again.
+            TooManyError: There are more objects than are kept; the list begins again.
         """
         try:
             for item in page.items:
-                reduced = reduce(item, self._spec)
+                reduced = self._reduce(item)
                 if reduced is not None:
                     self._listed[name_of(item)] = reduced
-            self._check(len(self._listed), _entries(self._listed))
+            self._check(len(self._listed), self._entries_of(self._listed))
         except Exception:
             self.again()
             raise
         self._more = page.more
         if page.more:
             return False
-        self._slices, self._entries = self._listed, _entries(self._listed)
+        self._items, self._entries = self._listed, self._entries_of(self._listed)
         self._version = page.version
         self._listed = {}
         self._expired = self._failed = 0
@@ -130,12 +153,12 @@ class Mirror:
         return True
 
     def change(self, event: Event) -> bool:
-        """Take an event; return whether a slice changed.
+        """Take an event; return whether an object changed.
 
         Raises:
             ExpiredError: Its version is before the last one: the store is another.
-            BadAnswerError: Its object is no EndpointSlice; a new list follows.
-            TooManyError: There are more slices than are kept; a new list follows.
+            BadAnswerError: Its object is not what it should be; a new list follows.
+            TooManyError: There are more objects than are kept; a new list follows.
         """
         self._failed = 0
         if _before(event.version, self._version):
@@ -145,11 +168,11 @@ class Mirror:
             return False
         try:
             name = name_of(event.object)
-            reduced = None if event.kind == "DELETED" else reduce(event.object, self._spec)
-            before = self._slices.get(name)
-            grown = _size(reduced) - _size(before)
+            reduced = None if event.kind == "DELETED" else self._reduce(event.object)
+            before = self._items.get(name)
+            grown = self._size_of(reduced) - self._size_of(before)
             more = int(before is None and reduced is not None)
-            self._check(len(self._slices) + more, self._entries + grown)
+            self._check(len(self._items) + more, self._entries + grown)
         except Exception:
             self.again()
             raise
@@ -158,9 +181,9 @@ class Mirror:
             return False
         self._entries += grown
         if reduced is None:
-            del self._slices[name]
+            del self._items[name]
         else:
-            self._slices[name] = reduced
+            self._items[name] = reduced
         return True
 
     def expired(self) -> None:
@@ -184,32 +207,53 @@ class Mirror:
         if self._version and now - self._since >= LIST_AGAIN_S:
             self.again()
 
+    def _check(self, items: int, entries: int) -> None:
+        if items > self._bounds.items or entries > self._bounds.entries:
+            raise TooManyError(self._bounds.sentence)
+
+    def _size_of(self, one: _Item | None) -> int:
+        return 0 if one is None else self._size(one)
+
+    def _entries_of(self, items: Mapping[str, _Item]) -> int:
+        return sum(map(self._size, items.values()))
+
+
+class Mirror(ObjectMirror[Slice]):
+    """Follows the slices that a selector matches.
+
+    Args:
+        spec: Which slices, and what of them.
+        max_slices: Most slices that are kept.
+    """
+
+    def __init__(self, spec: KubernetesSpec, max_slices: int = MAX_SLICES) -> None:
+        sentence = (
+            f"the selector {spec.label_selector!r} matches more than {max_slices} EndpointSlices "
+            f"or {MAX_ENTRIES} endpoints in the namespace {spec.namespace!r}: narrow it"
+        )
+        super().__init__(
+            {"labelSelector": spec.label_selector},
+            lambda found: reduce(found, spec),
+            Bounds(max_slices, MAX_ENTRIES, sentence),
+            lambda one: len(one.entries),
+        )
+        self._spec = spec
+
+    @property
+    def slices(self) -> Mapping[str, Slice]:
+        """The slices in force, by name."""
+        return self.items
+
     def seen(self) -> Sighting:
         """Return what the slices in force say.
 
         Raises:
             TooManyError: They have more endpoints than a pool can.
         """
-        return observe(self._slices, self._spec)
-
-    def _check(self, slices: int, entries: int) -> None:
-        if slices > self._max_slices or entries > MAX_ENTRIES:
-            raise TooManyError(
-                f"the selector {self._spec.label_selector!r} matches more than "
-                f"{self._max_slices} EndpointSlices or {MAX_ENTRIES} endpoints in the namespace "
-                f"{self._spec.namespace!r}: narrow it"
-            )
+        return observe(self.items, self._spec)
 
 
 def _before(version: str, last: str) -> bool:
     """Return whether a version is before another; versions that are no numbers never are."""
     both = version.isascii() and version.isdigit() and last.isascii() and last.isdigit()
     return both and int(version) < int(last)
-
-
-def _size(one: Slice | None) -> int:
-    return 0 if one is None else len(one.entries)
-
-
-def _entries(slices: Mapping[str, Slice]) -> int:
-    return sum(map(_size, slices.values()))

@@ -89,7 +89,7 @@ class Sighting(NamedTuple):
 
 
 def name_of(found: Mapping[str, Any]) -> str:
-    """Return the name of a slice.
+    """Return the name of an object.
 
     Raises:
         BadAnswerError: It has none.
@@ -97,7 +97,7 @@ def name_of(found: Mapping[str, Any]) -> str:
     metadata = found.get("metadata")
     name = metadata.get("name") if isinstance(metadata, dict) else None
     if not isinstance(name, str) or not name:
-        raise BadAnswerError("an EndpointSlice has no name")
+        raise BadAnswerError("an object has no name")
     return name
 
 

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from support.endpoint_slices import endpoint_slice, pod
 from support.fake_api_server import FakeApiServer, refused
-from xds_server.applications.discovery.kubernetes import source as under_test
+from xds_server.applications.discovery.kubernetes import following as under_test
 from xds_server.applications.discovery.kubernetes.answers import Lines
 
 if TYPE_CHECKING:
@@ -289,7 +289,8 @@ async def test_too_many_slices_change_nothing(server, follow, monkeypatch) -> No
     put(server, "s", "a")
     seen = follow()
     await seen.shows("a")
-    monkeypatch.setattr(seen.source._mirror, "_max_slices", 1)
+    mirror = seen.source._mirror
+    monkeypatch.setattr(mirror, "_bounds", mirror._bounds._replace(items=1))
     put(server, "t", "b")
     await seen.until(lambda: seen.troubles)
     assert "narrow it" in seen.troubles[0]

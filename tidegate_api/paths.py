@@ -23,6 +23,9 @@ SCORE_PATHS: Final = ("/score", "/rerank")
 SGLANG_PATH: Final = "/generate"
 """A whole path; its requests name no model."""
 
+ANY_MODEL_PATHS: Final = (*OPENAI_ENDINGS, RESPONSES_ENDING, MESSAGES_ENDING)
+"""Paths of a pool whose `match` says nothing."""
+
 MODEL_ENDINGS: Final = (*OPENAI_ENDINGS, RESPONSES_ENDING, MESSAGES_ENDING, *SCORE_ENDINGS)
 """Ends of the paths of requests whose body names the model, as ``base:adapter`` too."""
 

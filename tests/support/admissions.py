@@ -14,9 +14,19 @@ FILE = "file /f"
 DNS = "dns t.example:8000/8001"
 
 
-def spec(*, dns: bool = False, endpoints: Iterable[dict[str, object]] = (), **membership: object):
+def spec(
+    *,
+    dns: bool = False,
+    endpoints: Iterable[dict[str, object]] = (),
+    protocols: Iterable[str] | None = None,
+    drained: Iterable[str] = (),
+    **membership: object,
+) -> PoolSpec:
     """Return a pool with a file as source and, if asked for, a DNS name."""
-    sources: list[dict[str, object]] = [{"file": "/f"}]
+    source: dict[str, object] = {"file": "/f"}
+    if protocols is not None:
+        source["protocols"] = list(protocols)
+    sources = [source]
     if dns:
         sources.append({"dns": {"name": "t.example", "http": 8000, "grpc": 8001}})
     return PoolSpec.model_validate(
@@ -24,6 +34,7 @@ def spec(*, dns: bool = False, endpoints: Iterable[dict[str, object]] = (), **me
             variants=[{"name": "stable", "weight": 9}, {"name": "canary", "weight": 1}],
             endpoints=list(endpoints),
             endpoints_from=sources,
+            drained=list(drained),
             membership={"admit": "found", **membership},
         )
     )

@@ -1,4 +1,4 @@
-"""An API server of EndpointSlices, with the answers of a real one and faults on demand.
+"""An API server of EndpointSlices or others, with the answers of a real one and faults on demand.
 
 The forms of its answers are those of ``tests/contract/fixtures/kubernetes-1.36.3``; a contract test
 compares them. It speaks HTTP on loopback, as ``kubectl proxy`` does.
@@ -13,14 +13,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from aiohttp import web
 
-from support.endpoint_slices import slice_list
 from support.sites import end
+from xds_server.applications.discovery.kubernetes.answers import SLICES, Resource
 
 if TYPE_CHECKING:
     from types import TracebackType
-
-PATH = "/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
-API = {"kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1"}
 
 
 def refused(code: int, reason: str, message: str, **details: Any) -> dict[str, Any]:
@@ -44,8 +41,11 @@ def too_old(version: str, kept: int) -> dict[str, Any]:
 
 @dataclass
 class FakeApiServer:
-    """One namespace's slices, their history, and what goes wrong."""
+    """One namespace's objects of a kind, their history, and what goes wrong."""
 
+    resource: Resource = SLICES
+    beside: tuple[FakeApiServer, ...] = ()
+    """Servers of other kinds that answer at the same address."""
     page_size: int | None = None
     """Pages are at most this long, whatever limit is asked for."""
     tokens: set[str] | None = None
@@ -100,7 +100,8 @@ class FakeApiServer:
     async def start(self) -> None:
         """Listen; after ``stop`` on the same port."""
         app = web.Application()
-        app.router.add_get(PATH, self._answer)
+        for each in (self, *self.beside):
+            app.router.add_get(each.resource.path("{namespace}"), each.answer)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
@@ -109,7 +110,8 @@ class FakeApiServer:
 
     async def stop(self) -> None:
         """Break all connections and listen no more; the state stays, as etcd's does."""
-        self.cut()
+        for each in (self, *self.beside):
+            each.cut()
         if self._runner is not None:
             await end(self._runner)
             self._runner = None
@@ -154,7 +156,8 @@ class FakeApiServer:
 
     # --- Answers ---------------------------------------------------------------------------------
 
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """Answer a list or a watch."""
         query = dict(request.query)
         self.asked.append(query)
         if self.faults:
@@ -175,11 +178,11 @@ class FakeApiServer:
                 refused(
                     403,
                     "Forbidden",
-                    f'endpointslices.discovery.k8s.io is forbidden: User "tidegate" cannot {verb} '
-                    'resource "endpointslices" in API group "discovery.k8s.io" in the namespace '
-                    f'"{request.match_info["namespace"]}"',
-                    group="discovery.k8s.io",
-                    kind="endpointslices",
+                    f'{self.resource.name} is forbidden: User "tidegate" cannot {verb} resource '
+                    f'"{self.resource.plural}" in API group "{self.resource.group}" in the '
+                    f'namespace "{request.match_info["namespace"]}"',
+                    group=self.resource.group,
+                    kind=self.resource.plural,
                 )
             )
         return await self._watch(request, query) if verb == "watch" else self._list(query)
@@ -190,7 +193,8 @@ class FakeApiServer:
     def _list(self, query: dict[str, str]) -> web.Response:
         asked = query.get("continue")
         if asked is None:
-            at, rest = self.version, [self.slices[name] for name in sorted(self.slices)]
+            listed = [self.slices[name] for name in sorted(self.slices)]
+            at, rest = self.version, [each for each in listed if self._selects(query, each)]
         else:
             at, rest = self._continuations[asked]
             if at < self.kept:
@@ -202,7 +206,24 @@ class FakeApiServer:
         if rest[size:]:
             more = f"c{len(self._continuations)}"
             self._continuations[more] = (at, rest[size:])
-        return web.json_response(slice_list(*rest[:size], version=at, more=more))
+        metadata = {"resourceVersion": str(at), **({"continue": more} if more else {})}
+        kind = {**self._api, "kind": f"{self.resource.kind}List"}
+        return web.json_response({**kind, "metadata": metadata, "items": rest[:size]})
+
+    @property
+    def _api(self) -> dict[str, str]:
+        group, version = self.resource.group, self.resource.version
+        return {"kind": self.resource.kind, "apiVersion": f"{group}/{version}".lstrip("/")}
+
+    def _selects(self, query: dict[str, str], made: dict[str, Any]) -> bool:
+        """Return whether the query's selectors match; those of slices match all here."""
+        if self.resource is SLICES:
+            return True
+        metadata = made["metadata"]
+        labels = {**metadata.get("labels", {}), "metadata.name": metadata["name"]}
+        asked = [query.get("labelSelector"), query.get("fieldSelector")]
+        pairs = [pair.split("=") for each in asked if each for pair in each.split(",")]
+        return all(labels.get(key) == value for key, value in pairs)
 
     async def _watch(self, request: web.Request, query: dict[str, str]) -> web.StreamResponse:
         version = query["resourceVersion"]
@@ -217,10 +238,10 @@ class FakeApiServer:
             return self._refuse(
                 refused(504, "Timeout", message, causes=[cause], retryAfterSeconds=1)
             )
-        return await self._follow(request, int(version), float(query["timeoutSeconds"]))
+        return await self._follow(request, int(version), query)
 
     async def _follow(
-        self, request: web.Request, version: int, seconds: float
+        self, request: web.Request, version: int, query: dict[str, str]
     ) -> web.StreamResponse:
         answer = await self._begun(request)
         task = asyncio.current_task()
@@ -228,13 +249,14 @@ class FakeApiServer:
         self._watches.add(task)
         self.watched.set()
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(float(query["timeoutSeconds"])):
                 while True:
                     changed = self._changed
                     for at, kind, made in self._history:
                         if at > version:
                             version = at
-                            await answer.write(_line(kind, {**API, **made}))
+                            said = kind if self._selects(query, made) else "DELETED"
+                            await answer.write(_line(said, {**self._api, **made}))
                     await changed.wait()
         except TimeoutError:
             return answer  # as the client asked
@@ -248,7 +270,9 @@ class FakeApiServer:
     def bookmark(self) -> bytes:
         """Return the line of a bookmark of the present version."""
         metadata = {"resourceVersion": str(self.version), "creationTimestamp": None}
-        return _line("BOOKMARK", {**API, "metadata": metadata, "endpoints": None, "ports": None})
+        return _line(
+            "BOOKMARK", {**self._api, "metadata": metadata, "endpoints": None, "ports": None}
+        )
 
     async def _stream(self, request: web.Request, lines: list[bytes]) -> web.StreamResponse:
         answer = await self._begun(request)

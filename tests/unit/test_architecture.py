@@ -135,6 +135,7 @@ PURE = (
     "xds_server.applications.discovery.replica",
     "xds_server.applications.discovery.kubernetes.answers",
     "xds_server.applications.discovery.kubernetes.mirror",
+    "xds_server.applications.discovery.kubernetes.pods",
     "xds_server.applications.discovery.kubernetes.slices",
     "xds_server.applications.discovery.values",
     "xds_server.fleet",

@@ -41,7 +41,9 @@ EVERY_S: Final = 0.2
 MAX_BYTES: Final = 2**26
 """Longest text of members that is read."""
 
-_REMEDY: Final = "edit the fleet file: what a removed source had found leaves"
+MAX_SHOWN: Final = 100
+"""Most ids of held replicas of a pool that are shown."""
+_REMEDY: Final = "list their ids in `drained` of pool {pool} in the fleet file"
 
 _log = structlog.stdlib.get_logger("tidegate.picker")
 
@@ -146,8 +148,10 @@ class ReplicaFinder:
                 {
                     "pool": each.pool,
                     **each.counts,
-                    "hold": None if each.hold is None else each.hold.ids[:10],
+                    "hold": None if each.hold is None else each.hold.ids[:MAX_SHOWN],
+                    "remedy": None if each.hold is None else _REMEDY.format(pool=each.pool),
                     "unfit": each.unfit,
+                    "nothing": each.nothing or None,
                 }
                 for each in membership.pools()
             ],

@@ -84,8 +84,10 @@ def held(found: FoundReplicas) -> Iterator[admin_pb2.HeldReplicas]:
 
 
 def left_out(fleet: Fleet, members: Members, found: FoundReplicas) -> Iterator[str]:
-    """Yield why found replicas are no members, or not in the fleet."""
+    """Yield which pools have no replicas, and why found ones are no members or not in the fleet."""
     for each in found.pools():
+        if each.nothing:
+            yield f"pool {each.pool}: no replica takes requests: {each.nothing}"
         for reason in each.unfit:
             yield f"pool {each.pool}: {reason}"
     yield from members.published(fleet).left_out

@@ -24,7 +24,7 @@ class Directory:
 
     If several pools serve a model, the path decides, else the first by name. On its paths a pool
     without models takes every model that no other pool has there; if it is the default pool for
-    HTTP, it does so on paths that no pool lists too.
+    HTTP, it does so on paths that no pool lists too, and that for gRPC in calls.
     """
 
     def __init__(self, pools: Sequence[Pool]) -> None:
@@ -41,6 +41,8 @@ class Directory:
         """Takes what comes on paths that no pool lists; only generic proxies send such requests."""
         self.any_elsewhere: str | None = None
         """The default pool for HTTP if it has no models."""
+        self.any_call: str | None = None
+        """That for gRPC."""
         for pool in sorted(pools, key=lambda each: each.name):
             self.paths |= pool.paths
             for model in sorted(pool.models):
@@ -53,6 +55,7 @@ class Directory:
                 self.path_defaults.setdefault(path, pool.name)
             if pool.default_for_grpc and self.grpc_default is None:
                 self.grpc_default = pool.name
+                self.any_call = None if pool.models else pool.name
             if pool.default_for_http and self.http_default is None:
                 self.http_default = pool.name
                 self.any_elsewhere = None if pool.models else pool.name
@@ -87,7 +90,7 @@ class Directory:
         )
 
     def _any_model(self, protocol: Protocol) -> str | None:
-        return self.any_elsewhere if protocol == "http" else None
+        return self.any_elsewhere if protocol == "http" else self.any_call
 
 
 def _unserved(features: Features, model: str, own_path: str) -> Refusal:

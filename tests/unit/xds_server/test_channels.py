@@ -231,9 +231,10 @@ INSTEAD: dict[str, dict[str, Any]] = {
 """Values of the fields beside a field that cannot stand together with it."""
 
 SOURCES: dict[str, Any] = {
-    "file": {"file": "/f"},
+    "file": {"file": "/f", "protocols": ["http", "grpc"]},
     "protocols": {"file": "/f", "protocols": ["http", "grpc"]},
-    "kubernetes": {"kubernetes": {"namespace": "n", "service": "s"}},
+    "kubernetes": {"kubernetes": {"namespace": "n", "service": "s", "ports": {}}},
+    "inference_pool": {"inference_pool": {"namespace": "n", "name": "p"}},
     "dns.srv": {"dns": {"name": "t.example", "srv": "http", "grpc": 2}},
 }
 """Other sources for the fields that not all of them have."""
@@ -269,7 +270,8 @@ def changed(path: str) -> tuple[Fleet, Fleet]:
     after = copy.deepcopy(BEFORE_JSON)
     place: Any = after
     kind = path.removeprefix("pools.endpoints_from.")
-    source = SOURCES.get("kubernetes" if kind.startswith("kubernetes.") else kind)
+    whole = kind.partition(".")[0]
+    source = SOURCES.get(whole if whole in ("kubernetes", "inference_pool") else kind)
     if source is not None:
         after["pools"][0]["endpoints_from"][0] = source
         return before, Fleet.model_validate(after)

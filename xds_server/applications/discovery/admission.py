@@ -11,9 +11,12 @@ Rules:
    it is still listed it stays. Back in the list it is active again, the same incarnation.
 3. Members that vanish without being said to terminate are *held* if they are, with those that
    vanished in the ``WINDOW_S`` before, more than half of the pool's active replicas. They stay
-   active until they are listed again, until ``confirm``, or until ``hold`` has passed.
-4. The last active members of a variant are held whatever else is true, also after ``hold``: only
-   ``confirm`` lets them go. Terminating ones that still serve stay until another is active.
+   active until they are listed again, until ``confirm`` or ``drained`` names them, until ``hold``
+   has passed, or until as many others are active, whose models were found ready.
+4. The last active members of a variant are held when they vanish, also after ``hold``: only
+   ``confirm`` or ``drained`` lets them go. Terminating ones that still serve stay until another is
+   active. What is listed as not serving leaves at once, the last too, and so does what a source
+   says to have been taken out (``Observation.final``).
 5. A source that has not answered yet says nothing: its members of before stay as they are. What a
    source no longer in the pool had found leaves once all new sources have answered and nothing that
    they list waits, or ``WINDOW_S`` later; rule 4 holds. While one has not answered, it stays, after
@@ -115,6 +118,23 @@ class Admission:
         """Return the number of replicas by state: active, draining, held, waiting."""
         return counted(self._replicas.values(), self.hold)
 
+    def nothing(self) -> str:
+        """Return why the pool has no replica that takes work, as of the last ``settle``.
+
+        Empty if it has one, or if a source has not answered yet.
+        """
+        if self._active().total() or not self._origins.keys() <= self._answered:
+            return ""
+        found = [each for each in self._replicas.values() if each.found is not None]
+        if not found:
+            return "its sources list no replica"
+        if self.unfit and not any(each.spec for each in found):
+            return f"{len(found)} replicas are listed, and none fits: {self.unfit[0]}"
+        ready = [each for each in found if each.wanted]
+        if not ready:
+            return f"{len(found)} replicas are listed, and none of them as able to serve"
+        return f"{len(found)} replicas are listed, and none takes work yet"
+
     def waiting(self) -> Iterator[tuple[str, str, EndpointSpec]]:
         """Yield origin, identity and addresses of replicas that wait to join."""
         if self._pool.membership.admit == "found":
@@ -159,6 +179,7 @@ class Admission:
         for (source, identity), each in list(self._replicas.items()):
             if source == origin and identity not in listed:
                 each.found = each.spec = None
+                each.confirmed = each.confirmed or observation.final
                 if each.member is None:
                     self._remove((source, identity))
         self._unfit[origin] = unfit[:MAX_UNFIT]
@@ -306,6 +327,9 @@ class Admission:
         vanished = missing.vanished
         recent = len(self._vanished)
         many = bool(vanished) and 2 * (recent + len(vanished)) > total + recent
+        if many and self._pool.membership.admit == "ready":
+            # Others were found ready in their place: this is a replacement, and no broken source.
+            many = self._active().total() - len(vanished) - len(missing.ending) < total
         hold_s = self._pool.membership.hold
         due = {k: (self._replicas[k].gone_at or now) + hold_s for k in vanished}
         going = [key for key in vanished if not many or now >= due[key]]
@@ -337,7 +361,7 @@ class Admission:
                 continue
             listed = key[0] in self._origins
             gone = not listed and self._pool.variant_of(each.member.spec) not in variants
-            if each.confirmed or gone:
+            if each.confirmed or gone or (listed and self._goes(key[0], each)):
                 each.leave(now)
             elif not listed:
                 each.gone_at = now if each.gone_at is None else each.gone_at
@@ -352,6 +376,13 @@ class Admission:
                 each.gone_at = now if each.gone_at is None else each.gone_at
                 (found.ending if each.ending else found.vanished).append(key)
         return found
+
+    def _goes(self, origin: str, each: Tracked) -> bool:
+        """Return whether a member that its source does not want leaves without a hold."""
+        if each.found is not None and not each.found.serving:
+            return True
+        drained = each.member is not None and each.member.spec.id in self._pool.drained
+        return drained and each.found is None and origin in self._answered
 
     def _note_hold(self, keys: list[Key], last: set[Key], total: int) -> None:
         """Describe the hold: ``keys`` stay, those of ``last`` until this is confirmed."""

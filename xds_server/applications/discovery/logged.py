@@ -35,6 +35,20 @@ def log_hold(pool: str, before: tuple[str, ...], hold: Hold | None, remedy: str)
     )
 
 
+def log_nothing(pool: str, before: str, now: str) -> None:
+    """Log that a pool has no replica that takes work, again if the reason is another; or its end.
+
+    Args:
+        pool: The pool.
+        before: Why it had none; empty = it had one.
+        now: Why it has none.
+    """
+    if now and now != before:
+        _log.error("pool_without_replicas", pool=pool, reason=now)
+    elif before and not now:
+        _log.info("pool_with_replicas", pool=pool)
+
+
 def log_changes(
     before: Mapping[str, tuple[Member, ...]], after: Mapping[str, tuple[Member, ...]]
 ) -> None:

@@ -23,7 +23,7 @@ import structlog
 
 from tidegate_common.backoff import Backoff
 from xds_server.applications.discovery.admission import Admission
-from xds_server.applications.discovery.logged import log_changes, log_hold
+from xds_server.applications.discovery.logged import log_changes, log_hold, log_nothing
 from xds_server.applications.discovery.readiness import question_of
 from xds_server.applications.discovery.table import SourceTools, settings_of, source_of
 from xds_server.fleet.change import UnknownName
@@ -87,6 +87,8 @@ class PoolMembership(NamedTuple):
     counts: Mapping[str, int]
     hold: Hold | None
     unfit: tuple[str, ...]
+    nothing: str = ""
+    """Why no replica takes work; empty if one does, or if a source has not answered yet."""
 
 
 @dataclass(slots=True)
@@ -105,6 +107,8 @@ class _Pool:
     sources: dict[str, _Watched] = field(default_factory=dict)
     held: tuple[str, ...] = ()
     """Ids of the hold that was logged last."""
+    nothing: str = ""
+    """Why no replica takes work, as it was logged last."""
 
 
 class Membership:
@@ -192,7 +196,13 @@ class Membership:
     def pools(self) -> list[PoolMembership]:
         """Return the state of each pool that finds replicas."""
         return [
-            PoolMembership(name, each.admission.counts(), each.admission.hold, each.admission.unfit)
+            PoolMembership(
+                name,
+                each.admission.counts(),
+                each.admission.hold,
+                each.admission.unfit,
+                each.nothing,
+            )
             for name, each in self._pools.items()
         ]
 
@@ -242,6 +252,9 @@ class Membership:
             hold = each.admission.hold
             log_hold(name, each.held, hold, self._remedy.format(pool=name))
             each.held = () if hold is None else hold.ids
+            nothing = each.admission.nothing()
+            log_nothing(name, each.nothing, nothing)
+            each.nothing = nothing
         found = {name: members for name, members in found.items() if members}
         if found != self._published:
             members = Members(found)

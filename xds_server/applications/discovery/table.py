@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from xds_server.applications.discovery.kubernetes.pool_source import InferencePoolSource
 from xds_server.applications.discovery.kubernetes.source import KubernetesSource
 from xds_server.applications.discovery.sources import dns
 from xds_server.applications.discovery.sources.listed import ListedEndpoints
@@ -31,6 +32,7 @@ class SourceTools(NamedTuple):
 TABLE: Final[Mapping[str, Callable[[Any, SourceTools], Source]]] = {
     "file": lambda path, _: ListedEndpoints(path),
     "kubernetes": lambda spec, tools: KubernetesSource(spec, jitter=tools.rng),
+    "inference_pool": lambda spec, tools: InferencePoolSource(spec, jitter=tools.rng),
     "dns": lambda spec, tools: dns.of_source(spec, tools.resolver, tools.rng),
 }
 """Field of ``EndpointsFrom`` -> its source, from the field's value."""

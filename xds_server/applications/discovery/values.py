@@ -41,6 +41,8 @@ class Observation:
 
     endpoints: tuple[Found, ...]
     """All endpoints that the source knows, at most ``MAX_ENDPOINTS``."""
+    final: bool = False
+    """What it does not list was taken out by an operator, and leaves without a hold."""
 
 
 class Source(Protocol):

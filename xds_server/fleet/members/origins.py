@@ -53,11 +53,13 @@ class Origin:
         Raises:
             Unfit: It is no replica for the pool; the message says why.
         """
-        kind = (self.source or self.endpoint).kind  # type: ignore[union-attr] # one of them is given
-        for name, address, needed in (("http", http, kind.http), ("grpc", grpc, kind.grpc)):
-            if needed and address is None:
-                raise Unfit(f"it has no `{name}` address")
-        http, grpc = http if kind.http else None, grpc if kind.grpc else None
+        kinds = {self.endpoint.kind} if self.endpoint is not None else self.source.kinds  # type: ignore[union-attr] # one of them is given
+        if len(kinds) == 1:
+            (kind,) = kinds
+            for name, address, needed in (("http", http, kind.http), ("grpc", grpc, kind.grpc)):
+                if needed and address is None:
+                    raise Unfit(f"it has no `{name}` address{self._remedy()}")
+            http, grpc = http if kind.http else None, grpc if kind.grpc else None
         if self.endpoint is not None:
             named, at = self.endpoint, split_host_port(http or grpc or "")[0]
             update = {"id": identity, "http": http, "grpc": grpc}
@@ -77,9 +79,10 @@ class Origin:
             "device": device or source.device,
             "capacity": source.capacity,
         }
+        page = http if source.inference_pool is not None else None
         if source.metrics_port is not None:
-            host = split_host_port(http or grpc or "")[0]
-            page = join_host_port(host, source.metrics_port)
+            page = join_host_port(split_host_port(http or grpc or "")[0], source.metrics_port)
+        if page is not None:
             fields["metrics"] = f"http://{page}/metrics"
         try:
             return EndpointSpec.model_validate(fields)
@@ -87,6 +90,12 @@ class Origin:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"])) or "it"
             raise Unfit(f"{where}: {first['msg']}") from None
+
+    def _remedy(self) -> str:
+        """Return what to write where replicas lack a protocol; empty if nothing is known."""
+        if self.source is not None and self.source.protocols is not None:
+            return ": correct `protocols`, or leave it out"
+        return ""
 
 
 def origins_of(pool: PoolSpec) -> dict[str, Origin]:

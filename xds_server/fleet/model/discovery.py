@@ -9,7 +9,10 @@ from pydantic_core import PydanticCustomError
 
 from tidegate_api.names import Protocol  # noqa: TC001 - pydantic reads the annotation at run time
 from xds_server.fleet.model.fields import DnsName, Duration, Label, LocalPath, Name, Port, Strict
-from xds_server.fleet.model.kubernetes import KubernetesSpec  # noqa: TC001 - as above
+from xds_server.fleet.model.kubernetes import (  # noqa: TC001 - as above
+    InferencePoolSpec,
+    KubernetesSpec,
+)
 
 
 class Kind(NamedTuple):
@@ -17,6 +20,11 @@ class Kind(NamedTuple):
 
     http: bool
     grpc: bool
+
+
+ANY_KIND: Final = frozenset(
+    {Kind(http=True, grpc=True), Kind(http=True, grpc=False), Kind(http=False, grpc=True)}
+)
 
 
 class Serves(NamedTuple):
@@ -62,16 +70,19 @@ class DnsSource(Strict):
 
 
 class EndpointsFrom(Strict):
-    """One source of replicas: exactly one of `file`, `dns` and `kubernetes`."""
+    """One source of replicas: one of `file`, `dns`, `kubernetes` and `inference_pool`."""
 
     file: LocalPath | None = None
     """A file on the control server's machine that lists replicas, watched for changes."""
-    protocols: Annotated[tuple[Protocol, ...], Field(min_length=1, max_length=2)] = ("http", "grpc")
-    """With `file`: what each replica of the file speaks. The others are refused."""
+    protocols: Annotated[tuple[Protocol, ...], Field(min_length=1, max_length=2)] | None = None
+    """With `file`: what each replica of the file must speak; the others are refused. If omitted,
+    each speaks what it has an address for."""
     dns: DnsSource | None = None
     """A DNS name."""
     kubernetes: KubernetesSpec | None = None
     """EndpointSlices of Kubernetes."""
+    inference_pool: InferencePoolSpec | None = None
+    """The pods of an InferencePool of Kubernetes."""
     variant: Name | None = None
     """Variant of replicas of which the source tells none; the pool's first if omitted."""
     zone: Label = ""
@@ -81,7 +92,8 @@ class EndpointsFrom(Strict):
     capacity: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = 1.0
     """Relative strength of each replica."""
     metrics_port: Port | None = None
-    """Port of the replicas' Prometheus page, at `/metrics`."""
+    """Port of the replicas' Prometheus page, at `/metrics`. Replicas of an `inference_pool` that
+    speaks HTTP have it at their own port if this is omitted."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -95,21 +107,31 @@ class EndpointsFrom(Strict):
         return self
 
     @property
-    def kind(self) -> Kind:
-        """The protocols that each of its replicas speaks."""
+    def kinds(self) -> frozenset[Kind]:
+        """The sets of protocols that its replicas may speak; one where the source says which."""
         if self.dns is not None:
             dns = self.dns
-            return Kind(*(getattr(dns, each) is not None or dns.srv == each for each in _PROTOCOLS))
-        if self.kubernetes is not None:
+            told = (getattr(dns, each) is not None or dns.srv == each for each in _PROTOCOLS)
+        elif self.kubernetes is not None:
             ports = self.kubernetes.ports
-            return Kind(ports.http is not None, ports.grpc is not None)
-        return Kind(*(each in self.protocols for each in _PROTOCOLS))
+            if ports is None:
+                return ANY_KIND
+            told = (getattr(ports, each) is not None for each in _PROTOCOLS)
+        elif self.inference_pool is not None:
+            told = (each == self.inference_pool.protocol for each in _PROTOCOLS)
+        elif self.protocols is None:
+            return ANY_KIND
+        else:
+            told = (each in self.protocols for each in _PROTOCOLS)
+        return frozenset({Kind(*told)})
 
     @property
     def tells_variants(self) -> bool:
         """Whether its replicas may be of any variant."""
         if self.kubernetes is not None:
             return self.kubernetes.labels.variant is not None
+        if self.inference_pool is not None:
+            return self.inference_pool.labels.variant is not None
         return self.dns is None
 
     @property
@@ -123,15 +145,18 @@ class EndpointsFrom(Strict):
             return f"dns {self.dns.name}:{'/'.join(map(str, ports))}"
         if self.kubernetes is not None:
             spec = self.kubernetes
-            ports = (each or "" for each in (spec.ports.http, spec.ports.grpc))
+            ports = (each or "" for each in (spec.port_names.http, spec.port_names.grpc))
             return f"kubernetes {spec.namespace} {spec.label_selector}:{'/'.join(ports)}"
+        if self.inference_pool is not None:
+            pool = self.inference_pool
+            return f"inference_pool {pool.namespace}/{pool.name}:{pool.protocol}"
         return f"file {self.file}"
 
     @property
     def reaches(self) -> frozenset[str]:
         """Names for what it finds, one per port: sources that share one find the same replicas."""
         source, _, ports = self.key.rpartition(":")
-        if self.file is not None or not source:
+        if self.file is not None or self.inference_pool is not None or not source:
             return frozenset({self.key})
         return frozenset(f"{source}:{port}" for port in ports.split("/") if port)
 
@@ -152,5 +177,5 @@ class MembershipSpec(Strict):
 
 
 _PROTOCOLS: Final = ("http", "grpc")
-SOURCES: Final = ("file", "dns", "kubernetes")
+SOURCES: Final = ("file", "dns", "kubernetes", "inference_pool")
 """Fields of ``EndpointsFrom`` of which exactly one is given."""

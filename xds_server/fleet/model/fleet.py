@@ -13,6 +13,7 @@ from pydantic import Field, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
 from tidegate_api.addresses import PICKER_ADDRESS
+from tidegate_api.paths import ANY_MODEL_PATHS
 from tidegate_api.pools import (
     MAX_NEEDS,
     MAX_VARIANTS,
@@ -68,7 +69,14 @@ class Match(Strict):
     models: tuple[ModelName, ...] = ()
     """Models it serves; in a path (`/v2/models/NAME`) or in the body."""
     paths: tuple[HttpPath, ...] = ()
-    """Further exact paths whose body names the model, e.g. `/v1/chat/completions`."""
+    """Further exact paths whose body names the model, e.g. `/v1/chat/completions`. Without models
+    and paths: those of completions, chats, embeddings, responses and messages."""
+
+    @model_validator(mode="after")
+    def _any_model(self) -> Self:
+        if not self.models and not self.paths:
+            return self.model_copy(update={"paths": ANY_MODEL_PATHS})
+        return self
 
 
 class VariantMatch(Strict):
@@ -226,8 +234,9 @@ class PoolSpec(Strict):
     """Name of the pool; not `unnamed`, `unpicked` or `unserved`."""
     default: bool = False
     """Takes requests whose pool only the body could name, where it names no model."""
-    match: Match
-    """Which requests belong to the pool."""
+    match: Match = Match(paths=ANY_MODEL_PATHS)
+    """Which requests belong to the pool; if omitted or empty, those of any model that no other pool
+    has. Of Triton's paths (`/v2/models/NAME`) its own listener opens those of `models` alone."""
     variants: Annotated[tuple[VariantSpec, ...], Field(min_length=1, max_length=MAX_VARIANTS)] = (
         VariantSpec(name="stable"),
     )
@@ -296,7 +305,7 @@ class PoolSpec(Strict):
         """The sets of protocols that its replicas speak, as in ``serves``."""
         pool = self.written
         written = {kind for _, kind in _forms(pool.endpoints)}
-        return frozenset(written | {each.kind for each in pool.endpoints_from})
+        return frozenset(written).union(*(each.kinds for each in pool.endpoints_from))
 
     @property
     def serves(self) -> frozenset[Serves]:
@@ -306,7 +315,7 @@ class PoolSpec(Strict):
         found = {Serves(name or every[0], kind) for name, kind in _forms(pool.endpoints)}
         for source in pool.endpoints_from:
             names = every if source.tells_variants else [source.variant or every[0]]
-            found |= {Serves(name, source.kind) for name in names}
+            found |= {Serves(name, kind) for name in names for kind in source.kinds}
         return frozenset(found)
 
     @property

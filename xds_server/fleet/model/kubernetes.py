@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from tidegate_api.names import Protocol  # noqa: TC001 - pydantic reads the annotation at run time
 from xds_server.fleet.model.fields import FilePath, Strict
 
 MAX_SELECTOR_LABELS = 16
@@ -21,17 +22,20 @@ _SUBDOMAIN = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z
 _LABEL_KEY = rf"^({_SUBDOMAIN}/)?{_LABEL_NAME}$"
 _LABEL_VALUE = rf"^({_LABEL_NAME})?$"
 _DNS_LABEL = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+_SUBDOMAIN_NAME = rf"^{_SUBDOMAIN}$"
 _PORT_NAME = r"^([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)?$"
 
 KUBERNETES_MEANINGS = {
     _LABEL_KEY: "a label's key, such as app or tidegate.dev/variant",
     _LABEL_VALUE: "a label's value, at most 63 letters, digits, '.', '_' and '-'",
     _DNS_LABEL: "a name of Kubernetes: lower-case letters, digits and '-', at most 63 characters",
+    _SUBDOMAIN_NAME: "a name of Kubernetes: lower-case letters, digits, '-' and '.'",
     _PORT_NAME: "the name of a Service's port; empty for a single port without a name",
 }
 """Description of each pattern, for error messages."""
 
 DnsLabel = Annotated[str, Field(pattern=_DNS_LABEL)]
+ObjectName = Annotated[str, Field(pattern=_SUBDOMAIN_NAME, max_length=253)]
 LabelKey = Annotated[str, Field(pattern=_LABEL_KEY, max_length=317)]
 LabelValue = Annotated[str, Field(pattern=_LABEL_VALUE)]
 PortName = Annotated[str, Field(pattern=_PORT_NAME)]
@@ -138,8 +142,9 @@ class KubernetesSpec(Strict):
         default={}
     )
     """All Services that have these labels; with `service` also this one only if it has them."""
-    ports: KubernetesPorts = KubernetesPorts()
-    """Which of the Service's ports are which."""
+    ports: KubernetesPorts | None = None
+    """Which of the Service's ports are which; each replica must have them. If omitted, those of the
+    names `http` and `grpc` that it has."""
     labels: KubernetesLabels = KubernetesLabels()
     """Which of the Service's labels say what."""
     family: Literal["ipv4", "ipv6"] = "ipv4"
@@ -160,9 +165,42 @@ class KubernetesSpec(Strict):
         return self
 
     @property
+    def port_names(self) -> KubernetesPorts:
+        """Return the names of the ports that count."""
+        return self.ports or KubernetesPorts()
+
+    @property
     def label_selector(self) -> str:
         """Return the selector as the API server reads it."""
         labels = dict(self.selector)
         if self.service is not None:
             labels[SERVICE_LABEL] = self.service
         return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
+
+
+class PodLabels(Strict):
+    """Labels of the pods that say more of them."""
+
+    variant: LabelKey | None = None
+    """Its value is the replica's variant."""
+    zone: LabelKey | None = "topology.kubernetes.io/zone"
+    """Its value is the replica's zone; Kubernetes 1.35 and later copies this one from the node."""
+    device: LabelKey | None = None
+    """Its value is the replica's `device`."""
+
+
+class InferencePoolSpec(Strict):
+    """An InferencePool, `inference.networking.k8s.io/v1`: its selector and ports are followed."""
+
+    namespace: DnsLabel
+    """Namespace of the InferencePool and of its pods."""
+    name: ObjectName
+    """Its name."""
+    protocol: Protocol = "http"
+    """What its ports speak: `http`, or `grpc` where its `appProtocol` is `kubernetes.io/h2c`."""
+    labels: PodLabels = PodLabels()
+    """Which of the pods' labels say what."""
+    family: Literal["ipv4", "ipv6"] = "ipv4"
+    """The address that is used of a pod that has both."""
+    api: KubernetesApi = KubernetesApi()
+    """The API server."""

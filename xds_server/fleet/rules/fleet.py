@@ -18,6 +18,7 @@ import functools
 import ipaddress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from tidegate_api.paths import ANY_MODEL_PATHS
 from xds_server.fleet.guards.filters import filters_of_pool
 from xds_server.fleet.guards.fronts import addresses, front_rules
 from xds_server.fleet.guards.patches import patches_of_pool
@@ -150,12 +151,6 @@ def _names(fleet: Fleet) -> Iterator[Problem]:
 
 def _pool(at: Location, pool: PoolSpec) -> Iterator[Problem]:
     match = pool.match
-    if not match.models and not match.paths:
-        yield Problem(
-            (*at, "match"),
-            f"pool '{pool.name}' matches no request; name its models, for example "
-            "models: [my-model]",
-        )
     yield from repeated(match.models, (*at, "match", "models"), None, "model")
     yield from repeated(match.paths, (*at, "match", "paths"), None, "path")
     for position, path in enumerate(match.paths):
@@ -164,7 +159,8 @@ def _pool(at: Location, pool: PoolSpec) -> Iterator[Problem]:
                 (*at, "match", "paths", position),
                 f"'{path}' is a path of Triton's own API, which `models` covers; remove it",
             )
-    if match.paths and pool.kinds and not speaks(pool, "http"):
+    of_grpc = pool.kinds and not speaks(pool, "http")
+    if of_grpc and match.paths not in ((), ANY_MODEL_PATHS):
         yield Problem(
             (*at, "match", "paths"),
             f"paths are HTTP, but no replica of pool '{pool.name}' has an `http` address; "

@@ -128,8 +128,17 @@ async def test_what_more_than_half_leave_is_held_and_an_edit_lets_it_go(tmp_path
 
         assert await eventually(said)
     (held,) = (e for e in logged if e["event"] == "membership_held")
-    assert "edit the fleet file" in held["remedy"]
+    assert held["remedy"] == "list their ids in `drained` of pool llm in the fleet file"
     await first.has("f1", "f2", "f3")
+    (shown,) = [
+        each["pools"][0]
+        for each in (first.feed.state()["found"], second.feed.state()["found"])
+        if each["finds"]
+    ]
+    assert (shown["hold"], shown["remedy"]) == (("f2", "f3"), held["remedy"])
+    write(tmp_path, endpoints=[], endpoints_from=[source(tmp_path)], drained=["f2", "f3"])
+    await first.has("f1")
+    await second.has("f1")
     write(tmp_path, endpoints=[endpoint(9)])
     await first.has("r9")
     await second.has("r9")

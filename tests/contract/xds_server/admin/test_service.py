@@ -231,12 +231,14 @@ async def test_status_has_what_is_not_stored_and_who_is_refused(admin: Admin) ->
 
 async def test_a_bad_fleet_is_an_invalid_argument(admin: Admin) -> None:
     """Every fault has its line; the caller names the source."""
-    request = admin_pb2.ApplyRequest(fleet="pools:\n- {}\n", source="mine.yaml", options=options())
+    request = admin_pb2.ApplyRequest(
+        fleet="pools:\n- {match: 1}\n", source="mine.yaml", options=options()
+    )
     code, details = await refused(admin.stub.Apply(request))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert details.splitlines() == [
         "mine.yaml:2: pools[0].name: missing; write `name:` here",
-        "mine.yaml:2: pools[0].match: missing; write `match:` here",
+        "mine.yaml:2: pools[0].match: 1 stands where a mapping belongs; write `key: value` lines",
     ]
 
 

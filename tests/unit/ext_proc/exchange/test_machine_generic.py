@@ -17,6 +17,7 @@ from ext_proc.exchange import (
     Response,
     ResponsePart,
 )
+from ext_proc.routing.values.request import Features, Form
 from ext_proc.routing.values.ticket import Outcome
 from support.exchanges import PROMPT, generic, head, run
 from support.streams import CHAT_PATH, GRPC_STREAM, llm, router, vision
@@ -82,6 +83,15 @@ def test_the_default_pool_without_models_takes_any_model():
     for path in (CHAT_PATH, "/other/v1/completions", "/v2/models/unheard-of/generate"):
         _, reply = run(request_router, generic(path), body)
         assert reply.pick.decision.pool == "llm"
+
+
+def test_the_default_pool_without_models_takes_calls_of_any_model():
+    """Over gRPC too, where a call names its model in the message."""
+    features = Features(Form.GRPC_INFER, model="unheard-of")
+    pools = llm(models=frozenset(), default_for_grpc=True), vision()
+    assert router(*pools).pool_for(features, "", "grpc") == "llm"
+    pools = llm(models=frozenset()), vision()
+    assert router(*pools).pool_for(features, "", "grpc").kind == "unknown-model"
 
 
 def test_what_is_no_inference_and_has_no_default_is_a_pass():

@@ -52,8 +52,18 @@ def test_a_fault_has_file_line_place_and_fix() -> None:
 
 def test_rules_have_lines_too() -> None:
     """Problems of several fields are reported like those of a single one."""
-    (fault,) = faults(GOOD.replace("{models: [toy]}", "{}"))
-    assert fault.startswith("fleet.yaml:3: pools[0].match: pool 'llm' matches no request")
+    (fault,) = faults(GOOD.replace("{models: [toy]}", "{models: [toy, toy]}"))
+    assert fault.startswith("fleet.yaml:3: pools[0].match.models[1]: ")
+
+
+@pytest.mark.parametrize("match", ["{}", "{models: []}", None])
+def test_a_pool_without_a_match_takes_any_model(match: str | None) -> None:
+    """Nothing has to be known of paths: those of engines are opened."""
+    text = GOOD.replace("  match: {models: [toy]}\n", f"  match: {match}\n" if match else "")
+    assert text != GOOD
+    (pool,) = load_text(text, "fleet.yaml").pools
+    assert pool.match.models == ()
+    assert "/v1/chat/completions" in pool.match.paths
 
 
 def test_all_faults_are_reported_at_once() -> None:
@@ -68,7 +78,7 @@ def test_all_faults_are_reported_at_once() -> None:
 
 def test_reported_faults_are_bounded() -> None:
     """A file with many faults gives a bounded report."""
-    many = "pools:\n" + "- {}\n" * MAX_FAULTS
+    many = "pools:\n" + "- {}\n" * 2 * MAX_FAULTS
     printed = faults(many)
     assert len(printed) == MAX_FAULTS + 1
     assert printed[-1] == f"... and {MAX_FAULTS} more"

@@ -15,8 +15,8 @@ Rules:
 5. Of two pods of one name, the one that does not terminate is meant (a StatefulSet's successor);
    likewise of two pods with one address.
 6. Without a pod (hand-made slices) the address is the identity.
-7. An endpoint without a port that was asked for is left out, and told. Where all are, nothing is
-   observed: a renamed port is no reason to take all replicas away.
+7. An endpoint without a port that was asked for, or without any, is left out, and told. Where all
+   are, nothing is observed: a renamed port is no reason to take all replicas away.
 """
 
 from __future__ import annotations
@@ -116,8 +116,9 @@ def reduce(found: Mapping[str, Any], spec: KubernetesSpec) -> Slice | None:
     ports = _ports(found.get("ports"))
     labels = _labels(found)
     entries = (_entry(each, family) for each in (endpoints or ())[:MAX_IN_SLICE])
-    http = None if spec.ports.http is None else ports.get(spec.ports.http)
-    grpc = None if spec.ports.grpc is None else ports.get(spec.ports.grpc)
+    names = spec.port_names
+    http = None if names.http is None else ports.get(names.http)
+    grpc = None if names.grpc is None else ports.get(names.grpc)
     return Slice(
         family=family.lower(),
         http=http,
@@ -143,7 +144,7 @@ def observe(slices: Mapping[str, Slice], spec: KubernetesSpec) -> Sighting:
     made = {key: _found(pods[key], spec) for key in sorted(pods)}
     lacking = next((key for key, one in made.items() if one is None), None)
     fault = "" if lacking is None else _without_port(lacking.strip("/"), pods[lacking], spec)
-    found = _one_per_address(one for one in made.values() if one is not None)
+    found = one_per_address(one for one in made.values() if one is not None)
     if pods and not found:
         return Sighting(None, fault)
     if len(found) > MAX_ENDPOINTS:
@@ -170,14 +171,16 @@ def _found(all_seen: list[tuple[Slice, SliceEntry]], spec: KubernetesSpec) -> Fo
     seen = [(each, entry) for each, entry in seen if entry.address == address]
     http = min((each.http for each, _ in seen if each.http is not None), default=None)
     grpc = min((each.grpc for each, _ in seen if each.grpc is not None), default=None)
-    if (http is None and spec.ports.http is not None) or (
-        grpc is None and spec.ports.grpc is not None
-    ):
+    names = spec.ports
+    lacking = names is not None and (
+        (http is None and names.http is not None) or (grpc is None and names.grpc is not None)
+    )
+    if lacking or (http is None and grpc is None):
         return None
     pod = seen[0][1].pod
     addresses = [None if port is None else join_host_port(address, port) for port in (http, grpc)]
     return Found(
-        identity=_bounded(pod) if pod is not None else addresses[1] or addresses[0] or address,
+        identity=bounded(pod) if pod is not None else addresses[1] or addresses[0] or address,
         http=addresses[0],
         grpc=addresses[1],
         variant=_first(each.variant for each, _ in seen),
@@ -196,7 +199,7 @@ def _meant(entries: Iterable[SliceEntry]) -> str | None:
     return min(ending, key=lambda uid: (ending[uid], uid or ""))
 
 
-def _one_per_address(found: Iterable[Found]) -> list[Found]:
+def one_per_address(found: Iterable[Found]) -> list[Found]:
     """Leave one endpoint per address: one that does not terminate, else the first by name."""
     kept: list[Found] = []
     taken: set[str] = set()
@@ -212,23 +215,24 @@ def _first(values: Iterable[str | None]) -> str | None:
     return min((value for value in values if value), default=None)
 
 
-def _bounded(pod: str) -> str:
+def bounded(pod: str, most: int = MAX_IDENTITY) -> str:
     """Return a name of bounded length that is still the pod's own."""
-    if len(pod) <= MAX_IDENTITY:
+    if len(pod) <= most:
         return pod
     digest = hashlib.sha256(pod.encode()).hexdigest()[:_DIGEST]
-    return f"{pod[: MAX_IDENTITY - _DIGEST - 1]}-{digest}"
+    return f"{pod[: most - _DIGEST - 1]}-{digest}"
 
 
 def _without_port(name: str, seen: list[tuple[Slice, SliceEntry]], spec: KubernetesSpec) -> str:
-    asked = [port for port in (spec.ports.http, spec.ports.grpc) if port is not None]
+    names = spec.port_names
+    asked = [port for port in (names.http, names.grpc) if port is not None]
     named = sorted({port for each, _ in seen for port in each.named})
     missing = [port for port in asked if port not in named] or asked
     has = ", ".join(map(repr, named[:MAX_NAMED])) if named else "none"
+    lacks = (" or " if spec.ports is None else " and ").join(map(repr, missing))
     return (
-        f"{name} in the namespace {spec.namespace!r} has no port named "
-        f"{' and '.join(map(repr, missing))}; its Services have: {has}. Set `ports`, null for one "
-        "that replicas do not have"
+        f"{name} in the namespace {spec.namespace!r} has no port named {lacks}; its Services have: "
+        f"{has}. Set `ports`, null for one that replicas do not have"
     )
 
 

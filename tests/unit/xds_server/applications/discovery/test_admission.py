@@ -141,6 +141,76 @@ def test_what_joins_meanwhile_does_not_end_a_hold():
     assert bench.settle(60)["r1"] == "held"
 
 
+def test_as_many_that_are_found_ready_end_a_hold():
+    """A whole DNS name is replaced: others have the model in their place."""
+    bench = Bench(spec(admit="ready"))
+    bench.see(listed(1, 2))
+    for name in ("r1", "r2"):
+        assert bench.member(name)
+    assert set(bench.see(listed(3, 4)).values()) == {"held"}
+    states = []
+    for origin, identity, waiting in list(bench.admission.waiting()):
+        bench.admission.probed(origin, identity, waiting, ready=True)
+        states.append(bench.settle())
+    assert states[0] == {"r1": "held", "r2": "held", "r3": "active"}
+    assert states[1] == {"r1": "draining", "r2": "draining", "r3": "active", "r4": "active"}
+    assert all("active" in each.values() or "held" in each.values() for each in states)
+
+
+@pytest.mark.parametrize("those", [(2,), (1, 2, 3, 4)])
+def test_replicas_that_are_listed_as_not_ready_leave_at_once(those):
+    """Their source says so of each; also the last of a variant, which are no use either."""
+    bench = Bench(spec())
+    bench.see(listed(1, 2, 3, 4))
+    mixed = [found(n, serving=n not in those) for n in (1, 2, 3, 4)]
+    states = bench.see(Observation(tuple(mixed)))
+    assert states == {f"r{n}": "draining" if n in those else "active" for n in (1, 2, 3, 4)}
+    assert bench.admission.hold is None
+    back = bench.see(listed(1, 2, 3, 4))
+    assert set(back.values()) == {"active"}
+    assert {m.joined_unix_ms for m in bench.admission.members} == {0}, "the same incarnation"
+
+
+def test_held_replicas_that_the_fleet_drains_leave():
+    """The way of a picker that has no `tidegate confirm`."""
+    bench = Bench(spec())
+    bench.see(listed(1, 2, 3))
+    assert set(bench.see(Observation(())).values()) == {"held"}
+    bench.admission.configure(spec(drained=["r1", "r2"]))
+    assert bench.settle() == {"r1": "draining", "r2": "draining", "r3": "held"}
+    assert bench.see(listed(1, 2, 3)) == dict.fromkeys(("r1", "r2", "r3"), "active"), (
+        "the fleet drains them where it is published"
+    )
+
+
+def test_what_was_taken_out_leaves_without_a_hold():
+    """An InferencePool that was deleted, or selects others now."""
+    bench = Bench(spec())
+    bench.see(listed(1, 2, 3))
+    others = replace(listed(3), final=True)
+    assert bench.see(others) == {"r1": "draining", "r2": "draining", "r3": "active"}
+    assert set(bench.see(replace(listed(), final=True)).values()) == {"draining"}
+    assert bench.admission.hold is None
+
+
+def test_why_a_pool_has_no_replica():
+    """Nothing listed, nothing that fits, nothing that serves; not before a source has answered."""
+    bench = Bench(spec(protocols=["grpc"]))
+    bench.settle()
+    assert bench.admission.nothing() == ""
+    bench.see(Observation(()))
+    assert bench.admission.nothing() == "its sources list no replica"
+    bench.see(listed(1, 2, grpc=None))
+    assert bench.admission.nothing() == (
+        "2 replicas are listed, and none fits: file /f: r1: it has no `grpc` address: correct "
+        "`protocols`, or leave it out"
+    )
+    bench.see(listed(1, 2, serving=False))
+    assert "none of them as able to serve" in bench.admission.nothing()
+    bench.see(listed(1))
+    assert bench.admission.nothing() == ""
+
+
 def test_half_may_go():
     """The bound is more than half."""
     bench = Bench(spec())
@@ -237,10 +307,22 @@ def test_a_new_address_is_a_new_incarnation_of_the_same_replica():
 
 
 def test_a_replica_that_lacks_a_protocol_is_left_out():
-    """Clusters do not depend on what is found."""
-    bench = Bench(spec())
+    """Where the file says what each must speak; clusters do not depend on what is found."""
+    bench = Bench(spec(protocols=["http", "grpc"]))
     assert bench.see(Observation((found(1), found(2, grpc=None)))) == {"r1": "active"}
-    assert bench.admission.unfit == ("file /f: r2: it has no `grpc` address",)
+    assert bench.admission.unfit == (
+        "file /f: r2: it has no `grpc` address: correct `protocols`, or leave it out",
+    )
+
+
+@pytest.mark.parametrize("lacks", ["grpc", "http"])
+def test_protocols_follow_from_the_addresses(lacks):
+    """A file that says nothing of protocols may list replicas with one address each."""
+    bench = Bench(spec())
+    only = Observation((found(1, **{lacks: None}), found(2, **{lacks: None})))
+    assert bench.see(only) == {"r1": "active", "r2": "active"}
+    assert getattr(bench.member("r1").spec, lacks) is None
+    assert bench.admission.unfit == ()
 
 
 def test_the_number_of_replicas_is_bounded():

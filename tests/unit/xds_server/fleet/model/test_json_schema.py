@@ -35,7 +35,7 @@ def test_examples_are_valid(validator, example: Path) -> None:
     [
         "{}",
         "pools: []",
-        "pools: [{name: a}]",
+        "pools: [{match: {}}]",
         "pools: [{name: A, match: {}}]",
         "pools: [{name: a, match: {}, extra: 1}]",
         "pools: [{name: a, match: {}, endpoints: [{id: r1}]}]",

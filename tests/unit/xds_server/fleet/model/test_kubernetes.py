@@ -15,7 +15,8 @@ TRITON = {"namespace": "infer", "service": "triton"}
 def test_a_namespace_and_a_service_are_enough() -> None:
     """The ports have the names that Triton's Services mostly use; the cluster is our own."""
     spec = KubernetesSpec.model_validate(TRITON)
-    assert (spec.ports.http, spec.ports.grpc) == ("http", "grpc")
+    assert spec.ports is None, "replicas need not have both"
+    assert (spec.port_names.http, spec.port_names.grpc) == ("http", "grpc")
     assert spec.api.kubeconfig is None
     assert spec.api.url is None
 

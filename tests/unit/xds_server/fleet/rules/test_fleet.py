@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.fleets import endpoint, fleet, pool
+from tidegate_api.paths import ANY_MODEL_PATHS
 from tidegate_api.pools import MAX_WEIGHT_SUM
 from xds_server.fleet.load import load_text
 from xds_server.fleet.rules.fleet import problems
@@ -49,9 +50,11 @@ def test_the_name_of_unnamed_routes_is_reserved() -> None:
     assert only(pool("unnamed"))[0] == "pools[0].name"
 
 
-def test_a_pool_matches_something() -> None:
-    """A pool without models and paths would get no request."""
-    assert only(pool(match={}))[0] == "pools[0].match"
+def test_pools_of_any_model_are_told_apart() -> None:
+    """One pool may say nothing of models; a second one would take the same requests."""
+    assert found(pool(match={})) == []
+    told = {path for path, _ in found(pool(match={}, default=True), other("b", 5, match={}))}
+    assert told == {f"pools[1].match.paths[{n}]" for n in range(len(ANY_MODEL_PATHS))}
 
 
 def test_a_model_belongs_to_one_pool() -> None:
@@ -330,8 +333,11 @@ def test_a_replica_is_not_a_picker() -> None:
 
 def test_problems_come_in_the_order_of_the_file() -> None:
     """Positions are numbers, so the tenth pool comes after the second."""
-    pools = [other(f"p{n}", n, match={}, default=n == 1) for n in range(1, 13)]
-    assert [path for path, _ in found(*pools)] == [f"pools[{n}].match" for n in range(12)]
+    pools = [
+        other(f"p{n}", n, match={"models": [f"m{n}"] * 2}, default=n == 1) for n in range(1, 13)
+    ]
+    told = [path for path, _ in found(*pools)]
+    assert told == [f"pools[{n}].match.models[1]" for n in range(12)]
 
 
 def test_the_fleet_itself_has_a_text() -> None:

@@ -306,7 +306,7 @@ async def test_a_wrong_port_name_is_told(server, follow) -> None:
     await seen.shows("a")
     server.put(endpoint_slice("s", pod("a", "10.1.0.97"), ports={"web": 80}))
     await seen.until(lambda: seen.troubles)
-    assert "has no port named 'http' and 'grpc'" in seen.troubles[0]
+    assert "has no port named 'http' or 'grpc'" in seen.troubles[0]
     assert seen.names == ["a"]
     put(server, "s", "a")
     await seen.until(lambda: seen.troubles[-1] == "")

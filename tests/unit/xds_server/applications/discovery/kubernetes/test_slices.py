@@ -21,7 +21,7 @@ from xds_server.applications.discovery.kubernetes.slices import (
     reduce,
 )
 from xds_server.applications.discovery.values import Found
-from xds_server.fleet.model.kubernetes import KubernetesSpec
+from xds_server.fleet.model.kubernetes import KubernetesPorts, KubernetesSpec
 
 
 def look(*found: dict[str, Any], spec: KubernetesSpec = SPEC) -> Sighting:
@@ -180,9 +180,8 @@ def test_a_zone_of_the_service_stands_in() -> None:
 @pytest.mark.parametrize(
     ("ports", "missing", "has"),
     [
-        ({"web": 80, "metrics": 2}, "'http' and 'grpc'", "'metrics', 'web'"),
-        ({"http": 80}, "'grpc'", "'http'"),
-        ({}, "'http' and 'grpc'", "none"),
+        ({"web": 80, "metrics": 2}, "'http' or 'grpc'", "'metrics', 'web'"),
+        ({}, "'http' or 'grpc'", "none"),
     ],
 )
 def test_ports_of_other_names_take_nothing_away(
@@ -199,13 +198,17 @@ def test_ports_of_other_names_take_nothing_away(
 
 def test_one_pod_without_a_port_is_told_beside_the_others() -> None:
     """The others are in force."""
-    sighting = look(
+    slices = (
         endpoint_slice("s", pod("a", "10.1.0.1")),
         endpoint_slice("t", pod("b", "10.1.0.2"), ports={"http": 8000}),
     )
+    spec = SPEC.model_copy(update={"ports": KubernetesPorts()})
+    kept = {name_of(each): reduce(each, spec) for each in slices}
+    sighting = observe(kept, spec)
     assert sighting.observation is not None
     assert [found.identity for found in sighting.observation.endpoints] == ["a"]
     assert sighting.fault.startswith("b in the namespace 'infer' has no port named 'grpc'")
+    assert [found.grpc for found in look(*slices).observation.endpoints] == ["10.1.0.1:8001", None]
 
 
 def test_an_empty_service_is_an_observation() -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from aiohttp import web
 
 from support.sites import end
-from xds_server.applications.discovery.kubernetes.answers import SLICES, Resource
+from xds_server.applications.discovery.kubernetes.answers import SLICES, ResourceKind
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -43,7 +43,7 @@ def too_old(version: str, kept: int) -> dict[str, Any]:
 class FakeApiServer:
     """One namespace's objects of a kind, their history, and what goes wrong."""
 
-    resource: Resource = SLICES
+    resource: ResourceKind = SLICES
     beside: tuple[FakeApiServer, ...] = ()
     """Servers of other kinds that answer at the same address."""
     page_size: int | None = None

@@ -11,8 +11,8 @@ Rules:
    then; those of the first file are warm.
 4. What only Envoy does with a fleet (routes, limits, timeouts) is not done at all.
 5. Replicas that sources find join and leave as with a control server (``tidegate.picker.finding``).
-   The picker is ready once each pool has a replica, at the latest ``FIRST_S`` after the file was
-   read: a source may be silent for long.
+   The picker is ready once each pool has a replica; ``FIRST_S`` after the file was read one pool is
+   enough, as a source may be silent for long, or that all sources have answered.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from ext_proc.control.pools import pool_of
-from tidegate.picker.finding import ReplicaFinder
+from tidegate.picker.finding import EVERY_S, ReplicaFinder
 from tidegate_api.fleet.v1 import pool_pb2
 from xds_server.applications.discovery.file import FileWatch
 from xds_server.fleet.load import load_text
@@ -82,6 +82,8 @@ class FileFeed:
         self._known: Mapping[str, tuple[int, int]] = {}
         self._members = Members()
         self._left_out: tuple[str, ...] = ()
+        self._usable = False
+        """A pool has a replica, or nothing is to be found."""
         self._fault: str | None = None
         self._taken_unix_s: float | None = None
         self._watch = FileWatch(path, self._on_text, self._unreadable)
@@ -110,6 +112,9 @@ class FileFeed:
             await self._loaded.wait()
             tasks.create_task(self._finding.run())
             await asyncio.sleep(FIRST_S)
+            # Another process may be the one that finds, so there is no event to wait for.
+            while not self._usable and not self._finding.answered:  # noqa: ASYNC110
+                await asyncio.sleep(EVERY_S)
             self.ready.set()
 
     async def look(self) -> None:
@@ -159,6 +164,10 @@ class FileFeed:
         self._take(pools)
         self._fleet, self._known, self._members = fleet, known, members
         self._left_out = with_members.left_out
+        # A fleet that finds nothing is whole as it is written.
+        self._usable = any(pool.endpoints for pool in pools.values()) or not any(
+            pool.finds for pool in fleet.pools
+        )
         if all(pool.endpoints for pool in pools.values()):
             self.ready.set()
 

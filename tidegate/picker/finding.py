@@ -70,6 +70,8 @@ class ReplicaFinder:
 
     def __init__(self, folder: Path, fleet: Publishes, dns: Sequence[str] = ()) -> None:
         self._lock_file, self._file = folder / "lock", folder / "members"
+        self._mark = folder / "answered"
+        """Exists once all sources have answered."""
         self._fleet = fleet
         self._tools = SourceTools(
             Resolver([split_host_port(each) for each in dns]),
@@ -82,6 +84,14 @@ class ReplicaFinder:
         """Signal that the file's fleet is another one."""
         if self._membership is not None:
             self._membership.notify()
+
+    @property
+    def answered(self) -> bool:
+        """Whether each source has answered, in whichever process finds."""
+        sources = [] if self._membership is None else self._membership.sources()
+        if sources and all(each.endpoints is not None for each in sources):
+            self._mark.touch()
+        return self._mark.exists()
 
     async def run(self) -> None:
         """Follow the members until the lock is free, then find them, until cancelled."""

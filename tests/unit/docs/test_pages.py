@@ -99,3 +99,12 @@ def test_a_decision_is_short_and_dated():
         for part in ("**Context.**", "**Decision.**", "**Consequences.**"):
             assert part in text, (path, part)
         assert len(text.split()) <= 250, path
+
+
+def test_each_test_that_the_endpoint_pickers_page_names_exists():
+    """The conformance table is worth what its tests are."""
+    page = (DOCS / "reference/endpoint-picker.md").read_text()
+    named = re.findall(r"`(tests/[a-z_/]+\.py)::(test_[a-z_0-9]+)`", page)
+    assert len(named) >= 13
+    for path, test in named:
+        assert f"def {test}(" in (ROOT / path).read_text(), (path, test)

@@ -275,12 +275,13 @@ def picker(
         ),
     ] = Destinations.LIST,
     require_pick: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--require-pick",
-            help="Refuse requests without a pick with 503, instead of leaving them to the proxy.",
+            "--require-pick/--allow-unpicked",
+            help="Refuse requests without a pick with 503, or leave them to the proxy; default:"
+            " refuse with --fleet, else leave.",
         ),
-    ] = False,
+    ] = None,
     otlp: Annotated[
         str | None,
         typer.Option(
@@ -302,6 +303,8 @@ def picker(
     log: LogFlags,
 ) -> None:
     """Run a picker, which selects the replica of each request for Envoy."""
+    if require_pick is None:
+        require_pick = fleet is not None
     arguments = [
         *("--workers", str(workers)),
         *("--listen", listen),

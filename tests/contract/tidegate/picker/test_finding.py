@@ -158,18 +158,54 @@ async def test_names_are_looked_up(tmp_path):
         await made.stop()
 
 
-async def test_a_silent_source_delays_readiness_within_a_bound(tmp_path, monkeypatch):
-    """A picker without any replica would only refuse; but it does not wait for ever."""
-    monkeypatch.setattr(feed_module, "FIRST_S", 0.3)
+async def test_a_picker_without_any_replica_is_not_ready(tmp_path, monkeypatch):
+    """Whatever the time: its sources are silent, so nothing is known of the fleet."""
+    monkeypatch.setattr(feed_module, "FIRST_S", 0.0)
     write(tmp_path, endpoints=[], endpoints_from=[source(tmp_path)])
     made = Process(tmp_path)
     for _ in range(2):
         await made.feed.look()
-    assert made.pools["llm"].endpoints == ()
+    made.start()
+
+    async def told() -> bool:
+        found = made.feed.state()["found"]
+        return found["finds"] and found["sources"] and found["sources"][0]["trouble"] != ""
+
+    assert await eventually(told)
     assert not made.feed.ready.is_set()
+    listed(tmp_path, 1)
+    async with asyncio.timeout(30):
+        await made.feed.ready.wait()
+    assert made.feed.state()["found"]["pools"][0]["nothing"] is None
+    await made.stop()
+
+
+@pytest.mark.parametrize("other", ["answers", "serves"])
+async def test_a_pool_without_a_replica_delays_readiness_within_a_bound(
+    tmp_path, monkeypatch, other
+):
+    """Once its source has said so, or where another pool has one."""
+    monkeypatch.setattr(feed_module, "FIRST_S", 0.0)
+    settings = {"variants": [{"name": "stable"}], "membership": {"admit": "found"}}
+    empty = pool(endpoints=[], endpoints_from=[source(tmp_path)], **settings)
+    pools = [empty]
+    if other == "serves":
+        more = {"match": {"models": ["other"]}, "default": True}
+        pools.append(pool("other", endpoints=[endpoint(9)], **settings, **more))
+    else:
+        row = {"id": "f1", "http": "127.0.0.1:8001", "serving": False}
+        (tmp_path / "replicas.json").write_text(json.dumps([row]))
+    (tmp_path / "fleet.yaml").write_text(json.dumps({"pools": pools}))
+    made = Process(tmp_path)
+    for _ in range(2):
+        await made.feed.look()
     made.start()
     async with asyncio.timeout(30):
         await made.feed.ready.wait()
+    assert made.pools["llm"].endpoints == ()
+    if other == "answers":
+        (shown,) = made.feed.state()["found"]["pools"]
+        assert shown["nothing"] == "1 replicas are listed, and none of them as able to serve"
     await made.stop()
 
 

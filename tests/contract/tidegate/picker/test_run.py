@@ -89,7 +89,7 @@ async def test_a_name_server_that_cannot_be_used_is_said(tmp_path, fleet, server
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [(None, "no such file"), ("pools: [{name: x}]", "fleet.yaml:1"), ("pools: []", "pools")],
+    [(None, "no such file"), ("pools: [{name: X}]", "fleet.yaml:1"), ("pools: []", "pools")],
 )
 async def test_a_file_that_cannot_be_used_ends_with_2(tmp_path, text, words):
     """With its faults on stderr, as the control server writes them."""

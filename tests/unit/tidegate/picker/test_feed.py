@@ -94,7 +94,7 @@ async def test_another_address_is_another_incarnation(followed, tmp_path):
     [
         ("pools: [", "fleet_file_refused"),
         ({"pools": []}, "fleet_file_refused"),
-        ({"pools": [{"name": "x"}]}, "fleet_file_refused"),
+        ({"pools": [{"name": "X"}]}, "fleet_file_refused"),
         (None, "fleet_file_unreadable"),
     ],
 )

@@ -36,7 +36,7 @@ Kind = Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
 
 
 @dataclass(frozen=True, slots=True)
-class Resource:
+class ResourceKind:
     """A kind of objects that is listed and watched."""
 
     group: str
@@ -58,7 +58,7 @@ class Resource:
         return f"{root}/namespaces/{namespace}/{self.plural}"
 
 
-SLICES: Final = Resource(
+SLICES: Final = ResourceKind(
     "discovery.k8s.io",
     "v1",
     "EndpointSlice",
@@ -94,7 +94,7 @@ class Page:
 
     items: tuple[dict[str, Any], ...]
     version: str
-    """Resource version of the list: a watch goes on from it."""
+    """ResourceKind version of the list: a watch goes on from it."""
     more: str
     """Continuation of the list; empty in its last page."""
 
@@ -137,7 +137,7 @@ class Lines:
             raise BadAnswerError(f"an event is larger than {self._max_bytes} bytes")
 
 
-def page(body: bytes, resource: Resource = SLICES) -> Page:
+def page(body: bytes, resource: ResourceKind = SLICES) -> Page:
     """Parse a page of a list.
 
     Raises:
@@ -196,7 +196,7 @@ def refusal(
     said: dict[str, Any],
     server: str,
     retry_after: str | None = None,
-    resource: Resource = SLICES,
+    resource: ResourceKind = SLICES,
 ) -> ExpiredError | RefusedError:
     """Turn a refusal into the error to raise.
 
@@ -234,7 +234,7 @@ def refusal(
     )
 
 
-def _forbidden(verb: Verb, namespace: str, text: str, server: str, resource: Resource) -> str:
+def _forbidden(verb: Verb, namespace: str, text: str, server: str, resource: ResourceKind) -> str:
     user = _USER.search(text)
     who = f" to {user[1]}" if user else ""
     group = resource.group or '""'

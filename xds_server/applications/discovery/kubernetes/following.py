@@ -35,7 +35,7 @@ from xds_server.applications.discovery.kubernetes.answers import (
     ExpiredError,
     Lines,
     RefusedError,
-    Resource,
+    ResourceKind,
     event,
     page,
     refusal,
@@ -74,16 +74,16 @@ class _EndedError(Exception):
     """A watch was cut off, which happens: it goes on where it was, after a delay."""
 
 
-class Asked(NamedTuple):
+class FollowedObjects(NamedTuple):
     """Which objects are followed."""
 
-    resource: Resource
+    resource: ResourceKind
     namespace: str
     files: AccessFiles
     """Where the API server and the credentials are found."""
 
 
-class Follower:
+class ObjectFollower:
     """Follows objects into a mirror; see the module's rules.
 
     Args:
@@ -98,7 +98,7 @@ class Follower:
 
     def __init__(
         self,
-        asked: Asked,
+        asked: FollowedObjects,
         mirror: ObjectMirror[Any],
         told: Callable[[bool], None],
         on_trouble: Callable[[str], None],

@@ -51,7 +51,7 @@ LIST_AGAIN_S: Final = 1800.0
 _Item = TypeVar("_Item")
 
 
-class Bounds(NamedTuple):
+class MirrorBounds(NamedTuple):
     """Most objects that a copy keeps, and what to say of more."""
 
     items: int
@@ -75,7 +75,7 @@ class ObjectMirror(Generic[_Item]):
         self,
         query: Mapping[str, str],
         reduce: Callable[[Mapping[str, Any]], _Item | None],
-        bounds: Bounds,
+        bounds: MirrorBounds,
         size: Callable[[_Item], int] = lambda _: 1,
     ) -> None:
         self._query = dict(query)
@@ -234,7 +234,7 @@ class Mirror(ObjectMirror[Slice]):
         super().__init__(
             {"labelSelector": spec.label_selector},
             lambda found: reduce(found, spec),
-            Bounds(max_slices, MAX_ENTRIES, sentence),
+            MirrorBounds(max_slices, MAX_ENTRIES, sentence),
             lambda one: len(one.entries),
         )
         self._spec = spec

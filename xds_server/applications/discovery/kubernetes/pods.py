@@ -18,7 +18,7 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from xds_server.applications.discovery.kubernetes.answers import BadAnswerError, Resource
+from xds_server.applications.discovery.kubernetes.answers import BadAnswerError, ResourceKind
 from xds_server.applications.discovery.kubernetes.slices import (
     MAX_IDENTITY,
     TooManyError,
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from tidegate_api.names import Protocol
     from xds_server.fleet.model.kubernetes import InferencePoolSpec
 
-POOLS: Final = Resource(
+POOLS: Final = ResourceKind(
     "inference.networking.k8s.io",
     "v1",
     "InferencePool",
     "inferencepools",
     "install the resources of the Gateway API Inference Extension, version 1.0 or later",
 )
-PODS: Final = Resource("", "v1", "Pod", "pods", "it is no API server of Kubernetes")
+PODS: Final = ResourceKind("", "v1", "Pod", "pods", "it is no API server of Kubernetes")
 MAX_PORTS: Final = 8
 """Most ports of an InferencePool, as its schema has it."""
 ACTIVE_PORTS: Final = ("inference.networking.k8s.io/active-ports", "llm-d.ai/active-ports")

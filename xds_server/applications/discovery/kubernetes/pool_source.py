@@ -20,8 +20,12 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from xds_server.applications.discovery.kubernetes.access import AccessFiles
-from xds_server.applications.discovery.kubernetes.following import SETTLE_S, Asked, Follower
-from xds_server.applications.discovery.kubernetes.mirror import Bounds, ObjectMirror
+from xds_server.applications.discovery.kubernetes.following import (
+    SETTLE_S,
+    FollowedObjects,
+    ObjectFollower,
+)
+from xds_server.applications.discovery.kubernetes.mirror import MirrorBounds, ObjectMirror
 from xds_server.applications.discovery.kubernetes.pods import (
     PODS,
     POOLS,
@@ -89,10 +93,10 @@ class InferencePoolSource:
         pools: ObjectMirror[InferencePool] = ObjectMirror(
             {"fieldSelector": f"metadata.name={spec.name}"},
             read_pool,
-            Bounds(1, 1, f"the API server has several InferencePools named {spec.name!r}"),
+            MirrorBounds(1, 1, f"the API server has several InferencePools named {spec.name!r}"),
         )
         pool = self._follower(
-            Asked(POOLS, spec.namespace, self._files),
+            FollowedObjects(POOLS, spec.namespace, self._files),
             pools,
             lambda _: self._pool_told(pools.items.get(spec.name)),
             "asking for the pool",
@@ -103,8 +107,12 @@ class InferencePoolSource:
             tasks.create_task(self._follow_pods())
 
     def _follower(
-        self, asked: Asked, mirror: ObjectMirror[Any], told: Callable[[bool], None], about: str
-    ) -> Follower:
+        self,
+        asked: FollowedObjects,
+        mirror: ObjectMirror[Any],
+        told: Callable[[bool], None],
+        about: str,
+    ) -> ObjectFollower:
         def say(text: str) -> None:
             self._say(about, text)
 
@@ -112,7 +120,7 @@ class InferencePoolSource:
             follower.say("")
             told(again)
 
-        follower = Follower(
+        follower = ObjectFollower(
             asked, mirror, answered, say, jitter=self._jitter, settle_s=self._settle_s
         )
         return follower
@@ -125,7 +133,7 @@ class InferencePoolSource:
             pool, mirror = self._pool, self._pods
             if pool is None or mirror is None:
                 continue
-            asked = Asked(PODS, self._spec.namespace, self._files)
+            asked = FollowedObjects(PODS, self._spec.namespace, self._files)
             pods = self._follower(
                 asked, mirror, lambda again: self._report(again=again), "asking for pods"
             )
@@ -177,7 +185,7 @@ class InferencePoolSource:
             self._pods = ObjectMirror(
                 {"labelSelector": pool.selector},
                 lambda found: read_pod(found, spec),
-                Bounds(
+                MirrorBounds(
                     MAX_ENDPOINTS,
                     MAX_ENDPOINTS,
                     f"the selector {pool.selector!r} matches more than {MAX_ENDPOINTS} pods in the "

@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING
 
 from xds_server.applications.discovery.kubernetes.access import AccessFiles
 from xds_server.applications.discovery.kubernetes.answers import SLICES
-from xds_server.applications.discovery.kubernetes.following import SETTLE_S, Asked, Follower
+from xds_server.applications.discovery.kubernetes.following import (
+    SETTLE_S,
+    FollowedObjects,
+    ObjectFollower,
+)
 from xds_server.applications.discovery.kubernetes.mirror import Mirror
 from xds_server.applications.discovery.kubernetes.slices import TooManyError
 
@@ -36,7 +40,7 @@ class KubernetesSource:
         jitter: Callable[[], float] = random.random,
         settle_s: float = SETTLE_S,
     ) -> None:
-        self._asked = Asked(SLICES, spec.namespace, files or AccessFiles(spec.api))
+        self._asked = FollowedObjects(SLICES, spec.namespace, files or AccessFiles(spec.api))
         self._mirror = Mirror(spec)
         self._jitter = jitter
         self._settle_s = settle_s
@@ -60,7 +64,7 @@ class KubernetesSource:
                 found(seen.observation)
             follower.say(seen.fault)
 
-        follower = Follower(
+        follower = ObjectFollower(
             self._asked, mirror, told, trouble, jitter=self._jitter, settle_s=self._settle_s
         )
         await follower.run()

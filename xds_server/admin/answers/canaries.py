@@ -43,7 +43,8 @@ class CanaryCalls(ModelCalls):
         options, keeper = options_of(request.options), self._rollouts()
         if options.dry_run:
             raise BadChange("a rollout has no dry run")
-        await keeper.begin(request.pool, request.variant, options.author, dict(request.plan))
+        words = dict(request.plan)
+        await keeper.begin(request.pool, request.variant, options.author, words, options.reason)
         return _told(keeper, request.pool)
 
     @explained

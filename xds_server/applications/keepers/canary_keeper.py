@@ -167,7 +167,9 @@ class CanaryKeeper:
         """The rollouts that have not ended."""
         return [each.spec for each in self._rollouts.values() if each.running]
 
-    async def begin(self, pool: str, canary: str, who: str, words: Mapping[str, str]) -> str:
+    async def begin(
+        self, pool: str, canary: str, who: str, words: Mapping[str, str], reason: str = ""
+    ) -> str:
         """Start a rollout by the plan of the fleet file; return its line.
 
         Args:
@@ -175,6 +177,7 @@ class CanaryKeeper:
             canary: The variant that is to get everything.
             who: The operator.
             words: Settings of the plan for this rollout, as text, by name.
+            reason: Why, for the history.
 
         Raises:
             UnknownName: There is no such pool.
@@ -183,7 +186,9 @@ class CanaryKeeper:
         """
         spec = with_words(find_pool(self._control.written, pool).canary, words)
         plan = plan_of(spec, self._per_s(pool))
-        return await self.start(pool, canary, who, plan=plan, kinds=spec.times, cache=spec.cache)
+        return await self.start(
+            pool, canary, who, plan=plan, kinds=spec.times, cache=spec.cache, reason=reason
+        )
 
     def refuse_weights(self, pool: str) -> None:
         """Raise if an operator may not set a pool's weights: a rollout moves them.
@@ -208,6 +213,7 @@ class CanaryKeeper:
         sessions_per_s: float | None = None,
         kinds: Sequence[str] = ("first-token",),
         cache: bool = False,
+        reason: str = "",
     ) -> str:
         """Start a rollout, make its first step, and return its line.
 
@@ -219,6 +225,7 @@ class CanaryKeeper:
             sessions_per_s: Sessions that begin in the pool; ``None`` = not known.
             kinds: The kinds of times that the pool can measure.
             cache: Whether its replicas tell cached tokens.
+            reason: Why, for the history.
 
         Raises:
             StartError: A rollout runs, or the pool's weights do not allow it.
@@ -245,8 +252,8 @@ class CanaryKeeper:
             self._rollouts[pool] = made
             try:
                 if made.copies:
-                    await self._copy(made.spec, who)
-                await self._look(pool, who)
+                    await self._copy(made.spec, who, reason)
+                await self._look(pool, who, reason)
             except Exception:
                 del self._rollouts[pool]
                 if running is not None:
@@ -319,7 +326,7 @@ class CanaryKeeper:
             raise ActionError(f"report: pool {pool} has had no rollout")
         return report_of(self._rollouts[pool])
 
-    async def _look(self, pool: str, who: str = AUTHOR) -> None:
+    async def _look(self, pool: str, who: str = AUTHOR, why: str = "") -> None:
         found, again = self._rollouts[pool], self._again.get(pool)
         if again is not None:
             await self._make(pool, again, AUTHOR)
@@ -336,11 +343,11 @@ class CanaryKeeper:
             self._unix_s(), *self._seen(pool), alerts=self._alerts(pool), frozen=bool(self.frozen)
         )
         if step is not None:
-            await self._make(pool, step, who)
+            await self._make(pool, step, who, why)
         elif found.folded != folded:
             await self._keep()
 
-    async def _make(self, pool: str, step: Transition, author: str) -> None:
+    async def _make(self, pool: str, step: Transition, author: str, why: str = "") -> None:
         """Make a transition (rule 1)."""
         found = self._rollouts[pool]
         back = step.phase in {RolloutPhase.ROLLED_BACK, RolloutPhase.ABORTED}
@@ -355,7 +362,7 @@ class CanaryKeeper:
             self._mark()
             copied = found.plan.shadow and _copied(self._control.written, found.spec)
             if weights is not None and (weights != before or copied):
-                reason = f"canary {found.spec.canary}: {step.reason}"
+                reason = _said(found.spec, step.reason, why)
                 options = ChangeOptions(author, reason, relief=back, force=back)
                 wanted = weights
                 await self._control.change(
@@ -372,11 +379,11 @@ class CanaryKeeper:
         _log.info("canary_step", pool=pool, phase=step.phase.value, reason=step.reason)
         await self._keep(anyhow=back)
 
-    async def _copy(self, spec: RolloutSpec, who: str) -> None:
+    async def _copy(self, spec: RolloutSpec, who: str, why: str) -> None:
         """Send the canary copies of the pool's requests."""
         if find_pool(self._control.written, spec.pool).shadow is not None:
             raise StartError(f"pool {spec.pool}: it has a shadow already; remove it first")
-        options = ChangeOptions(who, f"canary {spec.canary}: copies of all requests first")
+        options = ChangeOptions(who, _said(spec, "copies of all requests first", why))
         copies = Shadow(variant=spec.canary)
         await self._control.change(lambda fleet: set_shadow(fleet, spec.pool, copies), options)
 
@@ -409,6 +416,11 @@ class CanaryKeeper:
             if each.name == pool:
                 return {variant.name: variant.weight for variant in each.variants}
         return {}
+
+
+def _said(spec: RolloutSpec, what: str, why: str) -> str:
+    """Return the reason of a revision; ``why`` is the operator's, which may be empty."""
+    return f"canary {spec.canary}: {what}" + (f" ({why})" if why else "")
 
 
 def _copied(fleet: Fleet, spec: RolloutSpec) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
 from tidegate_api.addresses import PICKER_ADDRESS
@@ -72,11 +72,10 @@ class Match(Strict):
     """Further exact paths whose body names the model, e.g. `/v1/chat/completions`. Without models
     and paths: those of completions, chats, embeddings, responses and messages."""
 
-    @model_validator(mode="after")
-    def _any_model(self) -> Self:
-        if not self.models and not self.paths:
-            return self.model_copy(update={"paths": ANY_MODEL_PATHS})
-        return self
+
+def _any_model(match: Match) -> Match:
+    """Return what a pool matches that says nothing of models and paths."""
+    return match if match.models or match.paths else Match(paths=ANY_MODEL_PATHS)
 
 
 class VariantMatch(Strict):
@@ -234,7 +233,7 @@ class PoolSpec(Strict):
     """Name of the pool; not `unnamed`, `unpicked` or `unserved`."""
     default: bool = False
     """Takes requests whose pool only the body could name, where it names no model."""
-    match: Match = Match(paths=ANY_MODEL_PATHS)
+    match: Annotated[Match, AfterValidator(_any_model)] = Match(paths=ANY_MODEL_PATHS)
     """Which requests belong to the pool; if omitted or empty, those of any model that no other pool
     has. Of Triton's paths (`/v2/models/NAME`) its own listener opens those of `models` alone."""
     variants: Annotated[tuple[VariantSpec, ...], Field(min_length=1, max_length=MAX_VARIANTS)] = (

@@ -132,6 +132,18 @@ class SessionBook:
             found.append(self._count(self._minute))
             self._minute += 1
 
+    def uncounted(self) -> tuple[list[int], list[int]]:
+        """Return the sessions, and those of them that failed, that no closed minute has counted.
+
+        Both are of the canary, then of stable.
+        """
+        begun, failed = [0, 0], [0, 0]
+        for each in map(self._sessions.__getitem__, self._open):
+            arm = not each.record.canary
+            begun[arm] += not each.begun
+            failed[arm] += each.record.failure is not None and not each.failed
+        return begun, failed
+
     def dump(self) -> dict[str, Any]:
         """Return the state as JSON values: eight bytes for each session (rule 7)."""
         seen = self._left.union(self._sessions)

@@ -328,10 +328,15 @@ class CanaryController:
 
 
 def report_of(controller: CanaryController) -> dict[str, Any]:
-    """Return what was compared, with intervals, and what it cost, as JSON values."""
+    """Return what was compared, with intervals, and what it cost, as JSON values.
+
+    The cost has what no closed minute has counted yet, too: a guard may end a rollout within one.
+    """
     evidence, spec = controller.evidence, controller.spec
     low, high = evidence.failure_interval()
-    failed, begun_sessions = evidence.failed, evidence.begun
+    new, new_failed = controller.book.uncounted()
+    sessions = [sum(each) for each in zip(evidence.begun, new, strict=True)]
+    failed = [sum(each) for each in zip(evidence.failed, new_failed, strict=True)]
     return {
         "rollout": spec.rollout,
         "pool": spec.pool,
@@ -340,7 +345,7 @@ def report_of(controller: CanaryController) -> dict[str, Any]:
         "phase": controller.state.phase.value,
         "percent": percent_of(controller.state, controller.plan),
         "reason": controller.state.reason,
-        "sessions": {"canary": begun_sessions[0], "stable": begun_sessions[1]},
+        "sessions": {"canary": sessions[0], "stable": sessions[1]},
         "failed_sessions": {"canary": failed[0], "stable": failed[1]},
         "failure_ratio": {"low": low, "high": high},
         "checks": [

@@ -110,6 +110,18 @@ def test_a_failure_belongs_to_the_shares_of_its_steps() -> None:
     assert minute.failures == {(0.05, 0.75): (1, 1), (0.25, 0.75): (0, 1)}
 
 
+def test_what_no_closed_minute_has_counted_is_told_apart() -> None:
+    """A rollout may end within a minute; once that is closed, nothing is counted twice."""
+    book = SessionBook(MINUTE, SHARES)
+    failure = SessionFailure(MINUTE, 0)
+    told = [session(1, canary=True, failure=failure), session(2), session(3, canary=True)]
+    book.take("p1", told, ALL, AT_S + 30.0)
+    assert book.uncounted() == ([2, 1], [1, 0])
+    book.take("p1", [], ALL, AT_S + 60.0)
+    assert len(book.close(AT_S + 60.0)) == 1
+    assert book.uncounted() == ([0, 0], [0, 0])
+
+
 def test_a_minute_waits_for_all_pickers_and_not_for_ever() -> None:
     """A silent picker is named; what it tells later counts in the next minute."""
     book = SessionBook(MINUTE, SHARES)

@@ -14,7 +14,7 @@ import pytest
 import xxhash
 
 from ext_proc.canary.sessions import KNOWN_S, Arms, CanarySessions
-from tidegate_common.canary import ALL
+from tidegate_common.canary import ALL, SessionFailure, SessionRecord
 from xds_server.applications.canary.controller import (
     MAX_LOG,
     TOTALS,
@@ -151,6 +151,17 @@ def test_a_bad_variant_is_rolled_back_at_its_first_step(rate: float) -> None:
     assert "worse: failures" in pool.controller.state.reason
     assert pool.truth["v2", "failed"] <= 30
     assert pool.now_s <= 900.0
+
+
+def test_the_report_counts_what_a_minute_that_is_not_over_cost() -> None:
+    """A guard may end a rollout before its first minute has."""
+    controller = CanaryController(SPEC, PLAN, BEGAN_S, kinds=())
+    failure = SessionFailure(int(BEGAN_S // 60.0), 0)
+    failed = SessionRecord(1, int(BEGAN_S * 1000.0), 0, canary=True, failure=failure)
+    controller.take("p1", [failed], ALL, BEGAN_S + 1.0)
+    told = report_of(controller)
+    assert told["sessions"] == {"canary": 1, "stable": 0}
+    assert told["failed_sessions"] == {"canary": 1, "stable": 0}
 
 
 @pytest.mark.parametrize("where", ["before", "after"])

@@ -90,7 +90,7 @@ def test_the_default_pool_without_models_takes_calls_of_any_model():
     features = Features(Form.GRPC_INFER, model="unheard-of")
     pools = llm(models=frozenset(), default_for_grpc=True), vision()
     assert router(*pools).pool_for(features, "", "grpc") == "llm"
-    pools = llm(models=frozenset()), vision()
+    pools = llm(models=frozenset(), default_for_grpc=False), vision()
     assert router(*pools).pool_for(features, "", "grpc").kind == "unknown-model"
 
 

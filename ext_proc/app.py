@@ -185,7 +185,9 @@ class Picker:
             refresh=None if place is None else self._refresh,
             transport=self._transport,
             security=security_of(self._secured, self._refused.note),
-            options=ExchangeOptions(settings.destinations == "one", settings.require_pick),
+            options=ExchangeOptions(
+                settings.destinations == "one", settings.require_pick, settings.require_model
+            ),
             records=self._records,
         )
         self._probing = Probing(

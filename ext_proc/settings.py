@@ -92,6 +92,9 @@ class PickerSettings(IdentitySettings):
     in the order of trials, or `one`, for clusters of type ORIGINAL_DST, which read no list."""
     require_pick: bool = False
     """Refuse requests without a pick with 503, instead of leaving them to the proxy."""
+    require_model: bool = False
+    """Refuse inferences in OpenAI's and Anthropic's forms that name no model with 400, instead of
+    sending them to the default pool."""
     otlp: Address | None = None
     """OpenTelemetry collector (OTLP over gRPC, no TLS) that receives a span for each decision whose
     caller traces the request. Needs the extra `otel`."""

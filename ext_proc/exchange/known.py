@@ -24,7 +24,7 @@ from ext_proc.exchange.subsets import both, entries_of
 from ext_proc.requests import read_head, session_of, split_adapter, token_blocks
 from ext_proc.requests.head import GRPC_SERVICE
 from ext_proc.requests.parsing.values import sooner
-from ext_proc.routing.values.request import OTHER, Form, Request
+from ext_proc.routing.values.request import NAMES_ADAPTER, OTHER, Form, Request
 from tidegate_api.names import (
     AGAIN_HEADER,
     SUBSET_KEY,
@@ -60,6 +60,9 @@ class ExchangeOptions(NamedTuple):
     """A pick for a generic proxy is one address: its cluster cannot read a list."""
     require_pick: bool = False
     """A request for which there is no pick is refused instead of left to the proxy."""
+    require_model: bool = False
+    """A request whose route names no pool, and whose body should name a model and does not, is
+    refused."""
 
 
 USUAL: Final = ExchangeOptions()
@@ -156,6 +159,13 @@ def _generic(head: Head) -> KnownRequest:
 def names_nothing(features: Features) -> bool:
     """Return whether headers and path name neither a pool nor a model."""
     return features.pool is None and features.model is None
+
+
+def lacks_model(known: KnownRequest) -> bool:
+    """Return whether a request whose body is to name the model is known whole, and names none."""
+    features = known.features
+    whole = known.head.end_of_stream or known.body is not None
+    return whole and not features.cut and features.model is None and features.form in NAMES_ADAPTER
 
 
 def may_move(head: Head, pool: Pool, body_bytes: int | None) -> bool:

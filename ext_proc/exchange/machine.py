@@ -86,6 +86,7 @@ from ext_proc.exchange.first_part import has_first_part, needs_body
 from ext_proc.exchange.known import (
     USUAL,
     is_generic,
+    lacks_model,
     locate,
     may_move,
     names_nothing,
@@ -120,6 +121,7 @@ from ext_proc.requests.parsing.values import sooner
 from ext_proc.routing.queue.waiting import QueuedRequest
 from ext_proc.routing.values.refusal import (
     DEADLINE_PASSED,
+    NO_MODEL,
     NO_PICK,
     SATURATED,
     TOO_MANY_UPLOADS,
@@ -475,6 +477,8 @@ class Exchange:
 
     def _find_pool(self, known: KnownRequest) -> Pool | Refusal:
         """Set the pool that the request names, or the default pool of its form."""
+        if self._options.require_model and lacks_model(known):
+            return NO_MODEL
         known.features = split_adapter(known.features, served_by(self._router.pools))
         found = self._router.pool_for(known.features, known.head.path, known.ref.protocol)
         if isinstance(found, Refusal):

@@ -9,6 +9,7 @@ import asyncio
 
 import pytest
 
+from ext_proc.exchange.known import ExchangeOptions
 from ext_proc.routing.values.ticket import Outcome
 from support.epp import CHAT, PROMPT, SECOND, Proxy, ended, pool, queued
 from support.streams import (
@@ -74,6 +75,18 @@ async def test_a_missing_model(seeing):
         result = await proxy.ask(seeing, CHAT_PATH, body, route="unnamed/chat")
         assert result.refused == (404, "unknown-model")
         assert b"model" in result.decisive.message.immediate_response.body
+
+
+async def test_a_missing_model_where_one_is_required(seeing):
+    """V39: 400, as llm-d answers it; a model in the body or in the header is enough."""
+    options = ExchangeOptions(require_model=True)
+    async with Proxy(router(pool(seeing)), options=options) as proxy:
+        for body in (b'{"messages": []}', b'{"model": null, "messages": []}', b'{"model": 7}'):
+            result = await proxy.ask(seeing, CHAT_PATH, [body], route="unnamed/chat")
+            assert result.refused == (400, "bad-request")
+            assert b"model" in result.decisive.message.immediate_response.body
+        named = [CHAT]
+        assert (await proxy.ask(seeing, CHAT_PATH, named, route="unnamed/chat")).picked is not None
 
 
 async def test_a_held_reply():

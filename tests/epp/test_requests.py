@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from ext_proc.routing.values.reading import Reading
 from support.epp import CHAT, FIRST, POOL_BODY, PROMPT, SECOND, THIRD, Proxy, ended, pool, queued
 from support.streams import (
     CHAT_PATH,
@@ -41,6 +42,20 @@ async def test_queues(mode):
         assert result.picked[0] == "10.0.0.2:8081"
         assert result.upstream == frame("toy-llm")
         assert proxy.counted("picks_total", pool="llm", variant="stable", reason="least") == 2
+
+
+@pytest.mark.parametrize("queues", [(0.0, 0.0, 10.0), (10.0, 10.0, 10.0)])
+async def test_a_replica_with_the_adapter(seeing, queues):
+    """V33, V34: of replicas that are alike otherwise the one that has the request's adapter."""
+    async with Proxy(router(pool(seeing, models=frozenset(), default_for_http=True))) as proxy:
+        queued(proxy.router, *queues)
+        at = time.monotonic()
+        for number, names in enumerate(({"foo", "bar"}, {"L"}, {"foo", "bar"}), 1):
+            reading = Reading(at=at, queued=queues[number - 1], adapters=frozenset(names))
+            proxy.router.registry.observe(f"r{number}", [reading])
+        body = CHAT.replace(b"toy-llm", b"L")
+        result = await proxy.ask(seeing, CHAT_PATH, [body], route="unnamed/chat")
+        assert result.decisive.picked[0] == SECOND
 
 
 async def test_nothing_is_shed_by_default(mode):

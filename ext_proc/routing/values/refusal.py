@@ -82,6 +82,10 @@ class Refusal:
 NO_PICK: Final = Refusal(
     RefusalKind.NO_PICK, "the picker cannot choose a replica for this request now"
 )
+NO_MODEL: Final = Refusal(
+    RefusalKind.BAD_REQUEST,
+    "the body names no model; write its name as `model`, or send the header tidegate-model",
+)
 DEADLINE_PASSED: Final = Refusal(
     RefusalKind.DEADLINE_PASSED, "the deadline of the request passed before it could be sent"
 )

@@ -282,6 +282,14 @@ def picker(
             " refuse with --fleet, else leave.",
         ),
     ] = None,
+    require_model: Annotated[
+        bool,
+        typer.Option(
+            "--require-model",
+            help="Refuse inferences in OpenAI's and Anthropic's forms that name no model with 400,"
+            " instead of sending them to the default pool.",
+        ),
+    ] = False,
     otlp: Annotated[
         str | None,
         typer.Option(
@@ -317,6 +325,7 @@ def picker(
         *("--scrape-interval", str(scrape_interval)),
         *("--destinations", destinations.value),
         *(("--require-pick",) if require_pick else ()),
+        *(("--require-model",) if require_model else ()),
         *(("--otlp", otlp) if otlp else ()),
         *("--drain", str(drain)),
         *identity.arguments(),

@@ -45,7 +45,7 @@ VALUES = {
 """Values for options that do not take any text."""
 MORE = {"picker": {"fleet", "dns"}}
 """Options of a verb that its service alone could not follow: it combines both services."""
-FLAGS = {"require-pick", "insecure", "admin-by-envoy"}
+FLAGS = {"require-pick", "require-model", "insecure", "admin-by-envoy"}
 """Options without a value."""
 
 

@@ -113,13 +113,15 @@ class AdminService(CanaryCalls):
     ) -> admin_pb2.ChangeResult:
         """Set variants' weights; of a pool with a rollout only if that is forced."""
         options = options_of(request.options)
-        if self._canaries is not None and not (options.force or options.dry_run):
-            self._canaries.refuse_weights(request.pool)
-        weights = dict(request.weights)
-        change = await self._control.change(
-            lambda live: edits.set_weights(live, request.pool, weights), options
-        )
-        return self._result(change)
+        weights, canaries = dict(request.weights), self._canaries
+
+        def edit(live: Fleet) -> Fleet:
+            """Look for a rollout in the change's turn: it may have begun while the call waited."""
+            if canaries is not None and not (options.force or options.dry_run):
+                canaries.refuse_weights(request.pool)
+            return edits.set_weights(live, request.pool, weights)
+
+        return self._result(await self._control.change(edit, options))
 
     SetDraining = _changing(
         "Drain a replica, or end its drain.",

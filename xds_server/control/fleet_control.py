@@ -356,6 +356,8 @@ class Control:
             await self._fall_back()
             before = self._state
             fleet, lines = await asyncio.to_thread(stepped, step, before)
+            if not lines and options.note:
+                lines = (options.note,)
             if not lines:
                 if file is not None and not options.dry_run:
                     await self._remember(file)

@@ -45,6 +45,8 @@ class ChangeOptions:
     """It is made even if the store cannot be written (``xds_server.control.journal``)."""
     force: bool = False
     """It may take the last usable replica of a variant."""
+    note: str = ""
+    """Difference that is kept where the fleet stays as it is; empty = then there is no revision."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2701,7 +2701,7 @@ class CanaryRollout(_message.Message):
     phase: _builtins.str
     """"running", "paused", "promoted", "rolled-back" or "aborted"."""
     transitions: _builtins.int
-    """Number of transitions so far, for ActOnCanaryRequest.seen."""
+    """Number of transitions of the pool's rollouts so far, for `seen` of the calls below."""
     report_json: _builtins.str
     """What was compared, with intervals, all transitions, and what it cost, as a JSON object."""
     @_builtins.property
@@ -2754,16 +2754,21 @@ class StartCanaryRequest(_message.Message):
     VARIANT_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
+    SEEN_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     variant: _builtins.str
     """The variant that is to get everything. Its weight is 0, and one other variant has all of it."""
+    seen: _builtins.int
+    """Transitions that the operator has seen, 0 = the pool has had no rollout: after others the call is
+    FAILED_PRECONDITION. Unset is INVALID_ARGUMENT without `options.force`.
+    """
     @_builtins.property
     def plan(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Settings of the pool's `canary` for this rollout, as text: "steps" -> "1,50,100"."""
 
     @_builtins.property
     def options(self) -> Global___ChangeOptions:
-        """Author and reason; a rollout has no dry run, and is not waited for."""
+        """Author, reason and force; a rollout has no dry run, and is not waited for."""
 
     def __init__(
         self,
@@ -2772,12 +2777,15 @@ class StartCanaryRequest(_message.Message):
         variant: _builtins.str = ...,
         plan: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         options: Global___ChangeOptions | None = ...,
+        seen: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_seen", b"_seen", "options", b"options", "seen", b"seen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["options", b"options", "plan", b"plan", "pool", b"pool", "variant", b"variant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seen", b"_seen", "options", b"options", "plan", b"plan", "pool", b"pool", "seen", b"seen", "variant", b"variant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__seen: _TypeAlias = _typing.Literal["seen"]  # noqa: Y015
+    _WhichOneofArgType__seen: _TypeAlias = _typing.Literal["_seen", b"_seen"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seen) -> _WhichOneofReturnType__seen | None: ...
 
 Global___StartCanaryRequest: _TypeAlias = StartCanaryRequest  # noqa: Y015
 
@@ -2794,10 +2802,10 @@ class ActOnCanaryRequest(_message.Message):
     action: _builtins.str
     """"pause", "resume", "promote", "abort", "freeze" or "unfreeze"."""
     seen: _builtins.int
-    """Transitions that the operator has seen: after another one the call is refused. Unset = any."""
+    """As in StartCanaryRequest; not needed by "freeze" and "unfreeze"."""
     @_builtins.property
     def options(self) -> Global___ChangeOptions:
-        """Author and reason."""
+        """Author, reason and force."""
 
     def __init__(
         self,

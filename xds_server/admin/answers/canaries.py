@@ -43,8 +43,10 @@ class CanaryCalls(ModelCalls):
         options, keeper = options_of(request.options), self._rollouts()
         if options.dry_run:
             raise BadChange("a rollout has no dry run")
-        words = dict(request.plan)
-        await keeper.begin(request.pool, request.variant, options.author, words, options.reason)
+        words, seen = dict(request.plan), _seen("start", request)
+        await keeper.begin(
+            request.pool, request.variant, options.author, words, options.reason, seen
+        )
         return _told(keeper, request.pool)
 
     @explained
@@ -58,10 +60,9 @@ class CanaryCalls(ModelCalls):
         if action in {"freeze", "unfreeze"}:
             if request.pool:
                 raise BadChange(f"{action} is for all pools; name none")
-            said = f"{options.author}: {options.reason}" if options.reason else options.author
-            await keeper.freeze(said if action == "freeze" else "")
+            await keeper.freeze(options.author, options.reason, frozen=action == "freeze")
         else:
-            seen = request.seen if request.HasField("seen") else None
+            seen = _seen(action, request)
             await keeper.ask(request.pool, action, options.author, seen, options.reason)
         return _told(keeper, request.pool)
 
@@ -69,6 +70,24 @@ class CanaryCalls(ModelCalls):
         if self._canaries is None:
             raise BadChange("this control server runs no rollouts")
         return self._canaries
+
+
+def _seen(
+    verb: str, request: admin_pb2.StartCanaryRequest | admin_pb2.ActOnCanaryRequest
+) -> int | None:
+    """Return the number of transitions that an operator has seen; ``None`` = any will do.
+
+    Raises:
+        BadChange: It is missing, and the call is not forced.
+    """
+    if request.options.force:
+        return None
+    if not request.HasField("seen"):
+        raise BadChange(
+            f"{verb}: `seen` is missing: send the number of transitions that GetCanaries shows"
+            " (0 = the pool has had no rollout), or `options.force`"
+        )
+    return request.seen
 
 
 def _told(keeper: CanaryKeeper, pool: str) -> admin_pb2.CanaryRollouts:
@@ -79,7 +98,7 @@ def _told(keeper: CanaryKeeper, pool: str) -> admin_pb2.CanaryRollouts:
             pool=name,
             line=line_of(each, lacking),
             phase=each.state.phase.value,
-            transitions=len(each.log),
+            transitions=each.transitions,
             waits_for=lacking,
             report_json=json.dumps(keeper.report(name)),
         )

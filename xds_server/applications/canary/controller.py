@@ -12,6 +12,7 @@ Rules:
    calls ``resumed`` with the weights in force (``rollout.py``, rule 6).
 4. Times pass only where the canary's replicas carry their load (``judgement.py``, rule 3).
 5. ``log`` keeps all transitions, at most ``MAX_LOG``; beyond, the oldest but the first go.
+   ``transitions`` counts them, with those of the pool's rollouts before it.
 """
 
 from __future__ import annotations
@@ -122,6 +123,7 @@ class CanaryController:
         now_s: Unix time.
         kinds: The kinds of times that the pool can measure.
         cache: Whether its replicas tell cached tokens.
+        transitions: Transitions of the pool's rollouts before it.
 
     Raises:
         CanaryPlanError: The plan breaks a rule.
@@ -135,12 +137,14 @@ class CanaryController:
         *,
         kinds: Sequence[str] = ("first-token",),
         cache: bool = False,
+        transitions: int = 0,
     ) -> None:
         self.spec, self.plan = spec, sound(plan)
         self.state = begun(now_s)
         self.evidence = CanaryEvidence(plan.margins, kinds, cache=cache)
         self.book = SessionBook(int(now_s // plan.minute_s), self._shares(), plan.minute_s)
         self.log: list[LogLine] = []
+        self.transitions = transitions
         self.folded = 0
         """Minutes that this process has added to the evidence."""
 
@@ -237,6 +241,11 @@ class CanaryController:
         """Note a transition as pending, before the weights change."""
         self.state = self.state._replace(pending=transition)
 
+    def copying(self, now_s: float) -> None:
+        """Take it as begun with copies of requests."""
+        self.state = self.state._replace(reason="copies of all requests first")
+        self._note(now_s)
+
     def done(self, transition: Transition, now_s: float) -> None:
         """Take a transition as made."""
         before = self.state._replace(pending=None)
@@ -269,6 +278,7 @@ class CanaryController:
             "evidence": self.evidence.dump(),
             "book": self.book.dump(),
             "log": list(self.log),
+            "transitions": self.transitions,
         }
 
     @classmethod
@@ -294,6 +304,7 @@ class CanaryController:
         made.evidence = CanaryEvidence.restored(margins, told["evidence"])
         made.book = SessionBook.restored(told["book"], made._shares(), plan.minute_s)
         made.log = [LogLine(*each) for each in told["log"]]
+        made.transitions = told.get("transitions", len(made.log))
         return made
 
     def _shares(self) -> list[float]:
@@ -323,6 +334,7 @@ class CanaryController:
         state = self.state
         percent = percent_of(state, self.plan)
         self.log.append(LogLine(now_s, state.phase.value, percent, state.reason))
+        self.transitions += 1
         if len(self.log) > MAX_LOG:
             del self.log[1]
 

@@ -7,11 +7,14 @@ Rules:
    kill between two of these is mended at the start (``CanaryController.resumed``).
 2. Weights are changed only from those that were looked at: an operator's change that comes in
    between is not overwritten, and pauses the rollout at the next look.
-3. One thing at a time: looks, starts and operators' calls wait for each other. A call may name the
-   number of transitions that its operator has seen; after another one it is refused.
+3. One thing at a time: looks, starts and operators' calls wait for each other. A call names the
+   number of transitions that its operator has seen; after another one it is refused. The number
+   goes on over the rollouts of a pool.
 4. A rollback is made even if the store cannot be written, and may take a variant's last replica.
 5. At most one rollout of a pool runs, and the last of each of ``MAX_POOLS`` pools is kept.
 6. A transition that fails is logged, and tried again with the next look.
+7. What leaves the weights as they are (a pause, a resumption, a freeze) is a revision, too, with
+   its line in place of differences.
 """
 
 from __future__ import annotations
@@ -67,6 +70,8 @@ EVERY_S: Final = 5.0
 LEAST_S: Final = 0.2
 """Seconds between two looks where a plan judges evidence of less than ``EVERY_S`` together."""
 MAX_POOLS: Final = 256
+MAX_MISSED: Final = 3
+"""Most transitions that the refusal of a call tells."""
 AUTHOR: Final = "canary"
 """Author of the revisions that no operator asked for."""
 
@@ -168,7 +173,13 @@ class CanaryKeeper:
         return [each.spec for each in self._rollouts.values() if each.running]
 
     async def begin(
-        self, pool: str, canary: str, who: str, words: Mapping[str, str], reason: str = ""
+        self,
+        pool: str,
+        canary: str,
+        who: str,
+        words: Mapping[str, str],
+        reason: str = "",
+        seen: int | None = None,
     ) -> str:
         """Start a rollout by the plan of the fleet file; return its line.
 
@@ -178,6 +189,7 @@ class CanaryKeeper:
             who: The operator.
             words: Settings of the plan for this rollout, as text, by name.
             reason: Why, for the history.
+            seen: As of ``ask``.
 
         Raises:
             UnknownName: There is no such pool.
@@ -187,7 +199,14 @@ class CanaryKeeper:
         spec = with_words(find_pool(self._control.written, pool).canary, words)
         plan = plan_of(spec, self._per_s(pool))
         return await self.start(
-            pool, canary, who, plan=plan, kinds=spec.times, cache=spec.cache, reason=reason
+            pool,
+            canary,
+            who,
+            plan=plan,
+            kinds=spec.times,
+            cache=spec.cache,
+            reason=reason,
+            seen=seen,
         )
 
     def refuse_weights(self, pool: str) -> None:
@@ -214,6 +233,7 @@ class CanaryKeeper:
         kinds: Sequence[str] = ("first-token",),
         cache: bool = False,
         reason: str = "",
+        seen: int | None = None,
     ) -> str:
         """Start a rollout, make its first step, and return its line.
 
@@ -226,15 +246,17 @@ class CanaryKeeper:
             kinds: The kinds of times that the pool can measure.
             cache: Whether its replicas tell cached tokens.
             reason: Why, for the history.
+            seen: As of ``ask``.
 
         Raises:
             StartError: A rollout runs, or the pool's weights do not allow it.
             CanaryPlanError: The plan breaks a rule.
-            ActionError: All rollouts are frozen.
+            ActionError: All rollouts are frozen, or the pool's has changed meanwhile.
         """
         async with self._one:
             if self.frozen:
                 raise ActionError(f"start: frozen by {self.frozen}")
+            self._check_seen("start", pool, seen)
             running = self._rollouts.get(pool)
             if running is not None and running.running:
                 raise StartError(f"pool {pool}: {line_of(running, [])}; abort it first")
@@ -247,11 +269,18 @@ class CanaryKeeper:
                 raise StartError(f"there is no pool {pool}")
             spec = spec_of(rollout, pool, weights, canary, self._chance(), now_s)
             made = CanaryController(
-                spec, plan or default_plan(sessions_per_s), now_s, kinds=kinds, cache=cache
+                spec,
+                plan or default_plan(sessions_per_s),
+                now_s,
+                kinds=kinds,
+                cache=cache,
+                transitions=0 if running is None else running.transitions,
             )
             self._rollouts[pool] = made
             try:
                 if made.copies:
+                    made.copying(now_s)
+                    await self._keep()
                     await self._copy(made.spec, who, reason)
                 await self._look(pool, who, reason)
             except Exception:
@@ -259,6 +288,7 @@ class CanaryKeeper:
                 if running is not None:
                     self._rollouts[pool] = running
                 self._mark()
+                await self._keep(anyhow=True)  # a restart must not go on with it
                 raise
             _log.info("canary_started", pool=pool, canary=canary, by=who)
             return line_of(made, [])
@@ -272,7 +302,7 @@ class CanaryKeeper:
             pool: The pool's name.
             verb: ``pause``, ``resume``, ``promote`` or ``abort``.
             who: The operator.
-            seen: Transitions that the operator has seen; ``None`` = not told.
+            seen: Transitions that the operator has seen; ``None`` = any will do.
             reason: Why, for the history.
 
         Raises:
@@ -284,17 +314,29 @@ class CanaryKeeper:
             found = self._rollouts.get(pool)
             if found is None:
                 raise ActionError(f"{verb}: pool {pool} has no rollout")
-            if seen is not None and seen != len(found.log):
-                raise ActionError(f"{verb}: changed meanwhile: {line_of(found, [])}; look again")
+            self._check_seen(verb, pool, seen)
             said = f"{who} ({reason})" if reason else who
             await self._make(pool, found.ask(verb, said), who)
             return line_of(found, [])
 
-    async def freeze(self, who: str) -> None:
-        """Make no transition by itself, anywhere, until it is called with an empty name."""
+    async def freeze(self, who: str, why: str = "", *, frozen: bool = True) -> None:
+        """Make no transition by itself, anywhere; or go on.
+
+        Args:
+            who: The operator.
+            why: The reason, for the history.
+            frozen: Whether to freeze.
+
+        Raises:
+            StoreError: It could not be stored; until a restart it holds.
+        """
         async with self._one:
-            self.frozen = who
+            self.frozen = (f"{who}: {why}" if why else who) if frozen else ""
             await self._keep()
+            try:
+                await self._note("all rollouts frozen" if frozen else "rollouts go on", who, why)
+            except (Busy, FleetError, StoreError) as error:  # it holds without its revision
+                _log.warning("canary_step_failed", pool="", error=str(error))
 
     def lines(self) -> list[str]:
         """Return a line for each rollout that has not ended."""
@@ -361,10 +403,13 @@ class CanaryKeeper:
             await self._keep(anyhow=back)
             self._mark()
             copied = found.plan.shadow and _copied(self._control.written, found.spec)
-            if weights is not None and (weights != before or copied):
+            if not copied and (weights is None or weights == before):
+                said = f"canary {found.spec.canary} of pool {pool}: {step.reason}"
+                await self._note(said, author, why, relief=back)
+            else:
                 reason = _said(found.spec, step.reason, why)
                 options = ChangeOptions(author, reason, relief=back, force=back)
-                wanted = weights
+                wanted = before if weights is None else weights
                 await self._control.change(
                     lambda fleet: set_weights(
                         set_shadow(fleet, pool, None) if copied else fleet, pool, wanted, before
@@ -378,6 +423,29 @@ class CanaryKeeper:
         self._mark()
         _log.info("canary_step", pool=pool, phase=step.phase.value, reason=step.reason)
         await self._keep(anyhow=back)
+
+    async def _note(self, what: str, who: str, why: str, *, relief: bool = False) -> None:
+        """Make what leaves the fleet as it is a revision (rule 7)."""
+        reason = f"{what} ({why})" if why else what
+        options = ChangeOptions(who, reason, relief=relief, note=what)
+        await self._control.change(lambda fleet: fleet, options)
+
+    def _check_seen(self, verb: str, pool: str, seen: int | None) -> None:
+        """Raise if a pool's rollouts made other transitions than an operator has seen (rule 3).
+
+        Raises:
+            ActionError: They did; the message tells the last of those that are new.
+        """
+        found = self._rollouts.get(pool)
+        now = 0 if found is None else found.transitions
+        if seen is None or seen == now:
+            return
+        news = [] if found is None else found.log[-min(max(now - seen, 1), MAX_MISSED) :]
+        said = "; ".join(f"{each.phase} at {each.percent:g} %: {each.reason}" for each in news)
+        raise ActionError(
+            f"{verb}: pool {pool} changed meanwhile, it is at {now} transitions and you have seen"
+            f" {seen}{'; ' if said else ''}{said}. Look again: tidegate canary status {pool}"
+        )
 
     async def _copy(self, spec: RolloutSpec, who: str, why: str) -> None:
         """Send the canary copies of the pool's requests."""

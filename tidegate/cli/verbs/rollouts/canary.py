@@ -68,9 +68,13 @@ def canary(
             "--seen",
             min=-1,
             metavar="N",
-            help="Refuse if more transitions than the N that `status` showed were made; -1 = any.",
+            help="Refuse if the pool is not at the N transitions that `status` showed; -1 = at"
+            " those that it has when the command begins.",
         ),
     ] = -1,
+    force: Annotated[
+        bool, typer.Option("--force", help="Act whatever was changed meanwhile.")
+    ] = False,
     watch: WatchOption = False,
     reason: ReasonOption = "",
     author: AuthorOption = "",
@@ -90,22 +94,26 @@ def canary(
             repeat(lambda: _read(action, pool, flags))
         _read(action, pool, flags)
         return
-    from tidegate.cli.client import CHANGE_MARGIN_S, admin
+    from tidegate.cli.client import CHANGE_MARGIN_S, READ_TIMEOUT_S, admin
     from tidegate.cli.options import DEFAULT_TIMEOUT_S
     from tidegate_api.admin.v1 import admin_pb2 as api
 
     bound = DEFAULT_TIMEOUT_S + CHANGE_MARGIN_S
-    options = api.ChangeOptions(author=author or os_user(), reason=reason)
+    options = api.ChangeOptions(author=author or os_user(), reason=reason, force=force)
+
+    settings = _settings(plan or [])
 
     def call(stub: AdminStub) -> CanaryRollouts:
+        number: int | None = None if force or action in _ALL else seen
+        if number is not None and number < 0:
+            now = stub.GetCanaries(api.GetCanariesRequest(pool=pool), timeout=READ_TIMEOUT_S)
+            number = now.rollouts[0].transitions if now.rollouts else 0
         if action is CanaryAction.START:
             asked = api.StartCanaryRequest(
-                pool=pool, variant=to, plan=_settings(plan or []), options=options
+                pool=pool, variant=to, plan=settings, options=options, seen=number
             )
             return stub.StartCanary(asked, timeout=bound)
-        request = api.ActOnCanaryRequest(
-            pool=pool, action=action, seen=None if seen < 0 else seen, options=options
-        )
+        request = api.ActOnCanaryRequest(pool=pool, action=action, seen=number, options=options)
         return stub.ActOnCanary(request, timeout=bound)
 
     with admin(flags.server, flags.tls, change=True) as stub:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import closing
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from support.controls import World, weight
+from support.controls import World, settle, weight
 from support.fleets import fleet, pool
 from tidegate_api.admin.v1 import admin_pb2 as api
 from xds_server.admin.access.caller import CallEnded
@@ -27,7 +28,9 @@ VARIANTS = [{"name": "stable", "weight": 100}, {"name": "canary", "weight": 0}]
 FLEET = fleet(pool(default=True, variants=VARIANTS)).model_dump_json()
 ANN = api.ChangeOptions(author="ann", reason="v2")
 CONTEXT = CallContext()
-START = api.StartCanaryRequest(pool="llm", variant="canary", plan={"steps": "5,100"}, options=ANN)
+START = api.StartCanaryRequest(
+    pool="llm", variant="canary", plan={"steps": "5,100"}, options=ANN, seen=0
+)
 
 
 @pytest.fixture
@@ -68,14 +71,21 @@ async def test_a_rollout_is_started_looked_at_and_ended(service: AdminService) -
     (paused,) = (await service.ActOnCanary(pause, CONTEXT)).rollouts
     assert (paused.phase, paused.transitions) == ("paused", 2)
     failed = grpc.StatusCode.FAILED_PRECONDITION
-    assert "changed meanwhile" in await refused(service.ActOnCanary, pause, failed)
+    said = await refused(service.ActOnCanary, pause, failed)
+    assert "at 2 transitions and you have seen 1; paused at 5 %: pause by ann (v2)." in said
+    assert said.endswith("Look again: tidegate canary status llm")
     abort = api.ActOnCanaryRequest(pool="llm", action="abort", options=ANN)
+    invalid = grpc.StatusCode.INVALID_ARGUMENT
+    assert "`seen` is missing" in await refused(service.ActOnCanary, abort, invalid)
+    abort.options.force = True
     (ended,) = (await service.ActOnCanary(abort, CONTEXT)).rollouts
     assert (ended.phase, list(ended.waits_for)) == ("aborted", [])
     assert json.loads(ended.report_json)["reason"] == "abort by ann (v2)"
     revisions = (await service.ListRevisions(api.ListRevisionsRequest(), CONTEXT)).revisions
-    assert [each.author for each in revisions] == ["ann", "ann", "fleet file"]
-    assert revisions[1].reason == "canary canary: step 1 of 2: 5 % (v2)"
+    assert [each.author for each in revisions] == ["ann", "ann", "ann", "fleet file"]
+    assert list(revisions[1].changes) == ["canary canary of pool llm: pause by ann (v2)"]
+    assert revisions[2].reason == "canary canary: step 1 of 2: 5 % (v2)"
+    assert "3 transitions and you have seen 0" in await refused(service.StartCanary, START, failed)
     assert not (await service.GetCanaries(api.GetCanariesRequest(pool="x"), CONTEXT)).rollouts
 
 
@@ -92,6 +102,23 @@ async def test_weights_beside_a_rollout_need_force(service: AdminService) -> Non
     assert weight(service._control) == 1
 
 
+async def test_weights_that_waited_for_the_start_of_a_rollout_are_refused(
+    service: AdminService,
+) -> None:
+    """The rollout is looked for in the change's turn, not when the call comes."""
+    request = api.SetWeightsRequest(pool="llm", weights={"stable": 9, "canary": 1})
+    async with service._control._turn:
+        waiting = asyncio.create_task(service.SetWeights(request, CONTEXT))
+        starting = asyncio.create_task(service.StartCanary(START, CONTEXT))
+        await settle()
+        assert service._canaries is not None
+        assert service._canaries.running
+    with pytest.raises(CallEnded, match="it moves the weights"):
+        await waiting
+    await starting
+    assert weight(service._control) > 1
+
+
 async def test_all_rollouts_are_frozen_by_a_name(service: AdminService) -> None:
     """Until they are unfrozen none starts."""
     freeze = api.ActOnCanaryRequest(action="freeze", options=ANN)
@@ -100,20 +127,27 @@ async def test_all_rollouts_are_frozen_by_a_name(service: AdminService) -> None:
     assert "frozen by ann: v2" in await refused(service.StartCanary, START, failed)
     thaw = api.ActOnCanaryRequest(action="unfreeze", options=ANN)
     assert not (await service.ActOnCanary(thaw, CONTEXT)).frozen
+    revisions = (await service.ListRevisions(api.ListRevisionsRequest(), CONTEXT)).revisions
+    assert [each.reason for each in revisions][:2] == [
+        "rollouts go on (v2)",
+        "all rollouts frozen (v2)",
+    ]
 
 
 async def test_what_cannot_be_is_refused_by_its_kind(service: AdminService) -> None:
     """Unknown names, values out of range, and calls that a rollout has not."""
     invalid, dry = grpc.StatusCode.INVALID_ARGUMENT, api.ChangeOptions(dry_run=True)
+    failed, unknown = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.NOT_FOUND
     for start, code in (
-        (api.StartCanaryRequest(pool="other", variant="canary"), grpc.StatusCode.NOT_FOUND),
-        (api.StartCanaryRequest(pool="llm", variant="v3"), grpc.StatusCode.FAILED_PRECONDITION),
-        (api.StartCanaryRequest(pool="llm", variant="canary", plan={"a": "b"}), invalid),
+        (api.StartCanaryRequest(pool="other", variant="canary", seen=0), unknown),
+        (api.StartCanaryRequest(pool="llm", variant="v3", seen=0), failed),
+        (api.StartCanaryRequest(pool="llm", variant="canary", plan={"a": "b"}, seen=0), invalid),
+        (api.StartCanaryRequest(pool="llm", variant="canary"), invalid),
         (api.StartCanaryRequest(pool="llm", variant="canary", options=dry), invalid),
     ):
         assert await refused(service.StartCanary, start, code)
     for act, code in (
-        (api.ActOnCanaryRequest(pool="llm", action="abort"), grpc.StatusCode.FAILED_PRECONDITION),
+        (api.ActOnCanaryRequest(pool="llm", action="abort", seen=0), failed),
         (api.ActOnCanaryRequest(pool="llm", action="freeze"), invalid),
         (api.ActOnCanaryRequest(action="freeze", options=dry), invalid),
     ):

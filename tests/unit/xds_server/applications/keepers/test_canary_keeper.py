@@ -19,7 +19,7 @@ from xds_server.applications.canary.rollout import ActionError
 from xds_server.applications.keepers import canary_keeper
 from xds_server.applications.keepers.canary_keeper import AUTHOR, CanaryKeeper
 from xds_server.applications.traffic.reading import ToldSessions
-from xds_server.control.operation import ChangeOptions
+from xds_server.control.operation import Busy, ChangeOptions
 from xds_server.fleet.change import BadChange, UnknownName, set_weights
 from xds_server.fleet.store import RevisionStore, StoreError
 
@@ -183,13 +183,52 @@ async def test_a_rollout_needs_a_pool_whose_stable_has_everything(kept: Kept) ->
 async def test_two_operators_cannot_both_act(kept: Kept) -> None:
     """The second is told what the first did."""
     await kept.start()
-    seen = len(kept.keeper._rollouts["llm"].log)
+    assert kept.keeper._rollouts["llm"].transitions == 1
+    seen = 1
     await kept.keeper.ask("llm", "promote", "ann", seen)
-    with pytest.raises(ActionError, match="changed meanwhile: canary llm: canary at 100 %"):
+    with pytest.raises(ActionError, match=r"seen 1; promoted at 100 %: promote by ann\. Look"):
         await kept.keeper.ask("llm", "abort", "bob", seen)
+    with pytest.raises(ActionError, match="start: pool llm changed meanwhile, it is at 2"):
+        await kept.keeper.begin("llm", "stable", "bob", {}, seen=seen)
     with pytest.raises(ActionError, match="has ended"):
         await kept.keeper.ask("llm", "abort", "bob")
     assert weight(kept.control) > 0
+    await kept.keeper.begin("llm", "stable", "bob", {"shadow": "true"}, seen=2)
+    with pytest.raises(ActionError, match="at 3 transitions and you have seen 2; running at 0 %: "):
+        await kept.keeper.ask("llm", "abort", "ann", 2)
+    assert kept.restarted()._rollouts["llm"].transitions == 3
+
+
+async def test_a_start_that_fails_is_not_made_by_a_restart(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was stored as intended before the weights could not be changed."""
+
+    async def busy(*_: object) -> None:
+        raise Busy("too many changes wait")
+
+    monkeypatch.setattr(kept.control, "change", busy)
+    with pytest.raises(Busy):
+        await kept.start()
+    monkeypatch.undo()
+    kept.keeper = kept.restarted()
+    await kept.keeper.look()
+    assert (kept.keeper.rollouts(), weight(kept.control)) == ({}, 0)
+
+
+async def test_what_leaves_the_weights_as_they_are_is_in_the_history(kept: Kept) -> None:
+    """Who paused, resumed and froze, and why."""
+    await kept.start()
+    await kept.keeper.ask("llm", "pause", "ann", reason="lunch")
+    await kept.keeper.ask("llm", "resume", "bob")
+    await kept.keeper.freeze("eve", "incident 7")
+    found = [(each.author, *each.changes) for each in await kept.control.revisions(3)]
+    assert found == [
+        ("eve", "all rollouts frozen"),
+        ("bob", "canary canary of pool llm: resume by bob"),
+        ("ann", "canary canary of pool llm: pause by ann (lunch)"),
+    ]
+    assert (await kept.control.revisions(1))[0].reason == "all rollouts frozen (incident 7)"
 
 
 async def test_weights_that_are_changed_between_look_and_step_are_not_overwritten(
@@ -210,7 +249,7 @@ async def test_weights_that_are_changed_between_look_and_step_are_not_overwritte
 async def test_frozen_nothing_moves_by_itself_and_operators_may(kept: Kept) -> None:
     """Also after a restart; the line says who froze it."""
     await kept.start()
-    await kept.keeper.freeze("ann: incident 7")
+    await kept.keeper.freeze("ann", "incident 7")
     kept.keeper = kept.restarted()
     await kept.pass_minutes(5)
     assert kept.keeper.report("llm")["percent"] == 5.0

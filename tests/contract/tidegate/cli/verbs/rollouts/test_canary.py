@@ -58,22 +58,26 @@ def test_a_start_names_variant_plan_and_operator(run: Run, admin: FakeAdmin) -> 
         *("--author", "ann", "--reason", "v2", "--server", admin.address),
     )
     assert (ran.code, ran.out) == (0, "no rollout runs\n")
-    (asked,) = admin.requests
-    assert (asked.pool, asked.variant) == ("llm", "v2")
+    read, asked = admin.requests
+    assert (read.pool, asked.pool, asked.variant, asked.seen) == ("llm", "llm", "v2", 0)
     assert dict(asked.plan) == {"steps": "1,50,100", "window": "1s"}
     assert (asked.options.author, asked.options.reason) == ("ann", "v2")
 
 
 @pytest.mark.parametrize("action", ["pause", "resume", "promote", "abort"])
-def test_an_action_may_name_what_its_operator_has_seen(
+def test_an_action_always_tells_what_its_operator_has_seen(
     run: Run, admin: FakeAdmin, action: str
 ) -> None:
-    """Without it, any state will do."""
+    """By default what it reads first; only a forced one tells nothing."""
+    admin.rollouts = TOLD
     run("canary", action, "llm", "--seen", "3", "--server", admin.address)
     run("canary", action, "llm", "--server", admin.address)
-    first, second = admin.requests
+    run("canary", action, "llm", "--force", "--server", admin.address)
+    first, _, second, forced = admin.requests
     assert (first.action, first.pool, first.seen) == (action, "llm", 3)
-    assert not second.HasField("seen")
+    assert (second.action, second.seen, second.options.force) == (action, 1, False)
+    assert not forced.HasField("seen")
+    assert forced.options.force
 
 
 def test_status_shows_what_is_missing(run: Run, admin: FakeAdmin) -> None:

@@ -13,7 +13,6 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from typing import TYPE_CHECKING, Any, Final
 
@@ -146,8 +145,8 @@ class InferencePoolSource:
             finally:
                 for task in (following, changed):
                     task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.gather(following, changed, return_exceptions=True)
+                # Nothing is suppressed: a cancellation that comes now is the source's own.
+                await asyncio.gather(following, changed, return_exceptions=True)
 
     def _pool_told(self, pool: InferencePool | None) -> None:
         spec = self._spec

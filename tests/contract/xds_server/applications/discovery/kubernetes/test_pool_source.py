@@ -153,6 +153,20 @@ async def test_a_deletion_is_followed_and_told(follow) -> None:
     assert seen.troubles[-1] == ""
 
 
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_source_that_is_ended_while_it_lets_the_pods_go_ends(follow, turns) -> None:
+    """At whatever turn of the event loop after a deletion it is cancelled."""
+    seen = follow(inference_pool())
+    await seen.shows("a-8000", "b-8000")
+    seen.pools.delete("llm")
+    await seen.shows()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    seen.task.cancel()
+    done, _ = await asyncio.wait({seen.task}, timeout=20)
+    assert done
+
+
 async def test_a_pool_that_comes_later_is_waited_for(follow) -> None:
     """That there is none is an answer, and told; another pool's edits change nothing."""
     seen = follow(inference_pool("another"))

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import io
 import json
+import math
 import re
 import shlex
 from collections import Counter
@@ -81,7 +82,8 @@ async def until_ended(
 
 async def ask(stack: LocalStack, http: aiohttp.ClientSession, number: int) -> int:
     """Send a request; return the status."""
-    body = {"text_input": f"question number {number:06}", "max_tokens": 1}
+    text = f"question number {number:06}, {'odd' if number % 2 else 'even'}"
+    body = {"text_input": text, "max_tokens": 1}
     async with http.post(f"{stack.http_url}/v2/models/toy-llm/generate", json=body) as answer:
         await answer.read()
         return answer.status
@@ -98,6 +100,8 @@ def fleet_of(bad: Replica) -> Any:
         pool["endpoints"].append({"id": bad.name, "http": bad.address, "variant": "bad"})
         pool["variants"].append({"name": "bad", "weight": 0})
         pool["health"]["timeout"] = PATIENT
+        # Statistics are to judge it, not the guard that counts replicas in use.
+        pool["outlier"] = {"consecutive_failures": 1000, "failure_percent": 0}
         fleet["pickers"]["timeout"] = PATIENT
 
     return change
@@ -106,8 +110,13 @@ def fleet_of(bad: Replica) -> Any:
 async def test_a_good_version_gets_everything_and_a_bad_one_nothing(
     http: aiohttp.ClientSession, new_stack: StackFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By themselves: the first loses no request, the second is rolled back by what it failed."""
-    bad = Replica("r9", status=500, index=({"name": "toy-llm", "version": "3", "state": "READY"},))
+    """By themselves: the first loses no request, the second is rolled back by the statistics.
+
+    It fails every other request, and all that fail are at most its share.
+    """
+    bad = Replica(
+        "r9", fails_on=b"odd", index=({"name": "toy-llm", "version": "3", "state": "READY"},)
+    )
     async with bad.serve():
         stack = await new_stack(models=("toy-llm",), fleet=fleet_of(bad))
         monkeypatch.setenv("TIDEGATE_SERVER", stack.admin_address)
@@ -131,7 +140,12 @@ async def test_a_good_version_gets_everything_and_a_bad_one_nothing(
         answers.clear()
         report = await until_ended(stack, http, answers)
         assert (report["phase"], report["stable"]) == ("rolled-back", "canary"), report
-        assert 0 < answers[500] <= len(bad.asked), f"failed before the rollback: {answers}"
+        assert report["reason"].startswith("worse: failures"), report
+        (failures,) = (each for each in report["checks"] if each["check"] == "failures")
+        assert failures["worse"] >= 20.0, report
+        sent, failed = answers.total(), answers[500]
+        assert 0 < failed <= len(bad.asked), f"failed before the rollback: {answers}"
+        assert failed <= 0.5 * sent + 5.0 * math.sqrt(0.25 * sent), f"more than 50 %: {answers}"
         assert {await ask(stack, http, each) for each in range(20)} == {200}
 
         await asyncio.to_thread(run, "canary", "start", "llm", "--to", "stable", *plan)

@@ -32,7 +32,13 @@ from xds_server.applications.canary.controller import (
     report_of,
     spec_of,
 )
-from xds_server.applications.canary.plan import CanaryPlan, default_plan, plan_of, with_words
+from xds_server.applications.canary.plan import (
+    CanaryPlan,
+    CanaryPlanError,
+    default_plan,
+    plan_of,
+    with_words,
+)
 from xds_server.applications.canary.rollout import ActionError, RolloutPhase
 from xds_server.control.operation import Busy, ChangeOptions
 from xds_server.fleet.change import BadChange, UnknownName, find_pool, set_shadow, set_weights
@@ -196,7 +202,15 @@ class CanaryKeeper:
             CanaryPlanError: There is no such setting, or it breaks a rule.
             StartError, ActionError: As ``start`` does.
         """
-        spec = with_words(find_pool(self._control.written, pool).canary, words)
+        found = find_pool(self._control.written, pool)
+        spec = with_words(found.canary, words)
+        counted = [name for name in ("per-token",) if name in spec.times]
+        counted += ["cache"] if spec.cache else []
+        if counted and not found.telemetry.usage:
+            raise CanaryPlanError(
+                f"canary: pool {pool} cannot measure {' and '.join(counted)} without token counts:"
+                " set `telemetry: {usage: true}`, or leave it out of `times` and `cache`"
+            )
         plan = plan_of(spec, self._per_s(pool))
         return await self.start(
             pool,

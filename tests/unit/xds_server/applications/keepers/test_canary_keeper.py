@@ -21,6 +21,7 @@ from xds_server.applications.keepers.canary_keeper import AUTHOR, CanaryKeeper
 from xds_server.applications.traffic.reading import ToldSessions
 from xds_server.control.operation import Busy, ChangeOptions
 from xds_server.fleet.change import BadChange, UnknownName, set_weights
+from xds_server.fleet.model.fleet import Fleet
 from xds_server.fleet.store import RevisionStore, StoreError
 
 VARIANTS = [
@@ -315,6 +316,12 @@ async def test_reports_of_another_rollout_are_left_out(kept: Kept) -> None:
     assert kept.keeper._rollouts["llm"].book._sessions == {}
 
 
+def _counting_tokens(fleet: Fleet) -> Fleet:
+    one = fleet.pools[0]
+    telemetry = one.telemetry.model_copy(update={"usage": True})
+    return fleet.model_copy(update={"pools": (one.model_copy(update={"telemetry": telemetry}),)})
+
+
 async def test_a_plan_of_words_is_that_of_the_file_with_other_values(kept: Kept) -> None:
     """A wrong word names what there is; a right one counts for this rollout alone."""
     for words, said in (
@@ -322,21 +329,24 @@ async def test_a_plan_of_words_is_that_of_the_file_with_other_values(kept: Kept)
         ({"steps": "50,10"}, "must rise and end with 100"),
         ({"undecided": "never"}, "canary.undecided"),
         ({"least_time": "soon"}, "is no duration"),
+        ({"times": "per-token"}, "pool llm cannot measure per-token without token counts: set"),
+        ({"cache": "true", "times": "per-token,whole"}, "cannot measure per-token and cache"),
     ):
         with pytest.raises(CanaryPlanError, match=said):
             await kept.keeper.begin("llm", "canary", "ann", words)
+    await kept.control.change(_counting_tokens, WAIT)
     words = {
         "steps": "10, 100",
         "least_time": "2s",
         "window": "1",
-        "times": "whole",
+        "times": "whole,per-token",
         "cache": "true",
     }
     await kept.keeper.begin("llm", "canary", "ann", words)
     plan = kept.keeper.rollouts("llm")["llm"].plan
     assert (plan.steps, plan.least_s, plan.minute_s) == ((10.0, 100.0), 2.0, 1.0)
     checks = {each["check"] for each in kept.keeper.report("llm")["checks"]}
-    assert {"failures", "whole p50", "cache"} <= checks
+    assert {"failures", "whole p50", "per-token p50", "cache"} <= checks
     with pytest.raises(UnknownName):
         await kept.keeper.begin("llmm", "canary", "ann", {})
 

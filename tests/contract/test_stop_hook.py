@@ -99,14 +99,20 @@ async def serving(folder: Path, port: int = 0) -> AsyncIterator[Pages]:
         yield Pages(bound.rpartition(":")[2], busy)
 
 
-def command(folder: Path, *changes: tuple[str, str]) -> list[str]:
-    """Return the hook's command with the Secret in a folder."""
+def statefulset_pod() -> dict[str, Any]:
+    """Return the pod of the manifest."""
     (pod,) = (
         each["spec"]["template"]["spec"]
         for each in yaml.safe_load_all(MANIFEST.read_text())
         if each["kind"] == "StatefulSet"
     )
-    shell, flag, text = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    return dict(pod)
+
+
+def command(folder: Path, *changes: tuple[str, str]) -> list[str]:
+    """Return the hook's command with the Secret in a folder."""
+    container = statefulset_pod()["containers"][0]
+    shell, flag, text = container["lifecycle"]["preStop"]["exec"]["command"]
     for old, new in (("/hook", str(folder)), *changes):
         assert old in text
         text = text.replace(old, new)
@@ -195,3 +201,18 @@ async def test_a_replica_s_certificate_reads_nothing_else(
         ended = await run(words, served.port, tmp_path)
     assert ended.code == HTTP_ERROR
     assert "403" in ended.output
+
+
+def test_the_grace_period_has_room_for_the_hook_and_for_triton() -> None:
+    """Triton waits for all of its time, since Envoy's health checks keep connections to it."""
+    pod = statefulset_pod()
+    (container,) = pod["containers"]
+    (exit_s,) = (
+        int(each.partition("=")[2])
+        for each in container["args"]
+        if each.startswith("--exit-timeout-secs=")
+    )
+    hook = container["lifecycle"]["preStop"]["exec"]["command"][-1]
+    options = ("--retry-max-time", "--max-time")
+    hook_s = sum(int(hook.partition(f"{each} ")[2].split()[0]) for each in options)
+    assert hook_s + exit_s <= pod["terminationGracePeriodSeconds"]

@@ -389,6 +389,7 @@ async def _canaries(
         random.random,
         pickers=ads.reports.loads,
         per_s=per_s,
+        count=arms.count,
     )
     ads.reports.on_sessions = made.take
     try:

@@ -31,6 +31,7 @@ class ModelServer:
         self.unload_errors = 0
         """Unloads that fail before one succeeds."""
         self.infer_status = 200
+        self.stats: Any = {"error": "no statistics"}
         self.free_mib = 1000
         self.calls: list[str] = []
         """Loads, unloads and inferences, in order."""
@@ -46,6 +47,7 @@ class ModelServer:
         app.router.add_post("/v2/repository/index", self._index)
         app.router.add_post("/v2/repository/models/{model}/{kind}", self._change)
         app.router.add_get("/v2/models/{model}/config", self._config)
+        app.router.add_get("/v2/models/{model}/stats", self._stats)
         app.router.add_get("/v2/models/{model}", self._metadata)
         app.router.add_post("/v2/models/{model}/infer", self._infer)
         app.router.add_get("/metrics", self._metrics)
@@ -117,6 +119,9 @@ class ModelServer:
         if request.match_info["model"] not in self.ready:
             return web.json_response({"error": "Request for unknown model"}, status=404)
         return web.json_response(told)
+
+    async def _stats(self, request: web.Request) -> web.Response:
+        return self._of_ready(request, self.stats)
 
     async def _infer(self, request: web.Request) -> web.Response:
         self.calls.append("infer " + json.dumps(await request.json()))

@@ -9,8 +9,22 @@ from xds_server.applications.canary.rollout import CanaryGuard
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from xds_server.applications.loading.plan import Answered
+
 LOOPS: Final = 3
 """How often one replica goes out of use since the rollout began in a crash loop."""
+LEAST_COPIES: Final = 20
+"""Answers of each arm that a comparison of their own counters needs."""
+FAR_MORE: Final = 2.0
+GOOD_SHARE: Final = 0.01
+"""Share of failures that is good enough, whatever stable's is."""
+FAR_SLOWER: Final = 3.0
+SLOWER_S: Final = 0.02
+"""Least difference of two means: where an engine takes requests and answers later, replicas count
+only the taking, which is below it."""
+_SIGMAS: Final = 5.0
+_NONE_SEEN: Final = 3.0
+"""Failures that may be expected where none was seen (95 %)."""
 _WHOLE: Final = 100.0
 
 
@@ -30,6 +44,8 @@ class ArmReplicas(NamedTuple):
     """What replicas said that would not load the variant's model."""
     differences: Sequence[str] = ()
     """What ``tidegate model parity`` finds unequal among them."""
+    uncopied: bool = False
+    """Whether they count their answers, and have given too few to copies."""
 
 
 def guards_of(
@@ -64,10 +80,41 @@ def guards_of(
     found += [CanaryGuard(ends=True, why=f"alert: {each}") for each in alerts]
     found += [CanaryGuard(ends=False, why=f"load refused: {each}") for each in canary.refused]
     found += [CanaryGuard(ends=False, why=f"parity: {each}") for each in canary.differences]
+    if canary.uncopied:
+        why = f"copies: fewer than {LEAST_COPIES} were answered"
+        found.append(CanaryGuard(ends=False, why=why))
     need = work(following, canary.usable, stable.total)
     if need > 1.0:
         why = f"capacity: {canary.usable} usable replicas for {following:g} % of the sessions"
         found.append(CanaryGuard(ends=False, why=f"{why}, {stable.total} carry all today"))
+    return found
+
+
+def faults_of_copies(canary: Answered, stable: Answered) -> list[str]:
+    """Return what is far worse by the replicas' own counters while the canary gets copies.
+
+    Its replicas may carry more than stable's, so their queues are not compared. Failures are too
+    many beyond ``FAR_MORE`` times the greatest share that stable's may have, and five standard
+    deviations.
+
+    Args:
+        canary: The counts of its replicas since the copies began.
+        stable: Stable's.
+    """
+    found: list[str] = []
+    if min(canary.total, stable.total) < LEAST_COPIES:
+        return found
+    usual = stable.failed / stable.total
+    greatest = (stable.failed + _NONE_SEEN) / stable.total
+    share = min(1.0, max(GOOD_SHARE, FAR_MORE * greatest))
+    expected = canary.total * share
+    if canary.failed > expected + _SIGMAS * (expected * (1.0 - share)) ** 0.5:
+        found.append(f"{canary.failed} of {canary.total} failed, of stable {_WHOLE * usual:.2g} %")
+    mean_s, usual_s = canary.mean_s, stable.mean_s
+    if mean_s is None or usual_s is None:
+        return found
+    if mean_s > FAR_SLOWER * usual_s and mean_s > usual_s + SLOWER_S:
+        found.append(f"they compute {mean_s * 1e3:.0f} ms, stable's {usual_s * 1e3:.0f} ms")
     return found
 
 

@@ -4,7 +4,10 @@ Rules:
 
 1. A replica *falls* when pickers begin to leave it alone: ejected, not ready, out of memory. One
    that an operator drains does not. What happened before the first look is not known.
-2. Loads that were refused since the rollout began count, and what the replicas of the canary have
+2. While the canary gets copies, Tritons of both variants are asked for their statistics. What they
+   counted since the first answer is compared; a count that falls is of a new process. Others have
+   no such counters: of them only rule 1 and their memory count.
+3. Loads that were refused since the rollout began count, and what the replicas of the canary have
    unlike one another; ``compare`` asks them.
 """
 
@@ -12,7 +15,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from xds_server.applications.canary.guards import ArmReplicas
+from xds_server.applications.canary.guards import LEAST_COPIES, ArmReplicas, faults_of_copies
+from xds_server.applications.loading.operation import MAX_REPLICAS
+from xds_server.applications.loading.plan import since, sum_of
 from xds_server.applications.traffic.replicas import UNKNOWN
 from xds_server.fleet.change import BadChange, UnknownName
 
@@ -21,6 +26,7 @@ if TYPE_CHECKING:
 
     from xds_server.applications.canary.controller import RolloutSpec
     from xds_server.applications.loading.keeper import LoadKeeper
+    from xds_server.applications.loading.plan import Answered
     from xds_server.applications.traffic.lives import Key
     from xds_server.applications.traffic.replicas import State
     from xds_server.fleet.model.fleet import EndpointSpec, Fleet
@@ -45,6 +51,16 @@ class _Falls(NamedTuple):
     times: dict[str, int]
 
 
+class _Copies(NamedTuple):
+    """What replicas counted since a rollout's copies began."""
+
+    last: dict[tuple[str, str], Answered]
+    """The newest counts, by replica and model."""
+    canary: list[Answered]
+    """Those of the canary's replicas that were added."""
+    stable: list[Answered]
+
+
 class CanaryArms:
     """See the module's rules.
 
@@ -65,6 +81,7 @@ class CanaryArms:
         self._loads = loads
         self._falls: dict[str, _Falls] = {}
         self._differences: dict[str, Sequence[str]] = {}
+        self._copies: dict[str, _Copies] = {}
 
     def __call__(self, spec: RolloutSpec, variant: str) -> ArmReplicas:
         """Return the replicas of a variant in a rollout's pool."""
@@ -79,15 +96,42 @@ class CanaryArms:
             for name, state in by_id.items()
             if name in alone and any(each.name == STARVED for each in state.conditions)
         ]
+        copies = self._copies.get(spec.rollout)
+        of_canary = sum_of(copies.canary if copies is not None else ())
+        of_stable = sum_of(copies.stable if copies is not None else ())
         return ArmReplicas(
             len(own),
             usable,
             self._fallen(spec, alone),
             starved,
-            (),
+            faults_of_copies(of_canary, of_stable),
             self._refused(spec, by_id.keys()),
             self._differences.get(spec.rollout, ()),
+            copies is not None and bool(copies.last) and of_canary.total < LEAST_COPIES,
         )
+
+    async def count(self, specs: Sequence[RolloutSpec]) -> None:
+        """Ask the replicas of rollouts whose canaries get copies for their counters (rule 2)."""
+        kept = {spec.rollout: self._copies.get(spec.rollout, _Copies({}, [], [])) for spec in specs}
+        self._copies = kept
+        if self._loads is None:
+            return
+        for spec in specs:
+            copies = kept[spec.rollout]
+            for variant, sums in ((spec.canary, copies.canary), (spec.stable, copies.stable)):
+                ids = [each.id for each in self._of(spec.pool, variant) if each.http]
+                for model in self._models(spec.pool) if ids else ():
+                    try:
+                        told = await self._loads.actions.answered(
+                            spec.pool, model, ids[:MAX_REPLICAS]
+                        )
+                    except (BadChange, UnknownName):
+                        continue  # it was removed meanwhile
+                    added = [
+                        since(copies.last.get((name, model)), each) for name, each in told.items()
+                    ]
+                    copies.last.update({(name, model): each for name, each in told.items()})
+                    sums[:] = [sum_of([*sums, *added])]
 
     async def compare(self, specs: Sequence[RolloutSpec]) -> None:
         """Ask the canaries' replicas for their models, and keep in what they differ."""
@@ -96,9 +140,8 @@ class CanaryArms:
             return
         for spec in specs:
             ids = tuple(each.id for each in self._of(spec.pool, spec.canary) if each.http)
-            models = [p.match.models for p in self._control.fleet.pools if p.name == spec.pool]
             told: list[str] = []
-            for model in models[0] if models and len(ids) > 1 else ():
+            for model in self._models(spec.pool) if len(ids) > 1 else ():
                 try:
                     _, unlike = await self._loads.actions.parity(spec.pool, model, ids)
                 except (BadChange, UnknownName):
@@ -106,6 +149,9 @@ class CanaryArms:
                 told += [f"{model}: {each}" for each in unlike]
             found[spec.rollout] = told[:MAX_TOLD]
         self._differences = found
+
+    def _models(self, pool: str) -> Sequence[str]:
+        return next((p.match.models for p in self._control.fleet.pools if p.name == pool), ())
 
     def _of(self, pool: str, variant: str) -> list[EndpointSpec]:
         return [

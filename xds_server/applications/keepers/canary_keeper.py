@@ -75,6 +75,8 @@ if TYPE_CHECKING:
 EVERY_S: Final = 5.0
 LEAST_S: Final = 0.2
 """Seconds between two looks where a plan judges evidence of less than ``EVERY_S`` together."""
+COUNT_S: Final = 5.0
+"""Longest wait for the counters of replicas, seconds."""
 MAX_POOLS: Final = 256
 MAX_MISSED: Final = 3
 """Most transitions that the refusal of a call tells."""
@@ -97,6 +99,8 @@ class CanaryKeeper:
         pickers: Returns the pickers that are connected; one that is not is not waited for.
             ``None`` = that is not known.
         per_s: Returns the requests per second of a pool; ``None`` = not known.
+        count: Reads the counters of the replicas of rollouts whose canaries get copies, before
+            each look.
     """
 
     def __init__(
@@ -109,6 +113,7 @@ class CanaryKeeper:
         alerts: Callable[[str], Sequence[str]] = lambda _: (),
         pickers: Callable[[], Collection[str] | None] = lambda: None,
         per_s: Callable[[str], float | None] = lambda _: None,
+        count: Callable[[Sequence[RolloutSpec]], Awaitable[None]] | None = None,
     ) -> None:
         self._control = control
         self._replicas = replicas
@@ -118,6 +123,7 @@ class CanaryKeeper:
         self._alerts = alerts
         self._pickers = pickers
         self._per_s = per_s
+        self._count = count
         self._rollouts: dict[str, CanaryController] = {}
         self._again: dict[str, Transition] = {}
         """Transitions that a restart found unfinished."""
@@ -158,6 +164,12 @@ class CanaryKeeper:
 
     async def look(self) -> None:
         """Look at all rollouts once, and make what comes next."""
+        if self._count is not None:
+            try:
+                async with asyncio.timeout(COUNT_S):
+                    await self._count(self.copying)
+            except TimeoutError:
+                _log.warning("canary_step_failed", pool="", error="replicas do not answer in time")
         async with self._one:
             for pool in list(self._rollouts):
                 try:
@@ -177,6 +189,11 @@ class CanaryKeeper:
     def running(self) -> list[RolloutSpec]:
         """The rollouts that have not ended."""
         return [each.spec for each in self._rollouts.values() if each.running]
+
+    @property
+    def copying(self) -> list[RolloutSpec]:
+        """The rollouts whose canaries get copies of requests now."""
+        return [each.spec for each in self._rollouts.values() if each.copies]
 
     async def begin(
         self,

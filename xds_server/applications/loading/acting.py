@@ -10,6 +10,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
@@ -125,6 +126,26 @@ class ModelActions:
         found = await asyncio.gather(*(self._described(each, model) for each in targets))
         known = {each.endpoint: each.description for each in found if each.description is not None}
         return list(found), differences(known)
+
+    async def answered(
+        self, pool: str, model: str, endpoints: Iterable[str]
+    ) -> dict[str, plan.Answered]:
+        """Return what replicas count of a model, without those that do not say.
+
+        Raises:
+            UnknownName: There is no such pool or replica.
+            BadChange: There are too many replicas, or none, or the model has no possible name.
+        """
+        spec = self.pool(pool)
+        check_model(model)
+        found: dict[str, plan.Answered] = {}
+
+        async def ask(replica: TritonAddress) -> None:
+            with suppress(ReplicaFault):
+                found[replica.id] = await self._calls.answered(replica, model)
+
+        await asyncio.gather(*(ask(_address(spec, each)) for each in chosen(spec, endpoints)))
+        return found
 
     def pool(self, name: str) -> PoolSpec:
         """Return a pool of the fleet in force.

@@ -13,7 +13,7 @@ Rules:
    requests and has the model READY, unless it is forced.
 
 Sources: the repository index of Triton's model repository extension; its metrics
-``nv_gpu_memory_*`` and ``nv_cpu_memory_*``.
+``nv_gpu_memory_*`` and ``nv_cpu_memory_*``; its statistics extension.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from xds_server.applications.loading.machine import ReplicaFinding
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from xds_server.applications.loading.operation import Kind
 
@@ -61,6 +61,27 @@ class RepositoryEntry(NamedTuple):
     """A version is READY, or is being loaded or unloaded."""
 
 
+class Answered(NamedTuple):
+    """What a replica has counted of requests."""
+
+    good: int = 0
+    failed: int = 0
+    computed: int = 0
+    """Requests whose time of inference is known."""
+    computed_ns: int = 0
+    """Nanoseconds of inference of these, without the queue."""
+
+    @property
+    def total(self) -> int:
+        """All that were answered."""
+        return self.good + self.failed
+
+    @property
+    def mean_s(self) -> float | None:
+        """Mean seconds of an inference; ``None`` = none is known."""
+        return self.computed_ns / self.computed / 1e9 if self.computed else None
+
+
 class FreeMemory(NamedTuple):
     """Memory of a replica that is free."""
 
@@ -89,6 +110,49 @@ def model_in(index: bytes, model: str) -> RepositoryEntry:
         frozenset(version for version, state in states.items() if state == "READY"),
         any(state in _IN_USE for state in states.values()),
     )
+
+
+def answered(body: bytes) -> Answered:
+    """Return what Triton's statistics say of a model, over its versions.
+
+    Source: Triton's statistics extension.
+
+    Raises:
+        ValueError: The answer is none of its statistics.
+    """
+    try:
+        rows = [each["inference_stats"] for each in json.loads(body)["model_stats"]]
+        numbers = [
+            (
+                each["success"]["count"],
+                each["fail"]["count"],
+                each["compute_infer"]["count"],
+                each["compute_infer"]["ns"],
+            )
+            for each in rows
+        ]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError("its statistics cannot be read") from error
+    if not all(type(one) is int and one >= 0 for each in numbers for one in each):
+        raise ValueError("its statistics have what is no count")
+    return sum_of([Answered(*each) for each in numbers])
+
+
+def sum_of(counts: Iterable[Answered]) -> Answered:
+    """Return the sums of counts; of none, zeros."""
+    return Answered(*map(sum, zip(Answered(), *counts, strict=True)))
+
+
+def since(before: Answered | None, now: Answered) -> Answered:
+    """Return what was counted since an earlier answer.
+
+    Nothing if there was none. A count that fell is that of a new process, which began at 0.
+    """
+    if before is None:
+        return Answered()
+    if any(one > other for one, other in zip(before, now, strict=True)):
+        return now
+    return Answered(*(other - one for one, other in zip(before, now, strict=True)))
 
 
 def free_memory(page: str) -> FreeMemory | None:

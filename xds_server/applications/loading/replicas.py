@@ -136,6 +136,18 @@ class TritonCalls(ReplicaClient):
         except ParityError as error:
             raise ReplicaFault(str(error)) from error
 
+    async def answered(self, replica: TritonAddress, model: str) -> plan.Answered:
+        """Return what a replica has counted of a model's requests.
+
+        Raises:
+            ReplicaFault: It does not say.
+        """
+        body = await self._good(replica, "GET", f"/v2/models/{quote(model, safe='')}/stats", READ_S)
+        try:
+            return plan.answered(body)
+        except ValueError as error:
+            raise ReplicaFault(str(error)) from error
+
     async def infer(self, replica: TritonAddress, model: str, version: str, body: bytes) -> None:
         """Send a request to a model; its answer is not read beyond the bound.
 

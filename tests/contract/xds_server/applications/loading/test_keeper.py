@@ -24,6 +24,7 @@ from xds_server.applications.loading.keeper import (
 )
 from xds_server.applications.loading.leaving import ModelDrained
 from xds_server.applications.loading.operation import MAX_STORED_WARMUP
+from xds_server.applications.loading.plan import Answered
 from xds_server.applications.loading.replicas import TritonCalls
 from xds_server.fleet.change import BadChange, UnknownName
 from xds_server.fleet.store import RevisionStore, StoreError
@@ -534,3 +535,13 @@ async def test_a_restart_keeps_a_model_out_of_use(bench: Bench) -> None:
     assert await bench.keeper.ended(made.number, WAIT_S)
     assert bench.leaving.held == {}
     assert bench.having == ["r2", "r3"]
+
+
+async def test_counters_are_told_by_those_replicas_that_have_them(bench: Bench) -> None:
+    """Others, and those without the model, are left out."""
+    counts = {name: {"count": 4, "ns": 8} for name in ("success", "fail", "compute_infer")}
+    first, second, _ = bench.servers
+    first.ready = second.ready = {"m": ["1"]}
+    first.stats = {"model_stats": [{"name": "m", "version": "1", "inference_stats": counts}]}
+    found = await bench.keeper.actions.answered("llm", "m", ["r1", "r2", "r3"])
+    assert found == {"r1": Answered(4, 4, 4, 8)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 
 import pytest
@@ -12,7 +13,7 @@ from support.fleets import fleet, pool
 from tidegate_api.fleet.v1 import pool_pb2
 from tidegate_api.names import POOL_TYPE
 from tidegate_common.canary import ALL, SessionFailure, SessionRecord
-from xds_server.applications.canary.controller import StartError
+from xds_server.applications.canary.controller import RolloutSpec, StartError
 from xds_server.applications.canary.guards import ArmReplicas
 from xds_server.applications.canary.plan import CanaryPlan, CanaryPlanError
 from xds_server.applications.canary.rollout import ActionError
@@ -392,6 +393,31 @@ async def test_copies_come_before_the_first_step(kept: Kept) -> None:
     await kept.pass_minutes(1)
     assert (copied(), weight(kept.control)) == (False, 0)
     assert kept.keeper.report("llm")["reason"] == "memory: r3 has none left"
+
+
+async def test_copies_that_fail_end_it_before_a_client_sees_the_canary(kept: Kept) -> None:
+    """Its weight was never above 0; until enough were answered no step comes."""
+    await kept.keeper.begin("llm", "canary", "ann", {"shadow": "true", "least_time": "60s"})
+    asked: list[str] = []
+
+    async def count(specs: Sequence[RolloutSpec]) -> None:
+        asked.append(",".join(each.canary for each in specs))
+
+    kept.keeper._count = count
+    kept.replicas["canary"] = ArmReplicas(3, 3, uncopied=True)
+    await kept.pass_minutes(3)
+    assert kept.keeper.lacking("llm") == ["copies: fewer than 20 were answered (holds the step)"]
+    kept.replicas["canary"] = ArmReplicas(3, 3, copies=["9 of 20 failed, of stable 0 %"])
+    await kept.pass_minutes(1)
+    told = kept.keeper.report("llm")
+    assert (told["phase"], told["reason"]) == (
+        "rolled-back",
+        "copies: 9 of 20 failed, of stable 0 %",
+    )
+    assert {each["percent"] for each in told["log"]} == {0.0}
+    assert kept.control.written.pools[0].shadow is None
+    await kept.keeper.look()
+    assert asked == ["canary"] * 4 + [""], "they are counted before each look"
 
 
 async def test_a_picker_that_left_is_not_waited_for(kept: Kept) -> None:

@@ -14,12 +14,15 @@ from hypothesis import strategies as st
 from xds_server.applications.loading.machine import ReplicaFinding
 from xds_server.applications.loading.plan import (
     MIB,
+    Answered,
     FreeMemory,
     RepositoryEntry,
     RepositoryIndexError,
+    answered,
     free_memory,
     model_in,
     plan_of,
+    since,
     takes_last,
 )
 
@@ -131,3 +134,25 @@ def test_hostile_answers_are_read_or_refused(answer: bytes) -> None:
     with contextlib.suppress(RepositoryIndexError):
         model_in(answer, "m")
     free_memory(answer.decode(errors="replace"))
+    with contextlib.suppress(ValueError):
+        answered(answer)
+
+
+def test_statistics_are_summed_over_versions() -> None:
+    """Of an answer recorded from Triton 2.51; what is no count is refused as a whole."""
+    told = json.loads((RECORDED / "model_stats.json").read_text())
+    assert answered(json.dumps(told).encode()) == Answered(3, 0, 3, 50579267)
+    (row,) = told["model_stats"]
+    told["model_stats"].append(row)
+    assert answered(json.dumps(told).encode()) == Answered(6, 0, 6, 2 * 50579267)
+    for wrong in (-1, 0.5, True, "3", None):
+        row["inference_stats"]["fail"]["count"] = wrong
+        with pytest.raises(ValueError, match="no count"):
+            answered(json.dumps(told).encode())
+
+
+def test_counts_since_an_earlier_answer_are_differences() -> None:
+    """A count that fell is that of a new process."""
+    assert since(None, Answered(5, 1)) == Answered()
+    assert since(Answered(5, 1, 5, 50), Answered(7, 1, 7, 80)) == Answered(2, 0, 2, 30)
+    assert since(Answered(5, 1, 5, 50), Answered(7, 0, 7, 80)) == Answered(7, 0, 7, 80)

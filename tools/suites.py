@@ -183,6 +183,12 @@ SOAK: Final = (
         2,
         lambda s, _: {"TIDEGATE_ROLLOUTS": str(max(2, min(60, int(s / 60))))},
     ),
+    SoakPart(
+        "triton-rollouts",
+        "test_triton_rollouts.py",
+        2,
+        lambda s, _: {"TIDEGATE_ROLLOUTS": str(max(1, min(20, int(s / 120))))},
+    ),
     SoakPart("slow", "test_slow_tritons.py", 2, lambda _, __: {"TIDEGATE_SLOW_SECONDS": "150"}),
     SoakPart("older-envoys", "test_older_envoys.py", 2, lambda _, __: {}, "TIDEGATE_OLD_ENVOYS"),
 )

@@ -12,7 +12,7 @@ from support.rollouts import PODS, Rollout, asking
 
 TURNS = int(os.environ.get("TIDEGATE_ROLLOUTS", "1"))
 """How often each part is rolled; 5 is the long form, with answers of 8 s."""
-STREAM_S, PAUSE_S = (8.0, None) if TURNS > 1 else (2.0, 1.0)
+STREAM_S, PAUSE_S = (8.0, None) if TURNS > 1 else (1.5, 1.0)
 
 pytestmark = [pytest.mark.timeout(120 + 90 * TURNS), pytest.mark.usefixtures("demo_extra")]
 

@@ -31,6 +31,8 @@ MOST_EXPOSED = 16
 """Bound of `systemd-analyze security`, in tenths: 0 is safest, 100 the most exposed."""
 STARTED = ("tidegate-control", "tidegate-picker@", "tidegate-gateway", "tidegate-envoy")
 """In the order of their start; they stop in the reverse order."""
+PAUSE = "--pause=0.5"
+"""In place of the unit's, in which clients learn of the stop: the test waits for its own events."""
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -106,6 +108,7 @@ class Host:
             k: placed(v, self.root, self.address) for k, v in unit.environment(self.root).items()
         }
         words = [placed(each, self.root, self.address) for each in unit.words(key, given)]
+        words = [PAUSE if each.startswith("--pause=") else each for each in words]
         command, env = tuple(words), service_environment() | given
         if words[0] == PROGRAM:
             command, env = module_command("tidegate", *words[1:]), service_environment()

@@ -30,6 +30,9 @@ TIMEOUT_HEADER: Final = "tidegate-timeout-ms"
 REQUEST_ID_HEADER: Final = "x-request-id"
 """Names the request where its body does not; Envoy sets it where the client did not."""
 
+OBJECTIVE_HEADER: Final = "x-gateway-inference-objective"
+"""The InferenceObjective of the request, by its name."""
+
 ENDPOINT_HEADER: Final = "tidegate-endpoint"
 """Of questions that the gateway answers: the one replica to ask, by its endpoint id."""
 

@@ -109,6 +109,9 @@ CustomReading = Literal[
 MAX_CUSTOM: Final = 32
 """Declared series of one pool."""
 
+MAX_LOW_OBJECTIVES: Final = 1024
+"""InferenceObjectives of the lower band of one pool."""
+
 MAX_NEEDS: Final = 256
 """Entries in one pool's ``model_needs``."""
 

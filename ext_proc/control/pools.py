@@ -28,6 +28,7 @@ from tidegate_api.pools import (
     MAX_CUSTOM,
     MAX_ENGINES,
     MAX_EXPLORE_PERCENT,
+    MAX_LOW_OBJECTIVES,
     MAX_NEEDS,
     MAX_PERCENT,
     MAX_VARIANTS,
@@ -85,6 +86,7 @@ _POOL: Final = FieldReader(
             "seed",
             "log_slots",
             "upstream_tls",
+            "low_objectives",
         ),
     },
 )
@@ -171,6 +173,7 @@ def pool_of(message: pool_pb2.Pool) -> Pool:
         outlier=_outlier(message, where),
         upstream_tls=_upstream_tls(message, where),
         canary=_canary(message, where, {variant.name for variant in variants}),
+        low_objectives=frozenset(message.low_objectives[:MAX_LOW_OBJECTIVES]),
         **settings,
     )
 

@@ -24,9 +24,10 @@ from ext_proc.exchange.subsets import both, entries_of
 from ext_proc.requests import read_head, session_of, split_adapter, token_blocks
 from ext_proc.requests.head import GRPC_SERVICE
 from ext_proc.requests.parsing.values import sooner
-from ext_proc.routing.values.request import NAMES_ADAPTER, OTHER, Form, Request
+from ext_proc.routing.values.request import LOWERED, NAMES_ADAPTER, OTHER, Form, Request
 from tidegate_api.names import (
     AGAIN_HEADER,
+    OBJECTIVE_HEADER,
     SUBSET_KEY,
     UNNAMED_ROUTE_PREFIX,
     ClusterRef,
@@ -204,6 +205,8 @@ def request_of(
     """
     head, ref = known.head, known.ref
     features = split_adapter(known.features, pool.models)
+    if pool.low_objectives and head.headers.get(OBJECTIVE_HEADER) in pool.low_objectives:
+        features.priority = max(features.priority or 0, LOWERED)  # safe, as below
     session = session_of(features, head.headers, pool.session_header)
     if session != features.session:
         features.session = session  # safe: readers create the features for this request only

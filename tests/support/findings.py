@@ -82,7 +82,9 @@ class Finding:
     async def start(self, written: Fleet = FINDING, members: Members | None = None) -> None:
         """Publish the fleet and start the sources."""
         await self.world.control.start(written.model_dump_json(), "fleet.yaml", members)
-        self.membership._published = dict((members or Members()).pools)
+        known = members or Members()
+        self.membership._published = dict(known.pools)
+        self.membership._published_low = dict(known.low_objectives)
         await self.step()
         await asyncio.sleep(0)
 

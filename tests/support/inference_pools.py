@@ -25,6 +25,16 @@ def inference_pool(
     }
 
 
+def objective(name: str, priority: int | None, pool: str = "llm") -> dict[str, Any]:
+    """Return an InferenceObjective."""
+    given = {} if priority is None else {"priority": priority}
+    reference = {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": pool}
+    return {
+        "metadata": {"name": name, "namespace": "infer"},
+        "spec": {**given, "poolRef": reference},
+    }
+
+
 def pod_object(
     name: str,
     address: str | None,

@@ -103,9 +103,10 @@ OF_THE_LISTENER = {"tidegate.fleet.v1.Pool.describe_picks"}
 OF_OPERATIONS = {
     "tidegate.fleet.v1.Endpoint.leaving",
     "tidegate.fleet.v1.Pool.canary",
+    "tidegate.fleet.v1.Pool.low_objectives",
     *(f"tidegate.fleet.v1.Canary.{each}" for each in ("rollout", "canary", "stable", "step")),
 }
-"""Fields on the wire that follow from operations on models, and from rollouts."""
+"""Fields on the wire that follow from operations on models, rollouts and what sources find."""
 
 UNREAD = {"endpoints.labels"}
 """Settings that the wire carries and the picker does not keep."""

@@ -101,6 +101,7 @@ def pool_resource(view: View, pool: PoolSpec) -> bytes:
         log_slots=log_slots(fleet.pickers.addresses),
         describe_picks=fleet.listener.access_log is not None,
         canary=_canary(view, pool),
+        low_objectives=pool.low_objectives,
     )
     sick = view.sick.get(pool.name, {})
     parts = [message.SerializeToString(deterministic=True)]

@@ -143,11 +143,14 @@ affinity:
 {{- define "tidegate.namespaces" -}}
 {{- $namespace := .root.Release.Namespace }}
 {{- $kind := .kind }}
+{{- $only := .only | default "" }}
 {{- $found := list }}
 {{- range $pool := .root.Values.fleet.pools }}
 {{- range $source := $pool.endpoints_from }}
 {{- with index $source $kind }}
+{{- if or (not $only) (index . $only) }}
 {{- $found = append $found (.namespace | default $namespace) }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end }}

@@ -162,6 +162,8 @@ class Pool:
     """Maximum number of requests in flight on one endpoint; 0 = not set."""
     limit: LimitMode = "none"
     """Whether requests in flight are limited by what a replica can run at once (``limits``)."""
+    low_objectives: frozenset[str] = frozenset()
+    """Names of InferenceObjectives whose requests are in the lower band."""
     hold_s: float = 0.0
     """Longest time that a request waits in the picker for a replica with room; 0 = it is refused at
     once. Envoy allows it."""

@@ -61,7 +61,8 @@ OTHER: Final = Form.OTHER
 
 HIGH, LOW = 0, 1
 """The bands: requests of `LOW` leave only if none of `HIGH` can."""
-_SECOND: Final = 2
+LOWERED: Final = 2
+"""Least priority of the band `LOW`."""
 
 
 def band_of(priority: int | None) -> int:
@@ -70,7 +71,7 @@ def band_of(priority: int | None) -> int:
     Without a priority (``None``, or 0: the model's default) a request is in the band `HIGH`: what a
     caller says of itself can only lower it.
     """
-    return LOW if priority is not None and priority >= _SECOND else HIGH
+    return LOW if priority is not None and priority >= LOWERED else HIGH
 
 
 class Truncation(NamedTuple):

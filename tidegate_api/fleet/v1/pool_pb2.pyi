@@ -185,6 +185,7 @@ class Pool(_message.Message):
     HOLD_SECONDS_FIELD_NUMBER: _builtins.int
     REQUEST_SECONDS_FIELD_NUMBER: _builtins.int
     CANARY_FIELD_NUMBER: _builtins.int
+    LOW_OBJECTIVES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     default_for_http: _builtins.bool
     """HTTP requests on paths that no pool lists go to this pool if they name none. Only proxies that
@@ -270,6 +271,12 @@ class Pool(_message.Message):
         (PickerReport.canaries).
         """
 
+    @_builtins.property
+    def low_objectives(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of InferenceObjectives (header x-gateway-inference-objective) whose requests are in the
+        lower band of the queue; at most 1,024.
+        """
+
     def __init__(
         self,
         *,
@@ -300,10 +307,11 @@ class Pool(_message.Message):
         hold_seconds: _builtins.float = ...,
         request_seconds: _builtins.float = ...,
         canary: Global___Canary | None = ...,
+        low_objectives: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["canary", b"canary", "deep_health", b"deep_health", "outlier", b"outlier", "routing", b"routing", "slow_start", b"slow_start", "upstream_tls", b"upstream_tls"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["canary", b"canary", "custom_metrics", b"custom_metrics", "deep_health", b"deep_health", "default_for", b"default_for", "default_for_http", b"default_for_http", "default_for_paths", b"default_for_paths", "describe_picks", b"describe_picks", "endpoints", b"endpoints", "first_answer_least_seconds", b"first_answer_least_seconds", "first_answer_seconds", b"first_answer_seconds", "hold_seconds", b"hold_seconds", "log_slots", b"log_slots", "model_needs", b"model_needs", "models", b"models", "name", b"name", "orca", b"orca", "outlier", b"outlier", "paths", b"paths", "per_endpoint_in_flight", b"per_endpoint_in_flight", "probe_interval_seconds", b"probe_interval_seconds", "request_seconds", b"request_seconds", "routing", b"routing", "seed", b"seed", "slow_start", b"slow_start", "upstream_tls", b"upstream_tls", "usage", b"usage", "variants", b"variants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["canary", b"canary", "custom_metrics", b"custom_metrics", "deep_health", b"deep_health", "default_for", b"default_for", "default_for_http", b"default_for_http", "default_for_paths", b"default_for_paths", "describe_picks", b"describe_picks", "endpoints", b"endpoints", "first_answer_least_seconds", b"first_answer_least_seconds", "first_answer_seconds", b"first_answer_seconds", "hold_seconds", b"hold_seconds", "log_slots", b"log_slots", "low_objectives", b"low_objectives", "model_needs", b"model_needs", "models", b"models", "name", b"name", "orca", b"orca", "outlier", b"outlier", "paths", b"paths", "per_endpoint_in_flight", b"per_endpoint_in_flight", "probe_interval_seconds", b"probe_interval_seconds", "request_seconds", b"request_seconds", "routing", b"routing", "seed", b"seed", "slow_start", b"slow_start", "upstream_tls", b"upstream_tls", "usage", b"usage", "variants", b"variants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

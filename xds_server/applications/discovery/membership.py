@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import structlog
 
+from tidegate_api.pools import MAX_LOW_OBJECTIVES
 from tidegate_common.backoff import Backoff
 from xds_server.applications.discovery.admission import Admission
 from xds_server.applications.discovery.logged import log_changes, log_hold, log_nothing
@@ -98,6 +99,7 @@ class _Watched:
     endpoints: int | None = None
     answered_at: float = 0.0
     trouble: str = ""
+    low_objectives: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -152,6 +154,7 @@ class Membership:
         self._changed = asyncio.Event()
         self._written: Fleet | None = None
         self._published: dict[str, tuple[Member, ...]] = {}
+        self._published_low: dict[str, tuple[str, ...]] = {}
 
     # --- for the rest of the server -------------------------------------------------------------
 
@@ -215,6 +218,7 @@ class Membership:
             known: The members that are published now.
         """
         self._published = dict(known.pools)
+        self._published_low = dict(known.low_objectives)
         probing = asyncio.create_task(self._probe_all())
         try:
             while True:
@@ -256,15 +260,16 @@ class Membership:
             log_nothing(name, each.nothing, nothing)
             each.nothing = nothing
         found = {name: members for name, members in found.items() if members}
-        if found != self._published:
-            members = Members(found)
+        low = self._low_objectives()
+        if found != self._published or low != self._published_low:
+            members = Members(found, low)
             try:
                 await self._fleet.publish_members(members)
             except Exception:  # noqa: BLE001 - rule 2
                 _log.exception("membership_not_published")
                 return RETRY_S
             log_changes(self._published, found)
-            self._published = found
+            self._published, self._published_low = found, low
             await self._store(members)
         return min(
             (
@@ -274,6 +279,17 @@ class Membership:
             ),
             default=None,
         )
+
+    def _low_objectives(self) -> dict[str, tuple[str, ...]]:
+        """Return the objectives of the lower band by pool; as published before all sources told."""
+        low = {}
+        for name, pool in self._pools.items():
+            told = {each for source in pool.sources.values() for each in source.low_objectives}
+            if any(source.endpoints is None for source in pool.sources.values()):
+                told.update(self._published_low.get(name, ()))
+            if told:
+                low[name] = tuple(sorted(told)[:MAX_LOW_OBJECTIVES])
+        return low
 
     def _born(self) -> dict[tuple[str, str | None, str | None], tuple[int, int]]:
         """Return incarnation and joining of each member, by id and addresses."""
@@ -326,6 +342,7 @@ class Membership:
                 backoff.reset()
                 each.endpoints = len(observation.endpoints)
                 each.answered_at = self._clocks.monotonic_s()
+                each.low_objectives = observation.low_objectives
                 self._pools[pool].admission.observe(key, observation)
                 self._changed.set()
 

@@ -43,6 +43,8 @@ class Observation:
     """All endpoints that the source knows, at most ``MAX_ENDPOINTS``."""
     final: bool = False
     """What it does not list was taken out by an operator, and leaves without a hold."""
+    low_objectives: tuple[str, ...] = ()
+    """Names of InferenceObjectives whose requests are in the lower band, sorted."""
 
 
 class Source(Protocol):

@@ -73,6 +73,10 @@ class Members:
     pools: Mapping[str, tuple[Member, ...]] = field(
         default_factory=lambda: MappingProxyType(dict[str, tuple[Member, ...]]())
     )
+    low_objectives: Mapping[str, tuple[str, ...]] = field(
+        default_factory=lambda: MappingProxyType(dict[str, tuple[str, ...]]())
+    )
+    """By pool: names of InferenceObjectives whose requests are in the lower band."""
     _last: WithMembers | None = field(default=None, compare=False, repr=False)
 
     def published(self, fleet: Fleet, before: Fleet | None = None) -> WithMembers:
@@ -87,7 +91,7 @@ class Members:
             return last
         if before is None and last is not None:
             before = last.fleet
-        merged = _Merge(fleet, self.pools)
+        merged = _Merge(fleet, self.pools, self.low_objectives)
         whole = shared(before, merged.fleet())
         found = WithMembers(
             fleet, whole, merged.incarnations, tuple(merged.left_out[:MAX_LEFT_OUT])
@@ -112,7 +116,13 @@ def _finds(pool: PoolSpec) -> bool:
 
 
 class _Merge:
-    def __init__(self, fleet: Fleet, members: Mapping[str, tuple[Member, ...]]) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        members: Mapping[str, tuple[Member, ...]],
+        low_objectives: Mapping[str, tuple[str, ...]],
+    ) -> None:
+        self._low_objectives = low_objectives
         self.incarnations: dict[str, tuple[int, int]] = {}
         self.left_out: list[str] = []
         self._written = fleet
@@ -191,7 +201,8 @@ class _Merge:
                     self.incarnations.setdefault(
                         spec.id, (newest.incarnation, newest.joined_unix_ms)
                     )
-        return pool.published(pool, tuple(here.values()))
+        low = self._low_objectives.get(pool.name, ())
+        return pool.published(pool, tuple(here.values()), low)
 
     def _placed(self, member: Member) -> EndpointSpec | str:
         """Return the member as it can be published, or why it cannot."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json, to_json
 
+from tidegate_api.pools import MAX_LOW_OBJECTIVES
 from xds_server.fleet.members.members import MAX_MEMBERS, Member, Members
 from xds_server.fleet.model.fields import Strict
 from xds_server.fleet.model.fleet import EndpointSpec  # noqa: TC001 - pydantic reads it
@@ -19,6 +21,9 @@ class _Stored(Strict):
     joined: int
 
 
+_LOW = "/low_objectives"
+"""Key of what is no pool, whose names have no slash; only written where there are some."""
+_NAMES: TypeAdapter[dict[str, tuple[str, ...]]] = TypeAdapter(dict[str, tuple[str, ...]])
 _POOLS: TypeAdapter[dict[str, tuple[_Stored, ...]]] = TypeAdapter(dict[str, tuple[_Stored, ...]])
 
 
@@ -37,7 +42,10 @@ def dump(members: Members) -> str:
         )
         for name, group in members.pools.items()
     }
-    return _POOLS.dump_json(pools).decode()
+    if not members.low_objectives:
+        return _POOLS.dump_json(pools).decode()
+    low = {name: names[:MAX_LOW_OBJECTIVES] for name, names in members.low_objectives.items()}
+    return to_json(_POOLS.dump_python(pools, mode="json") | {_LOW: low}).decode()
 
 
 def load(text: str) -> Members:
@@ -47,6 +55,10 @@ def load(text: str) -> Members:
         ValueError: The text is not one of ``dump``.
     """
     try:
+        low: dict[str, tuple[str, ...]] = {}
+        if f'"{_LOW}"' in text and isinstance(found := from_json(text), dict):
+            low = _NAMES.validate_python(found.pop(_LOW, {}))
+            text = to_json(found).decode()
         pools = _POOLS.validate_json(text)
     except ValidationError as error:
         raise ValueError(f"stored members cannot be read ({error.error_count()} errors)") from None
@@ -57,5 +69,6 @@ def load(text: str) -> Members:
                 for each in group[:MAX_MEMBERS]
             )
             for name, group in pools.items()
-        }
+        },
+        {name: names[:MAX_LOW_OBJECTIVES] for name, names in low.items()},
     )

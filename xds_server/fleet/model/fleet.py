@@ -293,6 +293,7 @@ class PoolSpec(Strict):
     `HttpProtocolOptions`."""
 
     _written: PoolSpec | None = PrivateAttr(default=None)
+    _low_objectives: tuple[str, ...] = PrivateAttr(default=())
 
     @property
     def written(self) -> PoolSpec:
@@ -335,10 +336,21 @@ class PoolSpec(Strict):
         """Whether it has replicas that must be found: by name, or from sources."""
         return bool(self.endpoints_from) or any(each.dns_name for each in self.endpoints)
 
-    def published(self, written: PoolSpec, endpoints: tuple[EndpointSpec, ...]) -> PoolSpec:
+    @property
+    def low_objectives(self) -> tuple[str, ...]:
+        """Names of the InferenceObjectives found whose requests are in the lower band."""
+        return self._low_objectives
+
+    def published(
+        self,
+        written: PoolSpec,
+        endpoints: tuple[EndpointSpec, ...],
+        low_objectives: tuple[str, ...] = (),
+    ) -> PoolSpec:
         """Return this pool with replicas that have addresses; ``written`` remains known."""
         pool = self.model_copy(update={"endpoints": endpoints})
         pool._written = written  # noqa: SLF001 - an object of this class
+        pool._low_objectives = low_objectives  # noqa: SLF001 - an object of this class
         return pool
 
     def plain(self, endpoints: tuple[EndpointSpec, ...]) -> PoolSpec:
@@ -352,6 +364,7 @@ class PoolSpec(Strict):
             }
         )
         pool._written = None  # noqa: SLF001 - an object of this class
+        pool._low_objectives = ()  # noqa: SLF001 - an object of this class
         return pool
 
     def variant_of(self, endpoint: EndpointSpec) -> str:

@@ -198,6 +198,9 @@ class InferencePoolSpec(Strict):
     """Its name."""
     protocol: Protocol = "http"
     """What its ports speak: `http`, or `grpc` where its `appProtocol` is `kubernetes.io/h2c`."""
+    objectives: bool = False
+    """Follow the InferenceObjectives of the namespace that name it, too: requests of one with a
+    negative priority are in the queue's lower band."""
     labels: PodLabels = PodLabels()
     """Which of the pods' labels say what."""
     family: Literal["ipv4", "ipv6"] = "ipv4"

@@ -8,10 +8,12 @@ from ext_proc.exchange import Body, BodySending, Exchange, IllegalEventError, Lo
 from ext_proc.exchange.machine import ASKED_MORE_S
 from ext_proc.exchange.refusals import is_move
 from ext_proc.exchange.state import DECIDED, OVER, QUEUED
+from ext_proc.routing.values.request import HIGH, LOW
 from support.exchanges import PROMPT, generic, head, in_flight, run
 from support.streams import llm, replicas, router
 from tidegate_api.names import (
     AGAIN_HEADER,
+    OBJECTIVE_HEADER,
     REQUEST_TIMEOUT_HEADER,
     TIMEOUT_HEADER,
     UNTIL_HEADER,
@@ -103,6 +105,22 @@ def test_nobody_overtakes(busy):
     later, _ = queued(made, head(end_of_stream=True), now=2.0)
     assert made.pump(2.0, 1000.0) == 1
     assert (earlier.state, later.state) == (DECIDED, QUEUED)
+
+
+@pytest.mark.parametrize(
+    ("objective", "band"), [("batch", LOW), ("chat", HIGH), ("unknown", HIGH), (None, HIGH)]
+)
+def test_an_objective_says_the_band(objective, band):
+    """Those with a negative priority are in the lower one; unknown ones have the priority 0."""
+    low = frozenset({"batch"})
+    made = router(
+        llm(endpoints=replicas(1), per_endpoint_in_flight=1, hold_s=4.0, low_objectives=low)
+    )
+    run(made, head(end_of_stream=True))
+    headers = {} if objective is None else {OBJECTIVE_HEADER: objective}
+    queued(made, head(end_of_stream=True, headers=headers))
+    (line,) = made.queue.lines.values()
+    assert line.by_band[band] == 1
 
 
 def test_a_wait_that_is_over_is_refused(busy):

@@ -42,6 +42,13 @@ POOLS: Final = ResourceKind(
     "install the resources of the Gateway API Inference Extension, version 1.0 or later",
 )
 PODS: Final = ResourceKind("", "v1", "Pod", "pods", "it is no API server of Kubernetes")
+OBJECTIVES: Final = ResourceKind(
+    "inference.networking.x-k8s.io",
+    "v1alpha2",
+    "InferenceObjective",
+    "inferenceobjectives",
+    "install the resources of the Gateway API Inference Extension, or leave out `objectives`",
+)
 MAX_PORTS: Final = 8
 """Most ports of an InferencePool, as its schema has it."""
 ACTIVE_PORTS: Final = ("inference.networking.k8s.io/active-ports", "llm-d.ai/active-ports")
@@ -127,6 +134,26 @@ def read_pod(found: Mapping[str, Any], spec: InferencePoolSpec) -> Pod | None:
         ready,
         bool(metadata.get("deletionTimestamp")),
     )
+
+
+def read_objective(found: Mapping[str, Any], pool: str) -> int | None:
+    """Return the priority of an InferenceObjective of a pool; ``None`` for one of another pool.
+
+    Raises:
+        BadAnswerError: It is none.
+    """
+    spec = _mapping(found, "spec")
+    priority = spec.get("priority")
+    if priority is None:
+        priority = 0
+    if not isinstance(priority, int) or isinstance(priority, bool):
+        raise BadAnswerError("an InferenceObjective whose priority is no integer")
+    return priority if _mapping(spec, "poolRef").get("name") == pool else None
+
+
+def low_of(objectives: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the names of the objectives whose requests may be shed: those below 0, sorted."""
+    return tuple(sorted(name for name, priority in objectives.items() if priority < 0))
 
 
 def endpoints_of(pool: InferencePool, pods: Mapping[str, Pod]) -> tuple[Found, ...]:

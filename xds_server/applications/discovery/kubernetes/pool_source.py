@@ -8,6 +8,8 @@ Rules:
    operator's word. Pods that vanish otherwise are held as all replicas are.
 3. An InferencePool whose ``appProtocol`` is not the pool's ``protocol``, or that cannot be read,
    changes nothing, and is told.
+4. With ``objectives`` the InferenceObjectives of the namespace that name the InferencePool are
+   followed too. Until they are known, and where they cannot be read, no request is lowered.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
+from tidegate_api.pools import MAX_LOW_OBJECTIVES
 from xds_server.applications.discovery.kubernetes.access import AccessFiles
 from xds_server.applications.discovery.kubernetes.following import (
     SETTLE_S,
@@ -26,11 +29,14 @@ from xds_server.applications.discovery.kubernetes.following import (
 )
 from xds_server.applications.discovery.kubernetes.mirror import MirrorBounds, ObjectMirror
 from xds_server.applications.discovery.kubernetes.pods import (
+    OBJECTIVES,
     PODS,
     POOLS,
     InferencePool,
     Pod,
     endpoints_of,
+    low_of,
+    read_objective,
     read_pod,
     read_pool,
 )
@@ -42,7 +48,7 @@ if TYPE_CHECKING:
 
     from xds_server.fleet.model.kubernetes import InferencePoolSpec
 
-_ABOUT: Final = ("asking for the pool", "pool", "asking for pods", "found")
+_ABOUT: Final = ("asking for the pool", "pool", "asking for pods", "found", "objectives")
 """What troubles are about, the first that counts first."""
 
 _log = structlog.get_logger(__name__)
@@ -75,6 +81,16 @@ class InferencePoolSource:
         """Of the selector in force; ``None`` = there is no InferencePool."""
         self._selected = asyncio.Event()
         """The selector is another one."""
+        self._objectives: ObjectMirror[int] = ObjectMirror(
+            {},
+            lambda found: read_objective(found, spec.name),
+            MirrorBounds(
+                MAX_LOW_OBJECTIVES,
+                MAX_LOW_OBJECTIVES,
+                f"more than {MAX_LOW_OBJECTIVES} InferenceObjectives in the namespace "
+                f"{spec.namespace!r} name the InferencePool {spec.name!r}: remove some",
+            ),
+        )
         self._shown: InferencePool | None = None
         """The InferencePool of the last report."""
         self._reported: Observation | None = None
@@ -104,6 +120,14 @@ class InferencePoolSource:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(pool.run())
             tasks.create_task(self._follow_pods())
+            if spec.objectives:
+                objectives = self._follower(
+                    FollowedObjects(OBJECTIVES, spec.namespace, self._files),
+                    self._objectives,
+                    lambda _: self._report(again=False),
+                    "objectives",
+                )
+                tasks.create_task(objectives.run())
 
     def _follower(
         self,
@@ -208,7 +232,8 @@ class InferencePoolSource:
         self._say("found", "")
         edited = self._shown is not None and self._shown[:2] != pool[:2]
         self._shown = pool
-        self._show(Observation(endpoints, final=edited), again=again)
+        low = low_of(self._objectives.items)
+        self._show(Observation(endpoints, final=edited, low_objectives=low), again=again)
 
     def _show(self, observation: Observation, *, again: bool) -> None:
         if again or observation != self._reported:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
 from support.findings import DNS, FILE, Finding, answer
 from support.fleets import fleet, pool
-from tidegate_api.names import CLUSTER_TYPE, ROUTE_TYPE
+from tidegate_api.fleet.v1 import pool_pb2
+from tidegate_api.names import CLUSTER_TYPE, POOL_TYPE, ROUTE_TYPE
 from xds_server.applications.discovery.values import Found, Observation
 from xds_server.control.operation import ChangeOptions
 from xds_server.fleet.change import UnknownName, set_draining
@@ -93,9 +95,40 @@ async def test_a_restart_begins_with_what_was_stored(finding: Finding) -> None:
         await again.stop()
 
 
+async def test_objectives_of_the_lower_band_reach_pickers(finding: Finding) -> None:
+    """Of all sources of a pool; those stored stay until each source has answered."""
+
+    def told(of: Finding) -> list[str]:
+        pickers = of.world.publisher.in_force("picker")
+        assert pickers is not None
+        return list(
+            pool_pb2.Pool.FromString(pickers.resources(POOL_TYPE)["llm"].message).low_objectives
+        )
+
+    finding.sources[FILE].found(replace(answer(1, 2), low_objectives=("batch",)))
+    await finding.step()
+    assert told(finding) == ["batch"]
+    finding.sources[DNS].found(replace(answer(7), low_objectives=("bulk",)))
+    await finding.step()
+    assert told(finding) == ["batch", "bulk"]
+    text = dump(finding.stored[-1])
+    with closing(RevisionStore(None)) as other:
+        again = Finding(other)
+        await again.start(members=load(text))
+        assert told(again) == ["batch", "bulk"]
+        again.sources[FILE].found(answer(1, 2))
+        await again.step()
+        assert told(again) == ["batch", "bulk"]
+        again.sources[DNS].found(answer(7))
+        await again.step()
+        assert told(again) == []
+        assert "objectives" not in dump(again.stored[-1])
+        await again.stop()
+
+
 def test_stored_members_that_cannot_be_read_are_refused() -> None:
     """A damaged value costs a warning."""
-    for text in ("", "[]", '{"llm": [{}]}', "{"):
+    for text in ("", "[]", '{"llm": [{}]}', "{", '["/low_objectives"]', '{"/low_objectives": 7}'):
         with pytest.raises(ValueError, match="cannot be read"):
             load(text)
 

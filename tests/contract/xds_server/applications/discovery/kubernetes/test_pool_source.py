@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support.fake_api_server import FakeApiServer
-from support.inference_pools import inference_pool, pod_object
-from xds_server.applications.discovery.kubernetes import following
-from xds_server.applications.discovery.kubernetes.pods import PODS, POOLS
+from support.inference_pools import inference_pool, objective, pod_object
+from xds_server.applications.discovery.kubernetes import following, pool_source
+from xds_server.applications.discovery.kubernetes.pods import OBJECTIVES, PODS, POOLS
 from xds_server.applications.discovery.kubernetes.pool_source import InferencePoolSource
 from xds_server.fleet.model.kubernetes import InferencePoolSpec
 
@@ -32,8 +32,8 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
 class Following:
     """A running source of the pool ``llm``, and its reports."""
 
-    def __init__(self, pods: FakeApiServer, pools: FakeApiServer, **fields: Any) -> None:
-        self.pods, self.pools = pods, pools
+    def __init__(self, pools: FakeApiServer, **fields: Any) -> None:
+        self.pools, (self.pods, self.objectives) = pools, pools.beside
         spec = {"namespace": "infer", "name": "llm", "api": {"url": pools.url}, **fields}
         self.observations: list[Observation] = []
         self.troubles: list[str] = []
@@ -82,12 +82,13 @@ async def follow() -> AsyncIterator[Callable[..., Following]]:
     pods.put(pod_object("b", "10.1.0.2"))
     pods.put(pod_object("other", "10.1.0.9", labels={"app": "web"}))
     started: list[Following] = []
-    async with FakeApiServer(POOLS, (pods,)) as pools:
+    objectives = FakeApiServer(OBJECTIVES)
+    async with FakeApiServer(POOLS, (pods, objectives)) as pools:
 
         def start(made: dict[str, Any] | None = None, **fields: Any) -> Following:
             if made is not None:
                 pools.put(made)
-            started.append(Following(pods, pools, **fields))
+            started.append(Following(pools, **fields))
             return started[-1]
 
         yield start
@@ -211,6 +212,49 @@ async def test_missing_rights_are_told_with_the_remedy(follow, kind) -> None:
     server.denied = set()
     await seen.shows("a-8000", "b-8000")
     await seen.until(lambda: seen.troubles[-1] == "")
+
+
+async def test_objectives_are_followed_where_they_are_asked_for(follow) -> None:
+    """The names of those of this pool with a negative priority; edits and deletions are seen."""
+    seen = follow(objectives=True)
+    objectives = seen.objectives
+    for made in (objective("batch", -5), objective("chat", 10), objective("plain", None)):
+        objectives.put(made)
+    objectives.put(objective("others", -1, pool="another"))
+    seen.pools.put(inference_pool())
+    await seen.until(lambda: seen.observations and seen.newest.low_objectives == ("batch",))
+    objectives.put(objective("chat", -1))
+    await seen.until(lambda: seen.newest.low_objectives == ("batch", "chat"))
+    objectives.put(objective("chat", 0))
+    objectives.delete("batch")
+    await seen.until(lambda: seen.newest.low_objectives == ())
+    assert [each.identity for each in seen.newest.endpoints] == ["a-8000", "b-8000"]
+    assert not seen.newest.final
+
+
+async def test_objectives_that_cannot_be_read_cost_nothing_else(follow) -> None:
+    """Without the right, or where the resource is not installed, pods are found all the same."""
+    seen = follow(objectives=True)
+    seen.objectives.denied = {"list", "watch"}
+    seen.pools.put(inference_pool())
+    await seen.shows("a-8000", "b-8000")
+    await seen.until(lambda: any("inferenceobjectives" in each for each in seen.troubles))
+    assert seen.newest.low_objectives == ()
+    seen.objectives.denied = set()
+    seen.objectives.put(objective("batch", -1))
+    await seen.until(lambda: seen.newest.low_objectives == ("batch",))
+
+
+async def test_more_objectives_than_are_kept_are_told(follow, monkeypatch) -> None:
+    """Those known before stay; the pods are followed on."""
+    monkeypatch.setattr(pool_source, "MAX_LOW_OBJECTIVES", 1)
+    seen = follow(objectives=True)
+    seen.objectives.put(objective("batch", -1))
+    seen.pools.put(inference_pool())
+    await seen.until(lambda: seen.observations and seen.newest.low_objectives == ("batch",))
+    seen.objectives.put(objective("more", -1))
+    await seen.until(lambda: any("more than 1 InferenceObjectives" in t for t in seen.troubles))
+    assert seen.newest.low_objectives == ("batch",)
 
 
 async def test_a_server_that_restarts(follow) -> None:

@@ -52,14 +52,16 @@ if TYPE_CHECKING:
 TURNS = int(os.environ.get("TIDEGATE_ROLLOUTS", "0"))
 """How often all pods are replaced."""
 TOKENS = 1200
-"""Tokens of a long answer; the model makes one in 5.5 ms and more."""
+"""Tokens of a long answer; the model makes one in 5.5 ms and more, times ``TIME_SCALE``."""
+TIME_SCALE = 5
+"""With it a long answer takes 33 s and more: longer than a Triton that is stopped waits."""
 MODELS = ("toy-llm", "vision")
 MANIFEST = Path(__file__).resolve().parents[2] / "deploy/kubernetes/triton.yaml"
 CONTROL = "https://tidegate-control.infer:18080"
 
 pytestmark = [
     pytest.mark.skipif(not TURNS, reason="TIDEGATE_ROLLOUTS is not set"),
-    pytest.mark.timeout(120 + 240 * TURNS),
+    pytest.mark.timeout(180 + 360 * TURNS),
     pytest.mark.usefixtures("demo_extra"),
 ]
 
@@ -112,7 +114,9 @@ class Pods:
                     backends,
                     triton.shared_memory_prefix(run, each.name),
                 )
-                environment = triton.triton_environment(installation, each, {})
+                environment = triton.triton_environment(
+                    installation, each, {"TOY_LLM_TIME_SCALE": str(TIME_SCALE)}
+                )
                 await self._supervisor.start(
                     each.name, (*command, *given), environment, group=True, cwd=run.path
                 )

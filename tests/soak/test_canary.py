@@ -284,15 +284,11 @@ async def test_a_bad_version_is_rolled_back_at_the_cost_of_its_share(
         )
         assert told["phase"] == "rolled-back", told
 
-        async def idle() -> bool:
-            return version.at_once == 0
-
-        assert await eventually(idle)
-        await clients.more(16)  # those in flight
-        after = len(clients.failures)
+        await clients.drained()
+        sent, after = clients.count - before, len(clients.failures)
         await clients.more(100)
     assert len(clients.failures) == after
-    assert after <= failed_at_most(sent + 16, most(told))
+    assert after <= failed_at_most(sent, most(told))
     assert (await rollouts.weights())[CANARY] == 0
 
 
@@ -372,7 +368,7 @@ async def test_a_variant_that_loses_its_last_replica_is_rolled_back(http, stack,
         failed = len(clients.failures)
         say(f"{failed} of {clients.count} requests failed; {told['reason']}")
         assert told["phase"] == "rolled-back", told
-        await clients.more(16)
+        await clients.drained()
         after = len(clients.failures)
         await clients.more(100)
     assert len(clients.failures) == after

@@ -143,12 +143,14 @@ class Traffic:
     served: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _finished: Counter[int] = field(default_factory=Counter)
+    """Requests that each worker has finished."""
     _stop: bool = False
     _ended: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def __aenter__(self) -> Self:
         """Start and wait for the first responses."""
-        self._tasks = [asyncio.create_task(self._work()) for _ in range(self.workers)]
+        self._tasks = [asyncio.create_task(self._work(each)) for each in range(self.workers)]
         await self.more(2 * self.workers)
         return self
 
@@ -168,7 +170,15 @@ class Traffic:
         async with self._ended:
             await self._ended.wait_for(lambda: self.count >= goal)
 
-    async def _work(self) -> None:
+    async def drained(self) -> None:
+        """Wait until all that was sent before this call has finished."""
+        goals = {each: self._finished[each] + 1 for each in range(self.workers)}
+        async with self._ended:
+            await self._ended.wait_for(
+                lambda: all(self._finished[each] >= goal for each, goal in goals.items())
+            )
+
+    async def _work(self, worker: int) -> None:
         while not self._stop:
             server = None
             try:
@@ -184,6 +194,7 @@ class Traffic:
                     self.cut += 1
                 else:
                     self.failures.append(f"{error!r} from {server}")
+            self._finished[worker] += 1
             async with self._ended:
                 self._ended.notify_all()
             await asyncio.sleep(self.pause_s)

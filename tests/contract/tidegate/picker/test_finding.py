@@ -204,8 +204,12 @@ async def test_a_pool_without_a_replica_delays_readiness_within_a_bound(
         await made.feed.ready.wait()
     assert made.pools["llm"].endpoints == ()
     if other == "answers":
-        (shown,) = made.feed.state()["found"]["pools"]
-        assert shown["nothing"] == "1 replicas are listed, and none of them as able to serve"
+
+        async def said() -> bool:
+            (shown,) = made.feed.state()["found"]["pools"]
+            return shown["nothing"] == "1 replicas are listed, and none of them as able to serve"
+
+        assert await eventually(said)
     await made.stop()
 
 

@@ -346,7 +346,7 @@ def _drawn_unnamed(form: UnnamedForm, body: BodyMode) -> Iterator[Any]:
     for route in _drawn(name, form.call, [], form.default, form.protocol, streaming=False):
         if len(form.sharing) > 1 or form.default.routing.policy != ENVOY_POLICY:
             process(route, form.default.routing, body)
-            if body == "peek" and len(form.sharing) > 1:
+            if body == "peek":  # the picker knows pools that this listener or host has not
                 follow_picker(route)
         form.read(route, leave_compressed=True)
         close_with(route, form.sharing)

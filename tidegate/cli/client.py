@@ -72,8 +72,6 @@ def explain(error: grpc.Call, server: str, *, change: bool = False) -> CliError:
             f"{server} does not answer as a Tidegate control server; set --server to its admin "
             "address (`tidegate xds --admin`), not to its ADS address"
         )
-    if code is grpc.StatusCode.ABORTED:
-        return CliError(f"{details}; look at `tidegate history` and try again")
     said = details or f"the control server at {server} answered {code.name}"
     if code in _OF_THE_LIBRARY:
         said = f"{_OF_THE_LIBRARY[code].format(server)}: look at its log ({code.name})"

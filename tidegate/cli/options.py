@@ -191,6 +191,15 @@ class ChangeFlags(ClientTlsFlags):
     dry_run: DryRunOption = False
     wait: WaitOption = True
     timeout: TimeoutOption = DEFAULT_TIMEOUT_S
+    based_on: Annotated[
+        int,
+        typer.Option(
+            "--based-on",
+            min=0,
+            metavar="REVISION",
+            help="Revision that you have seen: refused if another one is in force; 0 = any.",
+        ),
+    ] = 0
     server: ServerOption = ADMIN_ADDRESS
     output: OutputOption = Output.TABLE
 
@@ -204,6 +213,7 @@ class ChangeFlags(ClientTlsFlags):
             dry_run=self.dry_run,
             wait=self.wait and not self.dry_run,
             timeout_seconds=self.timeout,
+            based_on=self.based_on,
         )
 
 
@@ -213,7 +223,10 @@ class ForcedFlags(ChangeFlags):
 
     force: Annotated[
         bool,
-        typer.Option("--force", help="Even if it takes the last usable replica of a variant."),
+        typer.Option(
+            "--force",
+            help="Even if it takes a variant's last usable replica or undoes what others set.",
+        ),
     ] = False
 
     def to_proto(self) -> ChangeOptions:

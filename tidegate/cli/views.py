@@ -394,6 +394,7 @@ def change(result: ChangeResult, *, dry_run: bool) -> Row:
         "revision": result.revision,
         "dry_run": dry_run,
         "changes": list(result.changes),
+        "kept": list(result.kept),
         "outcome": result.outcome or None,
         "channels": list(result.channels),
         "clients": result.clients,

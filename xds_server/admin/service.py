@@ -305,7 +305,10 @@ class AdminService(CanaryCalls):
 
     def _result(self, change: Change) -> admin_pb2.ChangeResult:
         result = admin_pb2.ChangeResult(
-            revision=change.revision, changes=change.changes, clients=len(self._observed.clients())
+            revision=change.revision,
+            changes=change.changes,
+            kept=change.kept,
+            clients=len(self._observed.clients()),
         )
         if change.outcome is not None:
             result.outcome = change.outcome.state

@@ -13,7 +13,9 @@ Rules:
 5. A change that has begun is completed even if its caller leaves. Their line is bounded (``line``).
 6. What would take the last usable replica of a variant is refused unless it is forced; the history
    says so (``xds_server.fleet.guards.last``). Members that go are logged: they are gone already.
-7. What takes time (loading, checking, comparing, planning) runs in a worker thread, so that clients
+7. A change that names the revision on which it is based is refused if another one is in force, and
+   so is a whole fleet that names none and would undo drains or canaries (``guards.others``).
+8. What takes time (loading, checking, comparing, planning) runs in a worker thread, so that clients
    are answered meanwhile. A text is loaded in its change's place in the line, so that no later
    change overtakes it, but before the state's lock is taken: findings and fallbacks do not wait.
 """
@@ -39,10 +41,11 @@ from xds_server.control.steps import FleetText, Loaded, stepped
 from xds_server.fleet.diff import diff, is_relief
 from xds_server.fleet.fallback import fallback_fleet, fallback_state
 from xds_server.fleet.guards.last import LastReplica, taken
+from xds_server.fleet.guards.others import ChangedMeanwhile, UndoesOthers, undone, with_drains
 from xds_server.fleet.load import check
 from xds_server.fleet.members.members import Members
 from xds_server.fleet.revision import Revision, following, text_hash
-from xds_server.fleet.store import StoreError
+from xds_server.fleet.store import MAX_REVISIONS, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -274,6 +277,7 @@ class Control:
 
         Raises:
             FleetError: The text, which errors call ``source``, is not a valid fleet.
+            UndoesOthers: It would undo drains or canaries, names no revision, and is not forced.
         """
         return await self._make(FleetText(text, source), options)
 
@@ -299,6 +303,7 @@ class Control:
             BadChange: A value is out of range.
             FleetError: The result breaks a rule, e.g. all weights would be 0.
             LastReplica: It takes the last usable replica of a variant, and is not forced.
+            ChangedMeanwhile: It is based on a revision that is not in force, and is not forced.
             StoreError: It could not be stored.
             Busy: Too many changes wait.
         """
@@ -326,6 +331,8 @@ class Control:
     async def rollback(self, revision: int, options: ChangeOptions) -> Change:
         """Make the fleet of an earlier revision the fleet in force, as a new revision.
 
+        Replicas that drain now drain on, unless it is forced.
+
         Raises:
             UnknownRevision: The revision does not exist (any more).
             FleetError: The fleet breaks rules that did not exist then.
@@ -333,7 +340,16 @@ class Control:
             Busy: Too many changes wait.
         """
         fleet, safe = await self.journal.fleet(revision), await self.journal.accepted(revision)
-        return await self._make(lambda _: fleet, replace(options, relief=safe))
+        kept: list[str] = []
+
+        def step(live: Fleet | None) -> Fleet:
+            if live is None or options.force:
+                return fleet
+            drained, kept[:] = with_drains(fleet, live)
+            return drained
+
+        change = await self._make(step, replace(options, relief=safe))
+        return replace(change, kept=tuple(kept))
 
     async def _make(self, wanted: FleetText | Step, options: ChangeOptions) -> Change:
         began = self._monotonic_s()
@@ -344,7 +360,7 @@ class Control:
         outcome = await published.wait(options.timeout_s, self._monotonic_s)
         # A publication that has ended contributes to the caller's wait only from the call on.
         ended = None if outcome.elapsed_s is None else self._monotonic_s() - began
-        return Change(change.revision, change.changes, outcome, ended)
+        return replace(change, outcome=outcome, elapsed_s=ended)
 
     async def _take_turn(
         self, step: FleetText | Step, options: ChangeOptions
@@ -355,7 +371,12 @@ class Control:
         async with self._turn:
             await self._fall_back()
             before = self._state
+            forced = await self._based(options)
             fleet, lines = await asyncio.to_thread(stepped, step, before)
+            if before is not None and isinstance(step, Loaded) and file is None:
+                forced += self._undoing(
+                    undone(before.fleet, fleet, self._rollout.canaries), options
+                )
             if not lines and options.note:
                 lines = (options.note,)
             if not lines:
@@ -374,7 +395,8 @@ class Control:
                 )
                 if lost and not options.force:
                     raise LastReplica(lost)
-                lines += tuple(f"forced: this leaves {each}" for each in lost)
+                forced += tuple(f"forced: this leaves {each}" for each in lost)
+                lines += forced
                 state = replace(state, revision=replace(state.revision, changes=lines))
             # Build the resources before storing: what cannot be published is never stored.
             planned = await asyncio.to_thread(self._rollout.plan, state, self._rollout.reached())
@@ -390,6 +412,24 @@ class Control:
                 await self._fall_back()
                 return change, newest
             return change, self._publish(state, planned)
+
+    async def _based(self, options: ChangeOptions) -> tuple[str, ...]:
+        """Return which newer revisions a forced change overrides, one line.
+
+        Raises:
+            ChangedMeanwhile: Another revision is in force than a change names that is not forced.
+        """
+        if options.based_on in {0, self.revision}:
+            return ()
+        if options.force:
+            return (f"forced: it is based on revision {options.based_on}, not {self.revision}",)
+        since = await self.journal.revisions(MAX_REVISIONS)
+        raise ChangedMeanwhile(options.based_on, self.revision, since)
+
+    def _undoing(self, lost: list[str], options: ChangeOptions) -> tuple[str, ...]:
+        if lost and not (options.based_on or options.force):
+            raise UndoesOthers(lost, self.revision)
+        return tuple(f"forced: this undoes {each}" for each in lost if options.force)
 
     async def _keep(self, state: FleetState, *, relief: bool) -> None:
         await self.journal.append(state, relief=relief)

@@ -44,7 +44,9 @@ class ChangeOptions:
     relief: bool = False
     """It is made even if the store cannot be written (``xds_server.control.journal``)."""
     force: bool = False
-    """It may take the last usable replica of a variant."""
+    """It may take the last usable replica of a variant, and undo what others have changed."""
+    based_on: int = 0
+    """Revision that must be in force (``xds_server.fleet.guards.others``); 0 = whichever is."""
     note: str = ""
     """Difference that is kept where the fleet stays as it is; empty = then there is no revision."""
 
@@ -63,6 +65,8 @@ class Change:
     """Seconds from the call to the last acknowledgement; ``None`` if there was none in time."""
     preview: Preview | None = None
     """What a dry run would do; ``None`` if it is none, or there are no differences."""
+    kept: tuple[str, ...] = ()
+    """What a rollback has not taken back, one line each."""
 
 
 def summary(outcome: PublicationOutcome) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -15,6 +16,9 @@ from tidegate.cli.options import (  # noqa: TC001 - typer reads annotations at r
 )
 from tidegate.terminal.errors import REJECTED, UNFINISHED, CliError
 from tidegate_api.pools import MAX_WEIGHT_SUM
+
+PRINTED_AT: Final = "# Fleet of revision "
+"""How the first line of a fleet begins that ``tidegate get fleet`` prints."""
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,12 +35,17 @@ def apply(
     *,
     change: ForcedFlags,
 ) -> None:
-    """Apply a fleet file as one new revision."""
+    """Apply a fleet file as one new revision.
+
+    A file that `tidegate get fleet` has printed is based on the revision in its first line.
+    """
     from tidegate.cli.verbs.files import read_text
     from tidegate_api.admin.v1.admin_pb2 import ApplyRequest
 
     text, source = read_text(fleet)
-    request = ApplyRequest(fleet=text, source=source, options=change.to_proto())
+    options = change.to_proto()
+    options.based_on = options.based_on or printed_at(text)
+    request = ApplyRequest(fleet=text, source=source, options=options)
     perform(change, lambda stub, bound: stub.Apply(request, timeout=bound))
     if change.dry_run:
         _validate_with_envoy(text, source)
@@ -133,6 +142,12 @@ def rollback(
     perform(change, lambda stub, bound: stub.Rollback(request, timeout=bound))
 
 
+def printed_at(text: str) -> int:
+    """Return the revision at which ``tidegate get fleet`` printed a file; 0 = it says none."""
+    found = re.match(re.escape(PRINTED_AT) + r"(\d{1,18})\b", text, re.ASCII)
+    return int(found[1]) if found else 0
+
+
 def parse_weights(words: list[str]) -> dict[str, int]:
     """Parse arguments of the form ``VARIANT=W``.
 
@@ -155,9 +170,10 @@ def parse_weights(words: list[str]) -> dict[str, int]:
 
 def outcome_lines(result: ChangeResult, change: ChangeFlags) -> list[str]:
     """Return the report of a change, one fact per line."""
+    kept = [f"kept: {one}" for one in result.kept]
     if not result.changes:
-        return [f"nothing to change; revision {result.revision} is in force"]
-    lines = [f"  {one}" for one in result.changes]
+        return [f"nothing to change; revision {result.revision} is in force", *kept]
+    lines = [f"  {one}" for one in result.changes] + kept
     if change.dry_run:
         told = previews.lines(result.preview) if result.HasField("preview") else ()
         return ["dry run, nothing was changed; apply would change:", *lines, *told]

@@ -39,7 +39,7 @@ def diff(
     if (old is None) == (fleet is None):
         raise typer.BadParameter("name a revision to compare from, or a file with -f")
     if fleet is not None:
-        changes = dry_run(flags.server, *read_text(fleet), flags.tls)
+        changes = dry_run(flags.server, *read_text(fleet), flags.tls, force=True)
     else:
         with admin(flags.server, flags.tls) as stub:
             asked = DiffRequest(old_revision=old or 0, new_revision=new or 0)

@@ -160,8 +160,12 @@ def _print_changes(old: str, changes: Sequence[str]) -> None:
         print("  drains no connection of the listener")
 
 
-def dry_run(server: str, text: str, source: str, tls: ClientTls | None) -> list[str]:
+def dry_run(
+    server: str, text: str, source: str, tls: ClientTls | None, *, force: bool = False
+) -> list[str]:
     """Return what a fleet file would change at a control server; nothing is applied.
+
+    ``force``: return it also where applying it would have to be forced.
 
     Raises:
         CliError: The server cannot be reached, or refuses the fleet.
@@ -169,7 +173,8 @@ def dry_run(server: str, text: str, source: str, tls: ClientTls | None) -> list[
     from tidegate.cli.client import READ_TIMEOUT_S, admin
     from tidegate_api.admin.v1.admin_pb2 import ApplyRequest, ChangeOptions
 
-    request = ApplyRequest(fleet=text, source=source, options=ChangeOptions(dry_run=True))
+    options = ChangeOptions(dry_run=True, force=force)
+    request = ApplyRequest(fleet=text, source=source, options=options)
     with admin(server, tls) as stub:
         return list(stub.Apply(request, timeout=READ_TIMEOUT_S).changes)
 

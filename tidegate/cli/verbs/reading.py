@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -97,13 +98,15 @@ def _print_fleet(answer: GetFleetResponse, flags: WatchFlags) -> None:
     """Print the fleet in force, as a file that `apply` takes; as YAML unless JSON is asked for."""
     import json
 
+    from tidegate.cli.verbs.changing import PRINTED_AT
     from tidegate.terminal.output import Output, emit
 
-    emit(
-        json.loads(answer.fleet_json),
-        (),
-        Output.JSON if flags.output is Output.JSON else Output.YAML,
-    )
+    as_json = flags.output is Output.JSON
+    if not as_json:
+        sys.stdout.write(
+            f"{PRINTED_AT}{answer.revision}: apply is refused if another is in force.\n"
+        )
+    emit(json.loads(answer.fleet_json), (), Output.JSON if as_json else Output.YAML)
 
 
 def replica_states(stub: AdminStub, timeout_s: float) -> list[ReplicaStatus]:

@@ -30,6 +30,7 @@ class ChangeOptions(_message.Message):
     WAIT_FIELD_NUMBER: _builtins.int
     TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
     FORCE_FIELD_NUMBER: _builtins.int
+    BASED_ON_FIELD_NUMBER: _builtins.int
     author: _builtins.str
     reason: _builtins.str
     dry_run: _builtins.bool
@@ -40,7 +41,14 @@ class ChangeOptions(_message.Message):
     """Longest wait, in seconds; 0 = the server's default (30)."""
     force: _builtins.bool
     """Take the last usable replica of a variant, too. Without it such a change of endpoints, drains or
-    weights is FAILED_PRECONDITION, with a message that names what remains.
+    weights is FAILED_PRECONDITION, with a message that names what remains. It also makes a change
+    that is based on an older revision, a fleet that ends drains or moves canaries, and a rollback
+    that ends drains.
+    """
+    based_on: _builtins.int
+    """The revision that the caller has seen; if another one is in force, the change is ABORTED, with a
+    message that names the revisions since. 0 = whichever is in force; a fleet (Apply) that would
+    then end a drain or change the weights of a running canary is FAILED_PRECONDITION.
     """
     def __init__(
         self,
@@ -51,10 +59,11 @@ class ChangeOptions(_message.Message):
         wait: _builtins.bool = ...,
         timeout_seconds: _builtins.float = ...,
         force: _builtins.bool = ...,
+        based_on: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "dry_run", b"dry_run", "force", b"force", "reason", b"reason", "timeout_seconds", b"timeout_seconds", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "based_on", b"based_on", "dry_run", b"dry_run", "force", b"force", "reason", b"reason", "timeout_seconds", b"timeout_seconds", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -468,6 +477,7 @@ class ChangeResult(_message.Message):
     ELAPSED_MS_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
     PREVIEW_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     """The new revision, or the current one if nothing changed."""
     clients: _builtins.int
@@ -495,6 +505,10 @@ class ChangeResult(_message.Message):
     def preview(self) -> Global___ChangePreview:
         """Of a dry run with differences: what the change would do."""
 
+    @_builtins.property
+    def kept(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of a rollback: drains of today that stay, one line each."""
+
     def __init__(
         self,
         *,
@@ -507,10 +521,11 @@ class ChangeResult(_message.Message):
         elapsed_ms: _builtins.float | None = ...,
         outcome: _builtins.str = ...,
         preview: Global___ChangePreview | None = ...,
+        kept: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_elapsed_ms", b"_elapsed_ms", "elapsed_ms", b"elapsed_ms", "preview", b"preview"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_elapsed_ms", b"_elapsed_ms", "acked", b"acked", "changes", b"changes", "channels", b"channels", "clients", b"clients", "elapsed_ms", b"elapsed_ms", "outcome", b"outcome", "preview", b"preview", "problems", b"problems", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_elapsed_ms", b"_elapsed_ms", "acked", b"acked", "changes", b"changes", "channels", b"channels", "clients", b"clients", "elapsed_ms", b"elapsed_ms", "kept", b"kept", "outcome", b"outcome", "preview", b"preview", "problems", b"problems", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__elapsed_ms: _TypeAlias = _typing.Literal["elapsed_ms"]  # noqa: Y015
     _WhichOneofArgType__elapsed_ms: _TypeAlias = _typing.Literal["_elapsed_ms", b"_elapsed_ms"]  # noqa: Y015

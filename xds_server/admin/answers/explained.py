@@ -5,6 +5,8 @@
 | the fleet or a value in the request is invalid | INVALID_ARGUMENT |
 | a pool, variant, endpoint, revision or operation does not exist | NOT_FOUND |
 | it would take the last usable replica of a variant, and is not forced | FAILED_PRECONDITION |
+| it is based on a revision that is not in force, and is not forced | ABORTED |
+| a fleet would undo drains or canaries that it does not know of | FAILED_PRECONDITION |
 | a rollout cannot start, or cannot do what is asked for | FAILED_PRECONDITION |
 | too many changes wait | ABORTED |
 | too many questions to pickers wait, or too many operations on models | RESOURCE_EXHAUSTED |
@@ -28,6 +30,7 @@ from xds_server.applications.traffic.inquiry import TooManyInquiries
 from xds_server.control.operation import DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S, Busy, ChangeOptions
 from xds_server.fleet.change import BadChange, UnknownName
 from xds_server.fleet.guards.last import LastReplica
+from xds_server.fleet.guards.others import ChangedMeanwhile, UndoesOthers
 from xds_server.fleet.load import FleetError
 from xds_server.fleet.store import StoreError, UnknownRevision
 from xds_server.snapshots.check import Inconsistent
@@ -47,6 +50,8 @@ _STATUS: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (UnknownRevision, grpc.StatusCode.NOT_FOUND),
     (BadChange, grpc.StatusCode.INVALID_ARGUMENT),
     (LastReplica, grpc.StatusCode.FAILED_PRECONDITION),
+    (ChangedMeanwhile, grpc.StatusCode.ABORTED),
+    (UndoesOthers, grpc.StatusCode.FAILED_PRECONDITION),
     (CanaryPlanError, grpc.StatusCode.INVALID_ARGUMENT),
     (StartError, grpc.StatusCode.FAILED_PRECONDITION),
     (ActionError, grpc.StatusCode.FAILED_PRECONDITION),
@@ -89,6 +94,7 @@ def options_of(options: admin_pb2.ChangeOptions) -> ChangeOptions:
         options.wait,
         timeout_s,
         force=options.force,
+        based_on=options.based_on,
     )
 
 

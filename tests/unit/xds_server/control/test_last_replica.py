@@ -94,7 +94,7 @@ async def test_applies_and_rollbacks_are_guarded(world: World) -> None:
     with pytest.raises(LastReplica):
         await world.control.apply_text(EDITED, "fleet.yaml", ChangeOptions())
     await world.control.apply_text(EDITED, "fleet.yaml", FORCE)
-    back = await world.control.rollback(1, ChangeOptions())
+    back = await world.control.rollback(1, FORCE)
     assert back.revision == 3
     with pytest.raises(LastReplica):
         await world.control.rollback(2, ChangeOptions())

@@ -92,6 +92,30 @@ def test_force_is_asked_for(
     assert [each.options.force for each in admin.requests] == [False, True]
 
 
+def test_a_change_may_name_the_revision_that_it_is_based_on(run: Run, admin: FakeAdmin) -> None:
+    """Without it, any revision may be in force."""
+    for more in ((), ("--based-on", "7")):
+        assert run("undrain", "r1", *more, "--server", admin.address).code == 0
+    assert [each.options.based_on for each in admin.requests] == [0, 7]
+
+
+def test_a_printed_fleet_is_based_on_its_revision(
+    run: Run, admin: FakeAdmin, tmp_path: Path
+) -> None:
+    """Unless another one is named; its first line says which."""
+    file = tmp_path / "fleet.yaml"
+    file.write_text(run("get", "fleet", "--server", admin.address).out)
+    for more in ((), ("--based-on", "9")):
+        assert run("apply", "-f", str(file), *more, "--server", admin.address).code == 0
+    assert [each.options.based_on for each in admin.requests[-2:]] == [7, 9]
+
+
+def test_what_a_rollback_keeps_is_printed(run: Run, admin: FakeAdmin) -> None:
+    """Also where nothing else is to be done."""
+    admin.result.kept.append("r1 drains on")
+    assert "kept: r1 drains on" in run("rollback", "5", "--server", admin.address).out
+
+
 def test_rollback_names_the_revision(run: Run, admin: FakeAdmin) -> None:
     """The request contains the number of the revision."""
     run("rollback", "5", "--no-wait", "--server", admin.address)

@@ -306,6 +306,7 @@ async def restore(stack: Stack, who: Presented) -> None:
     """Apply the fleet of the start: some random messages are sound changes."""
     change = api.ApplyRequest(fleet=stack.run.path.joinpath("fleet.yaml").read_text())
     change.options.wait, change.options.timeout_seconds = True, WAIT_S
+    change.options.force = True  # some of them drain replicas
     async with who.channel(stack.admin) as channel:
         await admin_pb2_grpc.AdminStub(channel).Apply(change)
 

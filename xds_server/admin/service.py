@@ -6,14 +6,16 @@ Errors: ``xds_server.admin.answers.explained``. Who may call it: ``xds_server.ad
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import TYPE_CHECKING, Any
 
-from tidegate_api.admin.v1 import admin_pb2
+from tidegate_api.admin.v1 import admin_pb2, admin_pb2_grpc
 from xds_server.admin import clients as clients_part
 from xds_server.admin import found as found_part
 from xds_server.admin import requests as requests_part
 from xds_server.admin.answers.canaries import CanaryCalls
 from xds_server.admin.answers.explained import explained, options_of
+from xds_server.admin.answers.operations import ModelCalls
 from xds_server.admin.views import configs
 from xds_server.fleet import change as edits
 from xds_server.fleet.change import UnknownName
@@ -57,7 +59,17 @@ def _changing(summary: str, edit: Callable[[Fleet, Any, Fleet], Fleet]) -> Any:
     return explained(call)
 
 
-class AdminService(CanaryCalls):
+def _by(part: Callable[[AdminService], Any], answer: Callable[..., Awaitable[Any]]) -> Any:
+    """Return the method of a call that a part of the service answers."""
+
+    @functools.wraps(answer)
+    async def call(self: AdminService, request: Any, context: Any) -> Any:
+        return await answer(part(self), request, context)
+
+    return call
+
+
+class AdminService(admin_pb2_grpc.AdminServicer):
     """``tidegate.admin.v1.Admin``.
 
     Args:
@@ -88,7 +100,6 @@ class AdminService(CanaryCalls):
         loads: LoadKeeper | None = None,
         canaries: CanaryKeeper | None = None,
     ) -> None:
-        super().__init__(loads, canaries)
         self._control = control
         self._observed = observed
         self._sick = sick
@@ -98,6 +109,8 @@ class AdminService(CanaryCalls):
         self._board = board
         self._find = find
         self._stopping = stopping
+        self._canaries = canaries
+        self._models, self._rollouts = ModelCalls(loads), CanaryCalls(canaries)
 
     @explained
     async def Apply(  # noqa: N802 - gRPC's name
@@ -147,6 +160,15 @@ class AdminService(CanaryCalls):
         "Set the share of a pool's requests that Envoy rejects.",
         lambda fleet, asked, _: edits.set_drop_overload(fleet, asked.pool, asked.percent),
     )
+
+    LoadModel = _by(lambda self: self._models, ModelCalls.load)
+    UnloadModel = _by(lambda self: self._models, ModelCalls.unload)
+    AbortModel = _by(lambda self: self._models, ModelCalls.abort)
+    GetOperations = _by(lambda self: self._models, ModelCalls.operations)
+    GetModelParity = _by(lambda self: self._models, ModelCalls.parity)
+    GetCanaries = _by(lambda self: self._rollouts, CanaryCalls.rollouts)
+    StartCanary = _by(lambda self: self._rollouts, CanaryCalls.start)
+    ActOnCanary = _by(lambda self: self._rollouts, CanaryCalls.act)
 
     @explained
     async def Confirm(  # noqa: N802 - gRPC's name
@@ -300,7 +322,7 @@ class AdminService(CanaryCalls):
         found = await self._control.revisions(limit)
         since = found[-1].at_unix_ms if len(found) == limit else 0
         return admin_pb2.ListRevisionsResponse(
-            revisions=map(_revision, found), operations=self._operations(since, limit)
+            revisions=map(_revision, found), operations=self._models.began_since(since, limit)
         )
 
     def _result(self, change: Change) -> admin_pb2.ChangeResult:

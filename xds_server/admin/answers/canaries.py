@@ -7,40 +7,36 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate_api.admin.v1 import admin_pb2
 from xds_server.admin.answers.explained import explained, options_of
-from xds_server.admin.answers.operations import ModelCalls
 from xds_server.applications.canary.controller import line_of
 from xds_server.fleet.change import BadChange
 
 if TYPE_CHECKING:
     from xds_server.applications.keepers.canary_keeper import CanaryKeeper
-    from xds_server.applications.loading.keeper import LoadKeeper
 
 
-class CanaryCalls(ModelCalls):
+class CanaryCalls:
     """The part of ``tidegate.admin.v1.Admin`` that is about rollouts.
 
     Args:
-        loads: Runs operations on models; ``None`` = there are none.
         canaries: Runs rollouts; ``None`` = there are none.
     """
 
-    def __init__(self, loads: LoadKeeper | None, canaries: CanaryKeeper | None) -> None:
-        super().__init__(loads)
+    def __init__(self, canaries: CanaryKeeper | None) -> None:
         self._canaries = canaries
 
     @explained
-    async def GetCanaries(  # noqa: N802 - gRPC's name
+    async def rollouts(
         self, request: admin_pb2.GetCanariesRequest, _context: Any
     ) -> admin_pb2.CanaryRollouts:
         """Return the last rollout of each pool."""
-        return _told(self._rollouts(), request.pool)
+        return _told(self._keeper(), request.pool)
 
     @explained
-    async def StartCanary(  # noqa: N802 - gRPC's name
+    async def start(
         self, request: admin_pb2.StartCanaryRequest, _context: Any
     ) -> admin_pb2.CanaryRollouts:
         """Start a rollout."""
-        options, keeper = options_of(request.options), self._rollouts()
+        options, keeper = options_of(request.options), self._keeper()
         if options.dry_run:
             raise BadChange("a rollout has no dry run")
         words, seen = dict(request.plan), _seen("start", request)
@@ -50,11 +46,11 @@ class CanaryCalls(ModelCalls):
         return _told(keeper, request.pool)
 
     @explained
-    async def ActOnCanary(  # noqa: N802 - gRPC's name
+    async def act(
         self, request: admin_pb2.ActOnCanaryRequest, _context: Any
     ) -> admin_pb2.CanaryRollouts:
         """Do with a rollout what an operator asks for."""
-        options, keeper, action = options_of(request.options), self._rollouts(), request.action
+        options, keeper, action = options_of(request.options), self._keeper(), request.action
         if options.dry_run:
             raise BadChange("a rollout has no dry run")
         if action in {"freeze", "unfreeze"}:
@@ -66,7 +62,7 @@ class CanaryCalls(ModelCalls):
             await keeper.ask(request.pool, action, options.author, seen, options.reason)
         return _told(keeper, request.pool)
 
-    def _rollouts(self) -> CanaryKeeper:
+    def _keeper(self) -> CanaryKeeper:
         if self._canaries is None:
             raise BadChange("this control server runs no rollouts")
         return self._canaries

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate_api.admin.v1 import admin_pb2, admin_pb2_grpc
+from tidegate_api.admin.v1 import admin_pb2
 from xds_server.admin.answers.explained import explained, options_of
 from xds_server.applications.loading.keeper import (
     DEFAULT_PARALLEL,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 DEFAULT_OPERATIONS: Final = 20
 
 
-class ModelCalls(admin_pb2_grpc.AdminServicer):
+class ModelCalls:
     """The part of ``tidegate.admin.v1.Admin`` that is about models.
 
     Args:
@@ -33,7 +33,7 @@ class ModelCalls(admin_pb2_grpc.AdminServicer):
         self._loads = loads
 
     @explained
-    async def LoadModel(  # noqa: N802 - gRPC's name
+    async def load(
         self, request: admin_pb2.LoadModelRequest, _context: Any
     ) -> admin_pb2.ModelOperation:
         """Begin to load a model on replicas."""
@@ -47,7 +47,7 @@ class ModelCalls(admin_pb2_grpc.AdminServicer):
         )
 
     @explained
-    async def UnloadModel(  # noqa: N802 - gRPC's name
+    async def unload(
         self, request: admin_pb2.UnloadModelRequest, _context: Any
     ) -> admin_pb2.ModelOperation:
         """Begin to unload a model from replicas."""
@@ -55,7 +55,7 @@ class ModelCalls(admin_pb2_grpc.AdminServicer):
         return await self._begun(_wanted(request, "unload", options), options)
 
     @explained
-    async def AbortModel(  # noqa: N802 - gRPC's name
+    async def abort(
         self, request: admin_pb2.AbortModelRequest, _context: Any
     ) -> admin_pb2.ModelOperation:
         """Give an operation on a model up."""
@@ -67,7 +67,7 @@ class ModelCalls(admin_pb2_grpc.AdminServicer):
         return operation_message(found)
 
     @explained
-    async def GetOperations(  # noqa: N802 - gRPC's name
+    async def operations(
         self, request: admin_pb2.GetOperationsRequest, _context: Any
     ) -> admin_pb2.GetOperationsResponse:
         """Return the newest operations on models."""
@@ -76,7 +76,7 @@ class ModelCalls(admin_pb2_grpc.AdminServicer):
         return admin_pb2.GetOperationsResponse(operations=map(operation_message, found))
 
     @explained
-    async def GetModelParity(  # noqa: N802 - gRPC's name
+    async def parity(
         self, request: admin_pb2.GetModelParityRequest, _context: Any
     ) -> admin_pb2.GetModelParityResponse:
         """Ask replicas for a model and say in what it differs."""
@@ -84,10 +84,10 @@ class ModelCalls(admin_pb2_grpc.AdminServicer):
         found, told = await self._keeper().actions.parity(request.pool, request.model, endpoints)
         return admin_pb2.GetModelParityResponse(replicas=map(_compared, found), differences=told)
 
-    def _operations(self, since_unix_ms: int, limit: int) -> list[admin_pb2.ModelOperation]:
+    def began_since(self, unix_ms: int, limit: int) -> list[admin_pb2.ModelOperation]:
         """Return the newest operations that began then or later, as they stand in the history."""
         every = [] if self._loads is None else self._loads.operations("", 0, MAX_KEPT)
-        found = [e for e in every if e.began_unix_ms >= since_unix_ms and not e.dry_run]
+        found = [e for e in every if e.began_unix_ms >= unix_ms and not e.dry_run]
         return [operation_message(each, whole=False) for each in found[:limit]]
 
     async def _begun(

@@ -51,7 +51,7 @@ async def test_a_load_that_is_waited_for_is_told_whole(
 ) -> None:
     """With its author, its replicas and each step; it is found again by its number."""
     request = api.LoadModelRequest(pool="llm", model="m", version="1", options=WAIT)
-    answer = await service.LoadModel(request, CONTEXT)
+    answer = await service.load(request, CONTEXT)
     assert (answer.phase, answer.ended, answer.author, answer.reason) == (
         "done",
         True,
@@ -68,53 +68,53 @@ async def test_a_load_that_is_waited_for_is_told_whole(
         "done",
     ]
     assert server.ready == {"m": ["1"]}
-    listed = await service.GetOperations(api.GetOperationsRequest(operation=1), CONTEXT)
+    listed = await service.operations(api.GetOperationsRequest(operation=1), CONTEXT)
     assert list(listed.operations) == [answer]
 
 
 async def test_the_history_has_operations_without_their_steps(service: ModelCalls) -> None:
     """The newest first, and no dry run: it has changed nothing."""
     request = api.LoadModelRequest(pool="llm", model="m", options=WAIT)
-    await service.LoadModel(request, CONTEXT)
-    await service.LoadModel(request, CONTEXT)
+    await service.load(request, CONTEXT)
+    await service.load(request, CONTEXT)
     request.options.dry_run = True
-    await service.LoadModel(request, CONTEXT)
-    newest, first = service._operations(5, 20)
+    await service.load(request, CONTEXT)
+    newest, first = service.began_since(5, 20)
     assert (newest.number, first.number, first.phase, first.author) == (2, 1, "done", "ann")
     assert (list(first.replicas), list(first.steps)) == ([], [])
-    assert service._operations(5, 1) == [newest]
-    assert service._operations(6, 20) == []
+    assert service.began_since(5, 1) == [newest]
+    assert service.began_since(6, 20) == []
 
 
 async def test_an_unload_needs_force_for_the_last_replica(service: ModelCalls) -> None:
     """As a drain does."""
-    await service.LoadModel(api.LoadModelRequest(pool="llm", model="m", options=WAIT), CONTEXT)
+    await service.load(api.LoadModelRequest(pool="llm", model="m", options=WAIT), CONTEXT)
     request = api.UnloadModelRequest(pool="llm", model="m", options=WAIT)
-    assert (await service.UnloadModel(request, CONTEXT)).phase == "undone"
+    assert (await service.unload(request, CONTEXT)).phase == "undone"
     request.options.force = True
-    assert (await service.UnloadModel(request, CONTEXT)).phase == "done"
+    assert (await service.unload(request, CONTEXT)).phase == "done"
 
 
 async def test_models_are_compared(service: ModelCalls) -> None:
     """A replica without the model says why."""
     request = api.GetModelParityRequest(pool="llm", model="m", endpoints="r1")
-    (found,) = (await service.GetModelParity(request, CONTEXT)).replicas
+    (found,) = (await service.parity(request, CONTEXT)).replicas
     assert (found.digest, found.error) == ("", "404: Request for unknown model")
-    await service.LoadModel(api.LoadModelRequest(pool="llm", model="m", options=WAIT), CONTEXT)
-    (found,) = (await service.GetModelParity(request, CONTEXT)).replicas
+    await service.load(api.LoadModelRequest(pool="llm", model="m", options=WAIT), CONTEXT)
+    (found,) = (await service.parity(request, CONTEXT)).replicas
     assert (len(found.digest), found.versions, found.platform) == (64, ["1"], "python")
 
 
 @pytest.mark.parametrize(
     ("name", "request_", "code"),
     [
-        ("LoadModel", api.LoadModelRequest(pool="x"), grpc.StatusCode.INVALID_ARGUMENT),
-        ("LoadModel", api.LoadModelRequest(pool="x", model="m"), grpc.StatusCode.NOT_FOUND),
-        ("UnloadModel", api.UnloadModelRequest(pool="llm"), grpc.StatusCode.INVALID_ARGUMENT),
-        ("AbortModel", api.AbortModelRequest(operation=9), grpc.StatusCode.NOT_FOUND),
-        ("GetModelParity", api.GetModelParityRequest(pool="x"), grpc.StatusCode.NOT_FOUND),
+        ("load", api.LoadModelRequest(pool="x"), grpc.StatusCode.INVALID_ARGUMENT),
+        ("load", api.LoadModelRequest(pool="x", model="m"), grpc.StatusCode.NOT_FOUND),
+        ("unload", api.UnloadModelRequest(pool="llm"), grpc.StatusCode.INVALID_ARGUMENT),
+        ("abort", api.AbortModelRequest(operation=9), grpc.StatusCode.NOT_FOUND),
+        ("parity", api.GetModelParityRequest(pool="x"), grpc.StatusCode.NOT_FOUND),
         (
-            "GetModelParity",
+            "parity",
             api.GetModelParityRequest(pool="llm", model="m" * 300),
             grpc.StatusCode.INVALID_ARGUMENT,
         ),

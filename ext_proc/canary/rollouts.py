@@ -31,7 +31,7 @@ class CanaryRollouts:
         self.sessions: dict[str, CanarySessions] = {}
         """Those of all pools with two variants or more."""
         self.running: dict[str, CanarySessions] = {}
-        """Those of pools with a rollout; always the same object."""
+        """Those of pools with a rollout, or with one that ended lately; always the same object."""
 
     def set_pools(self, pools: Mapping[str, Pool], now: float) -> None:
         """Take all pools.
@@ -45,13 +45,13 @@ class CanaryRollouts:
         for name, pool in pools.items():
             if len(pool.variants) > 1:
                 sessions = self.sessions[name] = before.get(name) or CanarySessions(now)
-                sessions.set_arms(pool.canary)
-                if pool.canary is not None:
+                sessions.set_arms(pool.canary, now)
+                if sessions.rollout is not None:
                     self.running[name] = sessions
 
     def describe(self) -> dict[str, object]:
         """Return the rollouts that run by pool, ready for JSON."""
-        return {name: each.describe() for name, each in self.running.items()}
+        return {name: each.describe() for name, each in self.running.items() if each.arms}
 
 
 def session_digest(request: Request, pool: Pool) -> int | None:

@@ -15,7 +15,8 @@ Rules:
    At most ``MAX_OPEN`` requests are followed to their end, and ``MAX_UNTOLD`` records kept until
    they are told. Where they would be more, ``limit`` is halved: half of the sessions, by their
    digests, are told no more. The sample is the same for both arms.
-5. Without a rollout, only when each session was seen last is kept.
+5. Without a rollout, only when each session was seen last is kept. What one that has ended saw is
+   told for ``AFTER_S`` more, with the ends of its requests until then, unless another one begins.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["Arms", "CanarySessions", "stratum_of"]
 KNOWN_S: Final = 600.0
 """A session without a request for so long has ended: one seen then is new."""
+AFTER_S: Final = 60.0
+"""Seconds for which a rollout that has ended is told of."""
 MAX_SESSIONS: Final = 65_536
 MAX_OPEN: Final = 16_384
 MAX_UNTOLD: Final = 16_384
@@ -86,6 +89,9 @@ class CanarySessions:
         self._since = now
         self.arms: Arms | None = None
         """The rollout in force; ``None`` = none."""
+        self.rollout: str | None = None
+        """Id of the rollout that is told of: in force, or ended lately; ``None`` = of none."""
+        self._ended_at = float("inf")
         self._known: dict[int, _Known | float] = {}
         """Sessions; of those that do not count, when they were seen."""
         self.open: dict[int, _Open] = {}
@@ -100,19 +106,30 @@ class CanarySessions:
         self.failed = [0, 0]
         """Those of them that failed."""
 
-    def set_arms(self, arms: Arms | None) -> None:
+    def set_arms(self, arms: Arms | None, now: float) -> None:
         """Take the rollout in force; ``None`` = there is none."""
-        before = self.arms
-        if before is not None and (arms is None or arms.rollout != before.rollout):
-            self._known = {
-                key: each if isinstance(each, float) else each.seen_at
-                for key, each in self._known.items()
-            }
-            self.open.clear()
-            self._untold.clear()
-            self.limit = ALL
-            self.begun, self.failed = [0, 0], [0, 0]
+        if arms is None and self.arms is not None:
+            self._ended_at = now
+        elif arms is not None:
+            if self.rollout not in {None, arms.rollout}:
+                self._forget()
+            self.rollout, self._ended_at = arms.rollout, float("inf")
         self.arms = arms
+
+    def settle(self, now: float) -> None:
+        """Forget a rollout that ended ``AFTER_S`` ago."""
+        if self.rollout is not None and now - self._ended_at >= AFTER_S:
+            self._forget()
+
+    def _forget(self) -> None:
+        self._known = {
+            key: each if isinstance(each, float) else each.seen_at
+            for key, each in self._known.items()
+        }
+        self.open.clear()
+        self._untold.clear()
+        self.rollout, self.limit = None, ALL
+        self.begun, self.failed = [0, 0], [0, 0]
 
     def seen(self, session: int, now: float) -> None:
         """Note when a session was seen that does not count."""

@@ -7,7 +7,9 @@ Rules:
 2. A report has at most ``MAX_RECORDS`` sessions; the next one follows at once with further ones.
    Until all are told, ``until_seconds`` stays what it was.
 3. What was written in the last ``LOST_S`` before a stream ended may be lost, so it is told again on
-   the next stream, as far as the rollout still runs; at most ``MAX_AGAIN`` sessions of it.
+   the next stream, as far as the rollout is still told of; at most ``MAX_AGAIN`` sessions of it.
+4. A rollout that has ended is told of as before for some time (``ext_proc.canary.sessions``, rule
+   5): what a guard ends within seconds has cost something, too.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class CanaryReports:
     """What reports say of rollouts, on one stream after the other; see the module's rules.
 
     Args:
-        running: The sessions of pools with a rollout, by pool; a live view.
+        running: The sessions of pools with a rollout that is told of, by pool; a live view.
         clock: Monotonic seconds.
         wall_clock: Unix seconds.
     """
@@ -73,16 +75,19 @@ class CanaryReports:
     @property
     def due(self) -> bool:
         """Whether the next report is to have what ``add`` adds."""
-        return bool(self._running) and self._clock() >= self._due_at
+        now = self._clock()
+        for each in self._running.values():
+            each.settle(now)
+        return now >= self._due_at and any(each.rollout for each in self._running.values())
 
     def add(self, report: report_pb2.PickerReport) -> None:
         """Add what is new, or may be lost, to a report."""
         left, unix_s, whole = MAX_RECORDS, self._wall_clock(), True
         self._added = []
         runs = {
-            (pool, each.arms.rollout): each
+            (pool, each.rollout): each
             for pool, each in self._running.items()
-            if each.arms is not None
+            if each.rollout is not None
         }
         self._again = {key: each for key, each in self._again.items() if key in runs}
         self._until = {key: each for key, each in self._until.items() if key in runs}

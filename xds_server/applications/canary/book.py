@@ -18,7 +18,8 @@ Rules:
    half of all sessions are forgotten by their digests; no picker's sample is larger.
 6. A picker that told nothing for ``SILENT_S`` is missing: ``silent`` names it.
 7. After a restart the sessions of before are left out: they are censored, in both arms alike, and
-   counted no second time. What had been counted of them is in the evidence.
+   counted no second time. What had been counted of them is in the evidence; what had not is still
+   in ``uncounted``, which says what a rollout has cost.
 """
 
 from __future__ import annotations
@@ -77,6 +78,8 @@ class SessionBook:
         """Digests of sessions that are left out (rule 7)."""
         self._heard: dict[str, float] = {}
         """Unix time up to which each picker told what it knows."""
+        self._before: tuple[list[int], list[int]] = ([0, 0], [0, 0])
+        """What was uncounted of those; see ``uncounted``."""
         self.limit = ALL
         self.late = 0
         """What was counted in a later minute than its own."""
@@ -137,7 +140,7 @@ class SessionBook:
 
         Both are of the canary, then of stable.
         """
-        begun, failed = [0, 0], [0, 0]
+        begun, failed = map(list, self._before)
         for each in map(self._sessions.__getitem__, self._open):
             arm = not each.record.canary
             begun[arm] += not each.begun
@@ -152,6 +155,7 @@ class SessionBook:
             "minute": self._minute,
             "limit": self.limit,
             "seen": base64.b64encode(packed).decode("ascii"),
+            "uncounted": self.uncounted(),
         }
 
     @classmethod
@@ -161,6 +165,8 @@ class SessionBook:
         """Return the book whose state ``dump`` returned."""
         made = cls(state["minute"], shares, minute_s)
         made.limit = state["limit"]
+        begun, failed = state.get("uncounted", made._before)
+        made._before = (list(begun), list(failed))
         packed = base64.b64decode(state["seen"])
         made._left = {
             int.from_bytes(packed[at : at + 8], "little") for at in range(0, len(packed), 8)

@@ -13,7 +13,8 @@ Rules:
 4. A rollback is made even if the store cannot be written, and may take a variant's last replica.
 5. At most one rollout of a pool runs, and the last of each of ``MAX_POOLS`` pools is kept.
 6. A transition that fails is logged, and tried again with the next look.
-7. What leaves the weights as they are (a pause, a resumption, a freeze) is a revision, too, with
+7. What pickers tell of a rollout that has ended is part of its cost, and stored with the next look.
+8. What leaves the weights as they are (a pause, a resumption, a freeze) is a revision, too, with
    its line in place of differences.
 """
 
@@ -127,6 +128,8 @@ class CanaryKeeper:
         self._rollouts: dict[str, CanaryController] = {}
         self._again: dict[str, Transition] = {}
         """Transitions that a restart found unfinished."""
+        self._told_late = False
+        """Whether something that was told of rollouts that have ended is not stored."""
         self._one = asyncio.Lock()
         self.frozen = ""
         """Who froze all rollouts, and why; empty = they go on."""
@@ -178,12 +181,16 @@ class CanaryKeeper:
                     _log.warning("canary_step_failed", pool=pool, error=str(error))
                 except Exception:  # noqa: BLE001 - rule 6: no rollout may end the others
                     _log.exception("canary_look_failed", pool=pool)
+            if self._told_late:
+                self._told_late = False
+                await self._keep(anyhow=True)
 
     def take(self, picker: str, told: ToldSessions) -> None:
         """Take a picker's report of a rollout; one of another rollout is left out."""
         found = self._rollouts.get(told.pool)
-        if found is not None and found.spec.rollout == told.rollout and found.running:
+        if found is not None and found.spec.rollout == told.rollout:
             found.take(picker, told.records, told.limit, told.until_s)
+            self._told_late |= bool(told.records) and not found.running
 
     @property
     def running(self) -> list[RolloutSpec]:
@@ -456,7 +463,7 @@ class CanaryKeeper:
         await self._keep(anyhow=back)
 
     async def _note(self, what: str, who: str, why: str, *, relief: bool = False) -> None:
-        """Make what leaves the fleet as it is a revision (rule 7)."""
+        """Make what leaves the fleet as it is a revision (rule 8)."""
         reason = f"{what} ({why})" if why else what
         options = ChangeOptions(who, reason, relief=relief, note=what)
         await self._control.change(lambda fleet: fleet, options)

@@ -164,7 +164,7 @@ async def test_sessions_of_two_workers_survive_lost_streams(monkeypatch):
     workers = []
     for _ in range(2):
         workers.append(CanarySessions(-KNOWN_S))
-        workers[-1].set_arms(Arms("r1", "v2", "v1", 0))
+        workers[-1].set_arms(Arms("r1", "v2", "v1", 0), 0.0)
     wanted = {}
     async with (
         asyncio.timeout(60),

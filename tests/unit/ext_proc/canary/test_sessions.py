@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ext_proc.canary import sessions
-from ext_proc.canary.sessions import KNOWN_S, Arms, CanarySessions, stratum_of
+from ext_proc.canary.sessions import AFTER_S, KNOWN_S, Arms, CanarySessions, stratum_of
 from tidegate_common.canary import ALL, SessionFailure, SessionRecord, sampled
 
 ARMS = Arms("r1", "v2", "v1", 0)
@@ -15,7 +15,7 @@ UNIX = 1_800_000_000.0
 def counting(arms: Arms | None = ARMS) -> CanarySessions:
     """Return the sessions of a process that is old enough."""
     made = CanarySessions(-KNOWN_S)
-    made.set_arms(arms)
+    made.set_arms(arms, 0.0)
     return made
 
 
@@ -78,12 +78,12 @@ def test_a_session_that_began_before_the_rollout_does_not_count() -> None:
     """Nor does one that this process is too young to know; a request of its own does."""
     counted = counting(None)
     request(counted, 1, 7)
-    counted.set_arms(ARMS)
+    counted.set_arms(ARMS, 0.0)
     request(counted, 2, 7, at=5.0)
     request(counted, 3, 8, at=5.0)
     assert set(told(counted)) == {8}
     young = CanarySessions(0.0)
-    young.set_arms(ARMS)
+    young.set_arms(ARMS, 0.0)
     request(young, 1, 7, at=KNOWN_S - 1.0)
     request(young, 2, None, at=KNOWN_S - 1.0)
     request(young, 3, 9, at=KNOWN_S)
@@ -95,7 +95,7 @@ def test_a_session_that_was_quiet_for_long_begins_again() -> None:
     """Its cache is cold by then, in either arm."""
     counted = counting(None)
     request(counted, 1, 7)
-    counted.set_arms(ARMS)
+    counted.set_arms(ARMS, 0.0)
     request(counted, 2, 7, at=KNOWN_S + 1.0)
     assert set(told(counted)) == {7}
 
@@ -104,7 +104,7 @@ def test_a_step_censors_the_session_that_it_moves() -> None:
     """What was told stays; failures in the other arm are told of neither."""
     counted = counting()
     request(counted, 1, 7, "v1")
-    counted.set_arms(ARMS._replace(step=1))
+    counted.set_arms(ARMS._replace(step=1), 0.0)
     request(counted, 2, 7, "v2", 1.0, failed=True, good=False)
     request(counted, 3, 7, "v1", 2.0, failed=True, good=False)
     record = told(counted)[7]
@@ -115,7 +115,7 @@ def test_a_failure_has_the_step_in_force_when_it_was_picked() -> None:
     """The session has that of its beginning."""
     counted = counting()
     request(counted, 1, 7, "v1")
-    counted.set_arms(ARMS._replace(step=2))
+    counted.set_arms(ARMS._replace(step=2), 0.0)
     request(counted, 2, 7, "v1", 1.0, failed=True, good=False)
     record = told(counted)[7]
     assert record.step == 0
@@ -176,9 +176,25 @@ def test_another_rollout_begins_anew() -> None:
     """Its sessions are those that begin from then on."""
     counted = counting()
     request(counted, 1, 7)
-    counted.set_arms(ARMS._replace(rollout="r2"))
+    counted.set_arms(ARMS._replace(rollout="r2"), 0.0)
     request(counted, 2, 7, at=1.0)
     assert told(counted) == {}
+
+
+def test_a_rollout_that_has_ended_counts_no_further_sessions() -> None:
+    """Only the ends of its own are taken; after a while it is forgotten."""
+    counted = counting()
+    pick(counted, 1, 7, "v2")
+    counted.set_arms(None, 1.0)
+    pick(counted, 2, 8, "v2", 2.0)
+    counted.ended(1, UNIX + 3.0, failed=True, good=False)
+    counted.ended(2, UNIX + 3.0, failed=True, good=False)
+    assert set(told(counted)) == {7}
+    assert told(counted)[7].failure is not None
+    counted.settle(0.5 + AFTER_S)
+    assert counted.rollout == "r1"
+    counted.settle(1.0 + AFTER_S)
+    assert (counted.rollout, told(counted), counted.open) == (None, {}, {})
 
 
 def test_every_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

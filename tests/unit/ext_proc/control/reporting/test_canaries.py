@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ext_proc.canary.sessions import KNOWN_S, Arms, CanarySessions
+from ext_proc.canary.sessions import AFTER_S, KNOWN_S, Arms, CanarySessions
 from ext_proc.control.reporting import canaries
 from ext_proc.control.reporting.canaries import CANARY_S, LOST_S, MAX_RECORDS, CanaryReports
 from ext_proc.routing.values.request import Form
@@ -19,7 +19,7 @@ class Picker:
     def __init__(self) -> None:
         self.now = 0.0
         self.sessions = CanarySessions(-KNOWN_S)
-        self.sessions.set_arms(Arms("r1", "v2", "v1", 0))
+        self.sessions.set_arms(Arms("r1", "v2", "v1", 0), 0.0)
         self.running = {"llm": self.sessions}
         self.reports = CanaryReports(self.running, lambda: self.now, lambda: UNIX + self.now)
 
@@ -168,13 +168,28 @@ def test_what_is_told_again_is_bounded(monkeypatch) -> None:
     assert digests(picker.told()) == list(range(16, 24))
 
 
+def test_a_rollout_that_has_ended_is_told_until_it_is_forgotten() -> None:
+    """What a guard ended within seconds, and the ends of what was under way then."""
+    picker = Picker()
+    picker.begin(1, variant="v2")
+    picker.sessions.set_arms(None, picker.now)
+    message = picker.told()
+    assert (message.rollout, digests(message)) == ("r1", [1])
+    picker.sessions.ended(1, UNIX + 1.0, failed=True, good=False)
+    picker.now += CANARY_S
+    (told,) = picker.told().sessions
+    assert told.HasField("failure")
+    picker.now += AFTER_S
+    assert not picker.reports.due
+
+
 def test_a_rollout_that_was_replaced_is_told_no_more() -> None:
     """Neither what was new of it, nor what may be lost."""
     picker = Picker()
     picker.begin(1)
     picker.told()
     picker.begin(2)
-    picker.sessions.set_arms(Arms("r2", "v2", "v1", 0))
+    picker.sessions.set_arms(Arms("r2", "v2", "v1", 0), 0.0)
     picker.reports.begin()
     message = picker.told()
     assert (message.rollout, digests(message)) == ("r2", [])

@@ -122,6 +122,19 @@ def test_what_no_closed_minute_has_counted_is_told_apart() -> None:
     assert book.uncounted() == ([0, 0], [0, 0])
 
 
+def test_what_a_restart_leaves_out_stays_in_the_cost() -> None:
+    """Over any number of restarts, and once; the statistics do without it."""
+    book = SessionBook(MINUTE, SHARES)
+    failure = SessionFailure(MINUTE, 0)
+    book.take("p1", [session(1, canary=True, failure=failure), session(2)], ALL, AT_S + 30.0)
+    for _ in range(2):
+        book = SessionBook.restored(json.loads(json.dumps(book.dump())), SHARES)
+        book.take("p1", [session(2)], ALL, AT_S + 30.0)
+    assert book.uncounted() == ([1, 1], [1, 0])
+    (minute,) = book.close(AT_S + 60.0 + LATE_S)
+    assert (minute.begun, minute.failures) == ((0, 0), {})
+
+
 def test_a_minute_waits_for_all_pickers_and_not_for_ever() -> None:
     """A silent picker is named; what it tells later counts in the next minute."""
     book = SessionBook(MINUTE, SHARES)

@@ -82,7 +82,7 @@ class Pool:
         state = self.controller.state
         arms = Arms("r1", "v2", "v1", max(0, state.step))
         for picker in self.pickers:
-            picker.set_arms(arms)
+            picker.set_arms(arms, 0.0)
         for number in range(300):
             self._session(number)
         for name, picker in enumerate(self.pickers):

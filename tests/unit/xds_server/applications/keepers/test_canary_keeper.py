@@ -323,6 +323,20 @@ def _counting_tokens(fleet: Fleet) -> Fleet:
     return fleet.model_copy(update={"pools": (one.model_copy(update={"telemetry": telemetry}),)})
 
 
+async def test_the_cost_of_a_rollout_has_what_is_told_after_its_end(kept: Kept) -> None:
+    """A guard ends one within seconds; a restart keeps it."""
+    await kept.start()
+    rollout = kept.keeper.report("llm")["rollout"]
+    await kept.keeper.ask("llm", "abort", "ann")
+    failure = SessionFailure(int(BEGAN_S // 60), 0)
+    record = SessionRecord(1, int(BEGAN_S * 1000), 0, True, None, failure)
+    kept.keeper.take("p1", ToldSessions("llm", rollout, [record], ALL, BEGAN_S + 5.0))
+    await kept.keeper.look()
+    for keeper in (kept.keeper, kept.restarted()):
+        told = keeper.report("llm")
+        assert (told["sessions"]["canary"], told["failed_sessions"]["canary"]) == (1, 1)
+
+
 async def test_a_plan_of_words_is_that_of_the_file_with_other_values(kept: Kept) -> None:
     """A wrong word names what there is; a right one counts for this rollout alone."""
     for words, said in (

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import uvloop
 
-from bench.emulator.http import ControlPort, DataPort
+from bench.emulator.http import CONFIGS, ControlPort, DataPort
 from bench.emulator.pages import PAGES
 from bench.emulator.replica import EmulatedReplica
 from bench.engine import EngineConfig
@@ -36,7 +36,7 @@ async def run(args: argparse.Namespace) -> None:
     replica = EmulatedReplica(engine, args.scale)
     loop = asyncio.get_running_loop()
     data, control = (
-        DataPort(replica, args.page, early_headers=args.early_headers),
+        DataPort(replica, args.page, early_headers=args.early_headers, config=args.config),
         ControlPort(replica),
     )
     await loop.create_server(data.protocol, *_split(args.http), backlog=1024)
@@ -62,6 +62,7 @@ def main() -> None:
     parser.add_argument(
         "--early-headers", action="store_true", help="send a stream's headers at once, as vLLM does"
     )
+    parser.add_argument("--config", choices=CONFIGS, default="", help="what Triton's API tells")
     parser.add_argument("--scale", type=float, default=1.0, help="engine seconds per second")
     parser.add_argument(
         "--engine",

@@ -53,6 +53,7 @@ class EmulatedFleet:
         early_headers: Whether streams begin with their headers at once, not with the first token.
         cache_planned: Whether prompts share blocks that a step is planned to fill.
         engine: Parameters of the engines, but for the two above; ``None`` = the usual ones.
+        config: What Triton's API tells of the model (``bench.emulator.http.CONFIGS``).
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class EmulatedFleet:
         early_headers: bool = False,
         cache_planned: bool = True,
         engine: EngineConfig | None = None,
+        config: str = "",
     ) -> None:
         self._count = count
         self._flags = (
@@ -73,6 +75,7 @@ class EmulatedFleet:
             *(("--early-headers",) if early_headers else ()),
             *(() if cache_planned else ("--no-cache-planned",)),
             *(() if engine is None else ("--engine", json.dumps(asdict(engine)))),
+            *(("--config", config) if config else ()),
         )
         self._grpc = grpc
         self._exit = AsyncExitStack()

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from bench.emulator.replica import EmulatedReplica
 
 MAX_BODY: Final = 64 * 2**20
+CONFIGS: Final = ("", "instances", "decoupled")
+"""What is told of the model as Triton does: nothing, an instance per slot, or decoupled."""
 _STREAM_HEAD: Final = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 )
@@ -51,6 +53,15 @@ _PAGES: Final[dict[str, Any]] = {
     f"/v2/models/{MODEL}/versions/1/ready": {},
     "/v2/repository/index": [{"name": MODEL, "version": "1", "state": "READY"}],
 }
+
+
+_CONFIG: Final = f"/v2/models/{MODEL}/config"
+
+
+def _config(replica: EmulatedReplica, config: str) -> dict[str, Any]:
+    groups = [{"count": replica.engine.max_running, "kind": "KIND_CPU"}]
+    policy = {"decoupled": config == "decoupled"}
+    return {"name": MODEL, "instance_group": groups, "model_transaction_policy": policy}
 
 
 def answer(status: str, body: bytes, kind: str = "application/json") -> bytes:
@@ -167,13 +178,17 @@ class DataPort:
         replica: The engine.
         page: Kind of the metrics page, a key of ``PAGES``.
         early_headers: Whether streams begin with their headers at once, not with the first token.
+        config: What is told of the model, one of ``CONFIGS``.
     """
 
-    def __init__(self, replica: EmulatedReplica, page: str, *, early_headers: bool = False) -> None:
+    def __init__(
+        self, replica: EmulatedReplica, page: str, *, early_headers: bool = False, config: str = ""
+    ) -> None:
         self._replica = replica
         self._early_headers = early_headers
         self._page = PAGES[page]
-        self._static = {path: answer("200 OK", orjson.dumps(body)) for path, body in _PAGES.items()}
+        pages = _PAGES | ({_CONFIG: _config(replica, config)} if config else {})
+        self._static = {path: answer("200 OK", orjson.dumps(body)) for path, body in pages.items()}
 
     def protocol(self) -> asyncio.Protocol:
         """Return the protocol of a new connection."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.compare.goodput import DEFAULTS, OFF, Cell, fleet_of, jobs_of, table
+from bench.load.goodput import DEFAULTS, OFF, Cell, fleet_of, jobs_of, table
 
 
 def row(setting: str, goodput: float) -> dict[str, object]:

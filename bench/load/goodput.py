@@ -1,6 +1,6 @@
 """Answers in time under overload, end to end: a real Envoy and picker before emulated engines.
 
-    python bench/compare/goodput.py [--engines declared,observed,decoupled] [--traffic plain]
+    python bench/load/goodput.py [--engines declared,observed,decoupled] [--traffic plain]
         [--loads 0.5,1,3] [--fixed 2,3,4,8] [--seconds 20] [--out build/goodput]
 
 Three engines tell of their slots as vLLM does (``observed``: what runs and what waits), as Triton

@@ -158,6 +158,7 @@ def _fill(
         other = _answer("hidden", Call({"prefix": "/"}, ()), 404, "")
         other.match.headers.append(header_present(CONTROL_POOL_HEADER))
         host.routes.append(other)
+    here = len(host.routes)
     sight = gateway.in_sight(fleet, alone=alone)
     if operators:
         host.routes.extend(gateway.changes(sight))
@@ -171,9 +172,21 @@ def _fill(
         answer_unknown_model(unknown)
         host.routes.append(unknown)
     host.routes.append(_answer("no-pool", Call({"prefix": "/"}, ()), 404, ""))
+    if alone:
+        _follow_pickers(host.routes[here:])
     ask_for_loads(host.routes, fleet)
     read_usage(host.routes, fleet)
     guard_routes(host.routes, {pool.name: pool for pool in reversed(known)})
+
+
+def _follow_pickers(routes: Iterable[Any]) -> None:
+    """Match all of these again where a picker chose what is not here.
+
+    One with an earlier fleet may do so also where a pool has one variant.
+    """
+    for route in routes:
+        if route.HasField("route"):
+            follow_picker(route)
 
 
 # --- the five kinds of routes -------------------------------------------------------------------

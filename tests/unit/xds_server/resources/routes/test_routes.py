@@ -374,3 +374,19 @@ def test_weights_may_be_basis_points() -> None:
     route = parse(data)[first(data, MODELS + "/infer")]
     weights = {entry.name: entry.weight.value for entry in route.route.weighted_clusters.clusters}
     assert weights == {"llm/stable/http": 9975, "llm/canary/http": 25}
+
+
+def test_what_a_host_lacks_is_found_out_before_a_request_goes_on() -> None:
+    """Pickers know all pools, or an earlier fleet; a body may come after its head.
+
+    Envoy 1.40 ends where the route is cleared after that and no other one forwards.
+    """
+    listener = {"hosts": [{"names": ["a.example"], "pools": ["llm"]}]}
+    data = route_configuration(fleet(pool(default=True), listener=listener))
+    host = route_pb2.RouteConfiguration.FromString(data).virtual_hosts[0]
+    forwarding = [each for each in host.routes if each.HasField("route")]
+    left = [
+        each.name for each in forwarding if "tidegate.picked" not in each.typed_per_filter_config
+    ]
+    assert all(name.startswith("picked/") for name in left), left
+    assert len(forwarding) > len(left)

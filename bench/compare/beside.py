@@ -10,7 +10,7 @@ the order of ``CAUSES``; the first that makes the choice good is its cause.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
@@ -195,8 +195,9 @@ def simulated(
 
 
 def beside(jobs: Workload, scenario: Scenario, seed: int, rate: float) -> Costs:
-    """Run the oracle on a fleet with the router asked beside it."""
+    """Run the oracle on a fleet, without limits, with the router asked beside it."""
     asked: list[Asked] = []
+    scenario = replace(scenario, limit="none", hold_s=0.0)
 
     def make(world: World) -> Asked:
         asked.append(Asked(world))

@@ -5,11 +5,12 @@
 
 A draw is a seed. It gives the bytes of text per token (0.25 to 8), the engine's prefill speed,
 chunk, batch, step times and cache, how often its page is read (every 0.1 to 10 s), whether the page
-counts prompt tokens, and whether the log tells first tokens. Nothing is configured: blocks, index
-and speeds are the picker's defaults. Each of the traffics runs at 95 % of what the fewest requests
-in flight sustain there, under `auto` and `oracle-exact`, which knows all caches and queues, on the
-same arrivals: ``--runs`` times with others, of which the sums are compared. The first tenth of a
-run is not measured; *learned* leaves out the first quarter, in which the picker learns.
+counts prompt tokens, and whether the log tells first tokens. Nothing is configured: blocks, index,
+speeds, limits and the queue are the picker's defaults. Each of the traffics runs at 95 % of what
+the fewest requests in flight sustain there, under `auto` and `oracle-exact`, which knows all caches
+and queues, on the same arrivals: ``--runs`` times with others, of which the sums are compared. The
+first tenth of a run is not measured; *learned* leaves out the first quarter, in which the picker
+learns.
 
 Of the worst draws, ``beside.py`` says what the picker did not know: shares of the oracle's time
 that single choices cost, on the same past. The tables are Markdown; with ``--json`` there is a line
@@ -78,6 +79,9 @@ def drawn(seed: int) -> Scenario:
         telemetry_s=between(chance, 0.1, 10.0),
         counts=chance.random() < 0.75,
         first_tokens=chance.random() < 0.75,
+        limit="auto",
+        tells="observed",
+        hold_s=10.0,
     )
 
 

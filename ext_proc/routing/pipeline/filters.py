@@ -103,7 +103,49 @@ def below_slots_low(candidates: Sequence[Candidate], model: str) -> Sequence[Can
             most = each.replica.most_of.get(model, NO_LIMIT)
         if used < most_of_low(most):
             kept.append(each)
-    return kept
+    return candidates if len(kept) == len(candidates) else kept
+
+
+def with_holders(
+    candidates: Sequence[Candidate],
+    matched: Sequence[int],
+    free: Sequence[Candidate],
+    model: str,
+    *,
+    holders: bool,
+) -> tuple[Sequence[Candidate], Sequence[int]]:
+    """Return the candidates that may get a request, with their match depths.
+
+    They are those with room. If there are some, ``holders`` adds those that hold more of the prompt
+    than each of them and are below twice their limits: the engine's queue may cost less than to
+    compute the prompt elsewhere. An engine whose steps are full of prompts runs few requests, so
+    its observed limit is low.
+
+    Args:
+        candidates: The candidates.
+        matched: How many blocks of the prompt each holds.
+        free: Those of them that take a further request by their own limits.
+        model: The request's model.
+        holders: Whether a holder may exceed its limit; not while others wait for room.
+    """
+    roomy = set(map(id, free))
+    rows = list(zip(candidates, matched, strict=True))
+    deepest = max((depth for each, depth in rows if id(each) in roomy), default=0)
+    holders = holders and bool(roomy)
+    kept = [
+        (each, depth)
+        for each, depth in rows
+        if id(each) in roomy or (holders and depth > deepest and _below_twice(each, model))
+    ]
+    return [each for each, _ in kept], [depth for _, depth in kept]
+
+
+def _below_twice(candidate: Candidate, model: str) -> bool:
+    used, most = candidate.load.limited, candidate.replica.most
+    if most == BY_MODEL:
+        used = candidate.load.by_model.get(model, 0)
+        most = candidate.replica.most_of.get(model, NO_LIMIT)
+    return used < 2 * most
 
 
 def eligible(
@@ -113,10 +155,8 @@ def eligible(
     limit: int,
     where: str,
     care: Care | None = None,
-    model: str | None = None,
-    low: bool = False,
 ) -> Sequence[Candidate] | Refusal:
-    """Apply all filters.
+    """Apply all filters but the replicas' own limits.
 
     Args:
         candidates: The candidates.
@@ -124,8 +164,6 @@ def eligible(
         limit: Maximum number of requests in flight on one replica; 0 = no limit.
         where: Pool and variant, for the message.
         care: What a suspect of replicas' deaths must avoid.
-        model: The model whose limits the replicas have by themselves; ``None`` = they have none.
-        low: The last place of such a limit is kept for others.
 
     Returns:
         At least one candidate, or a refusal: ``SATURATED`` if only the in-flight limit removed the
@@ -153,12 +191,12 @@ def eligible(
             " (circuit_breaker.per_endpoint_in_flight)",
             limit=limit * len(allowed),
         )
-    fit: Sequence[Candidate] = free
-    if model is not None:
-        fit = below_slots_low(free, model) if low else below_slots(free, model)
-    if fit:
-        return fit
-    most = [each.replica.most or each.replica.most_of.get(model or "", 0) for each in free]
+    return free
+
+
+def at_limits(candidates: Sequence[Candidate], model: str, where: str) -> Refusal:
+    """Return the refusal of a request for which no candidate has room by its own limit."""
+    most = [each.replica.most or each.replica.most_of.get(model, 0) for each in candidates]
     return Refusal(
         RefusalKind.SATURATED,
         f"each endpoint of {where} has as many requests in flight as it runs at once, and the next"

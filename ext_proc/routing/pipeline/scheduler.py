@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from ext_proc.routing.pipeline.constraints import satisfying
 from ext_proc.routing.pipeline.context import make_context, silent_last
 from ext_proc.routing.pipeline.filters import (
+    at_limits,
     below_limit,
     below_slots,
     below_slots_low,
@@ -23,6 +24,7 @@ from ext_proc.routing.pipeline.filters import (
     having,
     in_subset,
     not_wrong,
+    with_holders,
 )
 from ext_proc.routing.pipeline.preferences import preferred_first
 from ext_proc.routing.pipeline.sampling import SMALL, shortlist
@@ -157,7 +159,7 @@ class Scheduler:
                 policy.configure(pools[name])
         return made
 
-    def choose(  # noqa: C901 - a function for a part costs each request a call
+    def choose(  # noqa: C901, PLR0912, PLR0915 - a function for a part costs each request a call
         self, pool_state: PoolState, request: Request, rng: Rng, now: float, unix_now: float
     ) -> Choice | Refusal:
         """Filter and price the candidates; changes nothing but ``rng`` and expired leases."""
@@ -225,13 +227,18 @@ class Scheduler:
                 limit=limit,
                 where=where,
                 care=request.care,
-                model=own,
-                low=bool(low),
             )
             if isinstance(allowed, Refusal):
                 return allowed
-            free = allowed
-            matched = self._depths(pool_state, request.protocol, steps, free)
+            free, matched = allowed, self._depths(pool_state, request.protocol, steps, allowed)
+            if own is not None:
+                free = below_slots_low(allowed, own) if low else below_slots(allowed, own)
+                if not free:
+                    return at_limits(allowed, own, where)
+                if free is not allowed:
+                    free, matched = with_holders(
+                        allowed, matched, free, own, holders=not self._waiting
+                    )
         if request.batch:
             matched = self._of_batch(pool_state, request, free)
             blocks = request.batch[0]
@@ -298,9 +305,14 @@ class Scheduler:
             allowed = [each for each in few if each.key not in placed.barred]
         # Conditions come before the limit, because they never empty a choice.
         free = below_limit(self._conditions.keep(request.pool, allowed, now, request), limit)
-        if own is not None:
-            free = below_slots_low(free, own) if low else below_slots(free, own)
-        return free, held if free is few else [held[few.index(candidate)] for candidate in free]
+        if free is not few:
+            held = [held[few.index(candidate)] for candidate in free]
+        if own is None:
+            return free, held
+        roomy = below_slots_low(free, own) if low else below_slots(free, own)
+        if roomy is free:
+            return free, held
+        return with_holders(free, held, roomy, own, holders=not self._waiting)
 
     def _open(
         self, pool_state: PoolState, request: Request, rng: Rng, now: float

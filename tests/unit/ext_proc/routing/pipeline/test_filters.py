@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ext_proc.routing.latency.model import FleetLatencyModel, LatencyModel
-from ext_proc.routing.pipeline.filters import eligible
+from ext_proc.routing.pipeline.filters import below_slots, eligible, with_holders
 from ext_proc.routing.state.candidate import Candidate
 from ext_proc.routing.state.ledger import Load
 from ext_proc.routing.state.replica import Replica
@@ -85,3 +85,32 @@ def test_a_refusal_distinguishes_full_from_absent(
     assert isinstance(refused, Refusal)
     assert refused.kind is kind
     assert "llm/stable" in refused.message
+
+
+def limited(name: str, in_flight: int, most: int = 2) -> Candidate:
+    """Return a candidate with a limit of its own."""
+    made = candidate(name)
+    made.load.limited, made.replica.most = in_flight, most
+    return made
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "matched", "holders", "kept"),
+    [
+        ((2, 1), (5, 0), True, [0, 1]),  # the holder may exceed its limit
+        ((2, 1), (5, 0), False, [1]),  # not while others wait
+        ((4, 1), (5, 0), True, [1]),  # nor twice its limit
+        ((2, 1), (5, 5), True, [1]),  # nor where one with room holds as much
+        ((2, 2), (5, 0), True, []),  # nor where none has room: then the request waits
+        ((1, 1), (5, 0), True, [0, 1]),
+    ],
+)
+def test_a_holder_may_exceed_its_limit_beside_one_with_room(
+    in_flight: tuple[int, int], matched: tuple[int, int], holders: bool, kept: list[int]
+) -> None:
+    """The price decides: to wait in the engine may cost less than to compute the prompt again."""
+    both = [limited(f"10.0.0.{at}:1", count) for at, count in enumerate(in_flight)]
+    free = below_slots(both, "m")
+    found, depths = with_holders(both, matched, free, "m", holders=holders)
+    assert found == [both[at] for at in kept]
+    assert depths == [matched[at] for at in kept]

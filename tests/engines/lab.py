@@ -28,6 +28,8 @@ VERSION = "0.32.0"
 BLOCK = 32
 BLOCKS = 120
 """Small enough that a few prompts evict each other; one prompt of 2,048 tokens must fit."""
+SEQUENCES = 8
+"""Requests that an engine runs at once."""
 READY_S = 800.0
 """Imports of vLLM take a minute of CPU for each engine's two processes, more on a busy machine."""
 HERE = Path(__file__).parent
@@ -102,7 +104,7 @@ class Engine:
 
     def start(self) -> None:
         """Start it."""
-        numbers = [str(each) for each in (BLOCK, BLOCKS, *self._ports)]
+        numbers = [str(each) for each in (BLOCK, BLOCKS, SEQUENCES, *self._ports)]
         command = [str(self._python), str(HERE / "serve_vllm.py"), str(self._folder / "tiny")]
         with (self._folder / f"{self.name}.log").open("ab") as log:
             self._process = subprocess.Popen(

@@ -1,6 +1,6 @@
 """Starts one small vLLM engine on the CPU; run by the engines' Python.
 
-python serve_vllm.py MODEL_FOLDER BLOCK_SIZE BLOCKS HTTP_PORT EVENTS_PORT REPLAY_PORT
+python serve_vllm.py MODEL_FOLDER BLOCK_SIZE BLOCKS SEQUENCES HTTP_PORT EVENTS_PORT REPLAY_PORT
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SWITCHES = (
 )
 
 
-def arguments(model: str, size: str, blocks: str, ports: list[str]) -> list[str]:
+def arguments(model: str, size: str, blocks: str, most: str, ports: list[str]) -> list[str]:
     """Return the command line of ``vllm``."""
     http, events, replay = ports
     published = {
@@ -45,7 +45,7 @@ def arguments(model: str, size: str, blocks: str, ports: list[str]) -> list[str]
         "load-format": "dummy",
         "dtype": "float32",
         "max-model-len": "2048",
-        "max-num-seqs": "8",
+        "max-num-seqs": most,
         "block-size": size,
         "num-gpu-blocks-override": blocks,
         "seed": "0",
@@ -59,9 +59,9 @@ def arguments(model: str, size: str, blocks: str, ports: list[str]) -> list[str]
 
 
 if __name__ == "__main__":
-    folder, block_size, count, *its_ports = sys.argv[1:]
+    folder, block_size, count, sequences, *its_ports = sys.argv[1:]
     os.environ.update(SETTINGS)
     import vllm.entrypoints.cli.main as cli
 
-    sys.argv = arguments(folder, block_size, count, its_ports)
+    sys.argv = arguments(folder, block_size, count, sequences, its_ports)
     cli.main()

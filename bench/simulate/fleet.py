@@ -16,7 +16,8 @@ Rules:
 7. A job that the scheduler refuses waits for ``hold_s``, the oldest first, and is offered again
    whenever a job has ended or telemetry has arrived. A scheduler with a queue of its own
    (``QueueingScheduler``) is told of these times instead, and every ``LOOK_S`` while jobs wait.
-8. While telemetry is frozen, samples arrive with new times and old values, so that a scheduler
+8. The first telemetry is of the idle fleet: pages are read before traffic comes.
+9. While telemetry is frozen, samples arrive with new times and old values, so that a scheduler
    cannot detect that they are stale.
 """
 
@@ -136,7 +137,7 @@ class SimulatedFleet:
             self._later(scenario.brake_at_s, _TROUBLE, self._brake)
             self._later(scenario.brake_at_s + scenario.brake_s, _TROUBLE, self._release)
         if scenario.telemetry_s > 0:
-            self._later(self._telemetry_s, _TELEMETRY, self._measure)
+            self._later(0.0, _TELEMETRY, self._measure)
         for number, (job, now) in enumerate(zip(jobs, times, strict=True)):
             self._until(now)
             self._arrive(job, now)

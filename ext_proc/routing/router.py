@@ -340,7 +340,13 @@ class Router:
         if prompted:
             if pool.usage or key.id in self.scales.counting:
                 self.scales.sent(
-                    number, pool.name, features.model, key.id, prompt_bytes(request), request.tokens
+                    number,
+                    pool.name,
+                    features.model,
+                    key.id,
+                    prompt_bytes(request),
+                    request.tokens,
+                    request.blocks,
                 )
             if key.id in self.learner.progress.told:
                 self.learner.progress.sent(ticket)
@@ -459,6 +465,7 @@ class Router:
         if not self._settled(ticket.id, Outcome.MOVED):
             return ticket
         self.learner.moved(ticket, now)
+        self.scales.ended(ticket.id, ticket.endpoint.id)
         self._last_ticket += 1
         moved = Ticket(self._last_ticket, found, ticket.pool, ticket.work, now, model=ticket.model)
         self._charged(moved)
@@ -518,6 +525,7 @@ class Router:
         if self.queue.count:
             self.on_room()
         if ticket.prompted:
+            self.scales.ended(ticket.id, ticket.endpoint.id)
             if outcome is DONE:
                 self.scales.began(ticket.id, ticket.endpoint.id)
             else:

@@ -2,9 +2,10 @@
 
 Rules:
 
-1. Engines tell tokens in two ways: an answer tells those of its prompt (``told``, where the pool
-   has ``telemetry.usage``), or the page has a counter of all prompts' tokens (``observe``). Answers
-   are preferred: after one, counters are ignored for ``TRUSTED`` prompts.
+1. Engines tell tokens in three ways: an answer tells those of its prompt (``told``, where the pool
+   has ``telemetry.usage``), or the page has a counter of all prompts' tokens (``observe``), or at
+   least the part of the KV cache that running requests hold (``holdings``; rule 9). Answers are
+   preferred: after one, counters are ignored for ``TRUSTED`` prompts.
 2. A counter is compared by windows: its growth between two pages against the prompts that this
    picker sent to the replica and whose answers began (or ended) between them. A window ends with a
    page once it has ``FIRST`` prompts, later more, up to ``FULL``, because its edges are not sharp:
@@ -28,6 +29,9 @@ Rules:
    tokens is converted then (``on_change``).
 8. Models are told apart if the pool lists them. The pool as a whole has a scale too, for requests
    of other names.
+9. Of a page without a counter the tokens in the KV cache are compared with the prompts in flight,
+   as long as nothing is queued, the engine runs no others' requests, and no answer or counter has
+   told the pool's scale. Such a scale is that of the pool as a whole.
 
 Memory: at most ``MAX_SENT`` prompts without a count, and a scale for each model of each pool.
 """
@@ -37,10 +41,11 @@ from __future__ import annotations
 from math import log
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ext_proc.routing.holdings import Holdings
 from ext_proc.routing.values.scale import BYTES_PER_TOKEN, LEAST, MOST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ext_proc.routing.values.pool import Pool
     from ext_proc.routing.values.reading import Reading
@@ -103,7 +108,18 @@ class _Sent(NamedTuple):
 class Scale:
     """The estimate of one model in one pool."""
 
-    __slots__ = ("_ii", "_it", "_xi", "_xt", "_xx", "force", "mean", "prompts", "trusted")
+    __slots__ = (
+        "_ii",
+        "_it",
+        "_xi",
+        "_xt",
+        "_xx",
+        "by_cache",
+        "force",
+        "mean",
+        "prompts",
+        "trusted",
+    )
 
     def __init__(self) -> None:
         self.force = BYTES_PER_TOKEN
@@ -114,6 +130,8 @@ class Scale:
         """Mean bytes of a prompt of ours."""
         self.trusted = 0
         """Prompts for which counters are ignored."""
+        self.by_cache = False
+        """It was learned from what caches hold."""
         self._xx = self._xi = self._ii = self._xt = self._it = 0.0
 
     def learn(self, size: float, prompts: float, others: float, tokens: float) -> bool:
@@ -201,13 +219,17 @@ class Scales:
     def __init__(self, on_change: Callable[[str, float], None]) -> None:
         self._on_change = on_change
         self._scales: dict[str, dict[str, Scale]] = {}
+        self._blocks: dict[str, int] = {}
+        """Bytes of a block of each pool's prompts."""
         self._usage: frozenset[str] = frozenset()
         """Pools whose answers tell tokens."""
         self._windows: dict[str, dict[str, _Window]] = {}
         """By endpoint id and the engine's name of the model."""
-        self.counting: Collection[str] = self._windows
-        """Ids of endpoints whose pages count tokens; only their prompts, and those of pools with
+        self.counting: set[str] = set()
+        """Ids of endpoints whose pages tell tokens; only their prompts, and those of pools with
         ``usage``, need be noted."""
+        self.held: dict[str, Holdings] = {}
+        """By endpoint id: the prompts in flight where pages tell no counter (rule 9)."""
         self._sent: dict[int, _Sent] = {}
 
     def __len__(self) -> int:
@@ -223,9 +245,13 @@ class Scales:
             for name, pool in pools.items()
         }
         self._usage = frozenset(name for name, pool in pools.items() if pool.usage)
+        self._blocks = {name: pool.block_chars for name, pool in pools.items()}
         known = {each.key.id for pool in pools.values() for each in pool.endpoints}
         for gone in [each for each in self._windows if each not in known]:
             del self._windows[gone]
+        for gone in [each for each in self.held if each not in known]:
+            del self.held[gone]
+        self.counting &= known
 
     def of(self, pool: str, model: str | None = None) -> float:
         """Return the bytes per token of a pool's text, ``BYTES_PER_TOKEN`` until it is learned."""
@@ -245,6 +271,7 @@ class Scales:
         endpoint: str,
         size: int,
         tokens: int | None,
+        blocks: Sequence[int] = (),
     ) -> None:
         """Note a prompt that was sent; it costs nothing where no engine tells tokens.
 
@@ -255,7 +282,11 @@ class Scales:
             endpoint: The id of the replica.
             size: Bytes of its text.
             tokens: Its tokens, if they are known.
+            blocks: The names of its blocks.
         """
+        holdings = self.held.get(endpoint)
+        if holdings is not None:
+            holdings.sent(ticket, pool, size if tokens is None else 0, blocks)
         if endpoint not in self._windows and pool not in self._usage:
             return
         named = model if model in self._scales.get(pool, ()) else None
@@ -277,6 +308,12 @@ class Scales:
         for window in self._windows.get(endpoint, {}).values():
             self._count(window, sent)
 
+    def ended(self, ticket: int, endpoint: str) -> None:
+        """Note that a request is not in flight on a replica any more."""
+        holdings = self.held.get(endpoint)
+        if holdings is not None:
+            holdings.ended(ticket)
+
     def failed(self, ticket: int) -> None:
         """Note that a request ended without an answer."""
         self._sent.pop(ticket, None)
@@ -297,19 +334,43 @@ class Scales:
         if sent is None or not sent.size or tokens <= 0:
             return
         for scale in self._named(sent.pool, sent.model):
-            scale.trusted = TRUSTED
+            scale.trusted, scale.by_cache = TRUSTED, False
         self._learn(sent.pool, sent.model, float(sent.size), 1.0, 0.0, float(tokens))
 
     def observe(self, endpoint: str, readings: Sequence[Reading]) -> None:
         """Take the latest readings of a replica."""
         counting = [each for each in readings if each.prompt_tokens is not None]
         if not counting:
+            self._hold(endpoint, readings)
             return
+        self.held.pop(endpoint, None)
+        self.counting.add(endpoint)
         windows = self._windows.setdefault(endpoint, {})
         for name in windows.keys() - {each.model or "" for each in counting}:
             del windows[name]
         for each in counting:
             self._page(windows, each, alone=len(counting) == 1)
+
+    def _hold(self, endpoint: str, readings: Sequence[Reading]) -> None:
+        """Compare what a replica's cache holds with the prompts in flight (rule 9)."""
+        told = [each for each in readings if each.kv_used is not None and each.kv_blocks]
+        if len(told) != 1:
+            return
+        holdings = self.held.get(endpoint)
+        if holdings is None:
+            self.held[endpoint] = Holdings()
+            self.counting.add(endpoint)
+            return
+        if any(each.queued for each in readings):
+            return
+        found = holdings.read(told[0], self._blocks)
+        if found is None:
+            return
+        pool, size, prompts, tokens = found
+        scale = self._scales.get(pool, {}).get(WHOLE)
+        if scale is not None and (scale.by_cache or not scale.prompts):
+            scale.by_cache = True
+            self._learn(pool, WHOLE, size, prompts, 0.0, tokens)
 
     def restarted(self, endpoint: str) -> None:
         """Begin new windows of a replica whose process was restarted."""
@@ -377,6 +438,8 @@ class Scales:
                 for scale in self._named(pool, model):
                     scale.trusted = max(0, scale.trusted - int(number))
                 continue
+            for scale in self._named(pool, model):
+                scale.by_cache = False
             share = own / size
             self._learn(pool, model, own, number, others * share, left * share)
         return max(-SLACK * FULL, owed)
@@ -412,7 +475,7 @@ class Scales:
         """Return the scales of a pool, ready for JSON."""
         scales = self._scales.get(pool, {WHOLE: Scale()})
         whole = scales[WHOLE]
-        source = "answers" if whole.trusted else "counters"
+        source = "answers" if whole.trusted else "cache" if whole.by_cache else "counters"
         return {
             "bytes_per_token": round(whole.force, 3),
             "from": source if whole.prompts else "default",

@@ -43,7 +43,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "ext_proc.routing": (
         ("values",),
         ("latency",),
-        ("state",),
+        ("state", "holdings"),
         ("cache", "health", "learning", "limits", "scales", "suspicion", "uploads"),
         ("policies",),
         ("pipeline",),

@@ -158,7 +158,8 @@ def test_a_scheduler_that_polls_faster_gets_fresher_samples() -> None:
     scheduler.poll_s = 0.25
     scenario = Scenario(replicas=1, engine=ENGINE, telemetry_s=1.0, telemetry_delay_s=0.4)
     run(scenario, scheduler, [job(0, 0.0), job(1, 0.8)])
-    assert [(now, sample.at) for now, _, sample in scheduler.samples][:2] == [
+    assert [(now, sample.at) for now, _, sample in scheduler.samples][:3] == [
+        (pytest.approx(0.1), 0.0),
         (pytest.approx(0.35), 0.25),
         (pytest.approx(0.6), 0.5),
     ]
@@ -174,11 +175,12 @@ def test_a_joiner_is_announced() -> None:
 
 
 def test_telemetry_is_late() -> None:
-    """A sample arrives after the telemetry delay."""
+    """A sample arrives after the telemetry delay; the first is of the idle fleet."""
     scenario = Scenario(replicas=1, engine=ENGINE, telemetry_s=0.25, telemetry_delay_s=0.1)
     scheduler = Scripted(0)
     run(scenario, scheduler, [job(0, 0.0, tokens=1000), job(1, 0.1)])
-    now, replica, sample = scheduler.samples[0]
+    assert scheduler.samples[0] == (pytest.approx(0.1), 0, SimulatedSample(0.0, 0, 0, 0.0, 0, 0, 0))
+    now, replica, sample = scheduler.samples[1]
     assert (now, replica) == (pytest.approx(0.35), 0)
     assert sample == SimulatedSample(0.25, 1, 1, pytest.approx(2 / 3000), 1500, 0, 0)
 
@@ -191,7 +193,7 @@ def test_frozen_readings_come_with_new_times() -> None:
     scheduler = Scripted(0)
     run(scenario, scheduler, [job(0, 0.0), job(1, 0.6), job(2, 3.0)])
     seen = [(sample.at, sample.queued + sample.running) for _, _, sample in scheduler.samples]
-    assert seen[:4] == [(0.5, 1), (1.0, 1), (1.5, 1), (2.0, 0)]
+    assert seen[:5] == [(0.0, 0), (0.5, 1), (1.0, 1), (1.5, 1), (2.0, 0)]
 
 
 jobs_strategy = st.lists(

@@ -4,10 +4,12 @@
     python bench/compare/decisions.py --restart [--traffic conversation] [--seeds 3]
     python bench/compare/decisions.py --contenders llm-d-chart [--seeds 3]
     python bench/compare/decisions.py --draw 20270131 --loads 0.95 --seeds 2
+    python bench/compare/decisions.py --bytes-per-token 0.25 --loads 0.95 --seeds 7
 
-With ``--draw`` engines and text are those of a fleet drawn at random (``draws.py``); the picker has
-its defaults and is told nothing. *vs the same choices* is then what Envoy, picker and machine add:
-where that is above 2 %, it belongs out of the comparison.
+With ``--draw`` engines and text are those of a fleet drawn at random (``draws.py``); with
+``--bytes-per-token`` the text alone is another one. The picker has its defaults and is told
+nothing. *vs the same choices* is then what Envoy, picker and machine add. The last table takes it
+out: it has the times of the fleet's choices in the simulator, where oracles have no hop either.
 
 Each cell replays requests through a real Envoy and picker to eight emulated replicas, at life speed
 (``replay.py``), and notes which replica served each. The simulator then gets the same requests at
@@ -47,13 +49,14 @@ from bench.compare.draws import drawn as drawn_fleet
 from bench.compare.followed import simulated, summary
 from bench.compare.oracles import FLEET, sharing, workload
 from bench.compare.replay import ReplayPlan, Served, replay
-from bench.compare.table import beside_peers, restarts, times_to_first_token
+from bench.compare.table import beside_peers, restarts, times_to_first_token, without_hop
 from bench.emulator.text import CHARS_PER_TOKEN, CHARS_VARIABLE
 from bench.journal import Journal, code_digest
 from bench.peers.contenders import TIDEGATE
 from bench.simulate.experiment import CALIBRATOR, default_slo, saturation
 from bench.simulate.measure import percentile
 from bench.simulate.workload import Workload, arrivals
+from bench.suites.context import busy_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -177,8 +180,9 @@ def run(
         contender=cell.contender,
         engine=fleet.engine,
     )
-    load_before = os.getloadavg()[0]
+    load_before, busy_s, clock = os.getloadavg()[0], busy_seconds(), time.monotonic()
     rows = asyncio.run(replay(plan))
+    busy = (busy_seconds() - busy_s) / (time.monotonic() - clock) / (os.cpu_count() or 1)
     count = len(part.jobs)
     kept = [
         number
@@ -200,6 +204,7 @@ def run(
             **{name: drawn(part, times, name, scenario, kept) for name in BESIDE},
         },
         "late_p99_s": percentile(sorted(row.late_s for row in rows), 0.99),
+        "machine_busy": round(busy, 3),
         "load_average": [load_before, os.getloadavg()[0]],
         "replicas": [row.replica for row in rows],
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -268,6 +273,7 @@ def main() -> None:
     parser.add_argument("--restart", action="store_true", help="five of eight replicas restart")
     parser.add_argument("--contenders", default="", help="other routers, comma-separated")
     parser.add_argument("--draw", type=int, help="a fleet drawn at random, by its seed")
+    parser.add_argument("--bytes-per-token", type=float, help="of the text, default 4")
     parser.add_argument("--late-headers", action="store_true", help="headers with the first token")
     parser.add_argument(
         "--answered", action="store_true", help="clients wait for the answer before"
@@ -281,6 +287,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("build/decisions"))
     args = parser.parse_args()
     usual = FLEET if args.draw is None else told(drawn_fleet(args.draw))
+    if args.bytes_per_token is not None:
+        usual = told(replace(usual, bytes_per_token=args.bytes_per_token))
     in_force(usual.bytes_per_token)
     args.out.mkdir(parents=True, exist_ok=True)
     conditions = {
@@ -290,6 +298,7 @@ def main() -> None:
         "answered": args.answered,
         "cache_planned": args.cache_planned,
         **({} if args.draw is None else {"draw": args.draw}),
+        **({} if args.bytes_per_token is None else {"bytes_per_token": args.bytes_per_token}),
     }
     journal = Journal(args.out, "decisions", conditions, KEYS)
     names = [each for each in args.traffic.split(",") if each]
@@ -314,6 +323,7 @@ def main() -> None:
     print(times_to_first_token(journal.rows))
     print(restarts(journal.rows))
     print(beside_peers(journal.rows))
+    print(without_hop(journal.rows))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,9 @@ and queues, on the same arrivals: ``--runs`` times with others, of which the sum
 first tenth of a run is not measured; *learned* leaves out the first quarter, in which the picker
 learns.
 
+A finished draw and traffic is stored in ``--out`` at once (``bench/journal.py``), so the same
+command on the same code goes on where it was stopped.
+
 Of the worst draws, ``beside.py`` says what the picker did not know: shares of the oracle's time
 that single choices cost, on the same past. The tables are Markdown; with ``--json`` there is a line
 for each draw and traffic instead. About 4 s of CPU for each draw and traffic of three runs.
@@ -27,7 +30,9 @@ import json
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 from multiprocessing import get_context
+from pathlib import Path
 from random import Random
 from statistics import median
 from typing import TYPE_CHECKING
@@ -35,13 +40,14 @@ from typing import TYPE_CHECKING
 from bench.compare.beside import CAUSES, Costs, beside, simulated
 from bench.compare.oracles import workload
 from bench.engine import EngineConfig
+from bench.journal import Journal, code_digest
 from bench.simulate.experiment import CalibrationError, default_slo, saturation
 from bench.simulate.measure import percentile
 from bench.simulate.scenario import Scenario
 from bench.simulate.schedulers.registry import make_scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 TRAFFIC = ("conversation", "sessions", "shared-prefix", "agents")
 LOAD = 0.95
@@ -53,6 +59,7 @@ LONGEST = 400
 """Blocks that a cache has at least: the longest prompts of the traces must fit."""
 WARM, LEARNED = 0.1, 0.25
 """Shares of a run that are not measured, in the table and as *learned*."""
+KEYS = ("seed", "traffic")
 BISECTIONS = 5
 """The rate of full load is right to 2 %."""
 
@@ -176,6 +183,28 @@ def explained(found: Found, requests: int) -> Costs:
     return beside(jobs, drawn(found.seed), 0, found.rate)
 
 
+def results(
+    cases: Sequence[tuple[int, str]],
+    measure: Callable[[int, str], Found | None],
+    journal: Journal,
+    processes: int,
+) -> Iterator[tuple[int, str, Found | None]]:
+    """Yield the results of draws and traffics in order; those that are stored are not run again."""
+    known = {(row["seed"], row["traffic"]): row["found"] for row in journal.rows}
+    left = [case for case in cases if case not in known]
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        new = pool.map(measure, *zip(*left, strict=True)) if left else iter(())
+        for seed, name in cases:
+            if (seed, name) in known:
+                stored = known[seed, name]
+                yield seed, name, None if stored is None else Found(**stored)
+                continue
+            found = next(new)
+            told = None if found is None else asdict(found)
+            journal.add({"seed": seed, "traffic": name, "found": told})
+            yield seed, name, found
+
+
 def main() -> None:
     """Simulate and print."""
     parser = argparse.ArgumentParser(description="auto on fleets drawn at random.")
@@ -187,10 +216,14 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--worst", type=int, default=4, help="how many draws are explained")
     parser.add_argument("--json", action="store_true", help="a line for each result")
+    parser.add_argument("--out", type=Path, default=Path("build/draws"), help="finished draws")
     args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    conditions = {"code": code_digest(), "requests": args.requests, "runs": args.runs}
+    journal = Journal(args.out, "draws", conditions, KEYS)
     names = args.traffic.split(",")
     seeds = range(args.first, args.first + args.draws)
-    cases = [(seed, name) for seed in seeds for name in names]
+    cases = list(product(seeds, names))
     measure = partial(measured, requests=args.requests, runs=args.runs)
     rows: list[Found] = []
     if not args.json:
@@ -198,18 +231,15 @@ def main() -> None:
         print(f"| {' | '.join((*head, 'log', *names))} |")
         print("|" + "---|" * (len(head) + 1 + len(names)))
     cells: list[str] = []
-    with ProcessPoolExecutor(args.processes, get_context("spawn")) as pool:
-        for (seed, _), found in zip(
-            cases, pool.map(measure, *zip(*cases, strict=True)), strict=True
-        ):
-            if found is not None:
-                rows.append(found)
-            cells.append("-" if found is None else f"{found.mean:.2f} / {found.p99:.2f}")
-            if args.json and found is not None:
-                print(json.dumps({**asdict(found), "told": found.told}), flush=True)
-            elif not args.json and len(cells) == len(names):
-                print(f"| {seed} | {described(drawn(seed))} | {' | '.join(cells)} |", flush=True)
-                cells = []
+    for seed, _, found in results(cases, measure, journal, args.processes):
+        if found is not None:
+            rows.append(found)
+        cells.append("-" if found is None else f"{found.mean:.2f} / {found.p99:.2f}")
+        if args.json and found is not None:
+            print(json.dumps({**asdict(found), "told": found.told}), flush=True)
+        elif not args.json and len(cells) == len(names):
+            print(f"| {seed} | {described(drawn(seed))} | {' | '.join(cells)} |", flush=True)
+            cells = []
     if args.json:
         return
     print("", *summary(rows, names), sep="\n")

@@ -99,6 +99,31 @@ def beside_peers(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def without_hop(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of the fleet's choices beside the oracles, without what the stack adds.
+
+    *busy* is the most that the machine's CPUs were in a run. Runs in which a request was lost have
+    no such times.
+    """
+    lines = [
+        _row(
+            *("traffic, load", "seeds", "lost", "busy", "mean: stack adds", *_AGAINST[:2]),
+            *("p99: stack adds", *_AGAINST[:2]),
+        ),
+        "|" + "---|" * 10,
+    ]
+    for (traffic, load), group in _groups(rows, "").items():
+        lost = sum(int(row["lost"]) for row in group)
+        busy = max((row.get("machine_busy", 0.0) for row in group), default=0.0)
+        cells = [f"{traffic}, {load:.0%}", f"{len(group)}", f"{lost}", f"{busy:.0%}"]
+        for key, aim in (("mean", MEAN_AIM), ("p99", P99_AIM)):
+            choices = by_seed(group, "followed", key)
+            cells.append(change(by_seed(group, "ttft", "fleet", key), choices))
+            cells += [change(choices, by_seed(group, "ttft", each, key), aim) for each in _ORACLES]
+        lines.append(_row(*cells))
+    return "\n".join(lines)
+
+
 def _row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 from random import Random
 
 import pytest
 
 from bench.compare.beside import CAUSES, beside
 from bench.compare.constants import CONSTANTS, POOL, Constant, changed
-from bench.compare.draws import FIRST, Found, drawn, measured, summary
+from bench.compare.draws import FIRST, KEYS, Found, drawn, measured, results, summary
+from bench.journal import Journal
 from bench.simulate.experiment import RunPlan, run_one
 from bench.simulate.generators import sessions
 from bench.simulate.schedulers.production import _cut
@@ -33,6 +37,17 @@ def test_a_draw_is_compared_with_the_oracle_on_the_same_arrivals():
     assert found == measured(FIRST, "shared-prefix", 80, 1)
     assert found is not None
     assert 0.5 < found.mean < 5.0
+
+
+def test_a_stored_draw_is_not_run_again(tmp_path: Path) -> None:
+    """Nor is one that sustains no rate."""
+    journal = Journal(tmp_path, "draws", {}, KEYS)
+    stored = Found(FIRST, "agents", 1.0, 1.1, 1.2, 1.0, 1.0)
+    journal.add({"seed": FIRST, "traffic": "agents", "found": asdict(stored)})
+    journal.add({"seed": FIRST, "traffic": "sessions", "found": None})
+    measure = partial(measured, requests=80, runs=1)
+    cases = [(FIRST, "agents"), (FIRST, "sessions")]
+    assert list(results(cases, measure, journal, 1)) == [(*cases[0], stored), (*cases[1], None)]
 
 
 def test_the_summary_has_the_median_and_the_worst_draw():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.compare.table import beside_peers, change, restarts, times_to_first_token
+from bench.compare.table import beside_peers, change, restarts, times_to_first_token, without_hop
 
 
 def row(seed: int, restart: str = "", **mean: float) -> dict[str, Any]:
@@ -54,6 +54,18 @@ def test_a_restart_is_a_multiple_of_the_same_run_without() -> None:
     assert len(lines) == 3
     expected = "| agents, 70% | 2 | 2 | fleet | 1 s | 1.2 s | 1.20 [1.20, 1.20] | 10 s | 12 s |"
     assert lines[2].startswith(expected)
+
+
+def test_choices_are_compared_without_what_the_stack_adds() -> None:
+    """Their simulated times are; the stack's part is beside them."""
+    rows = [row(seed, fleet=1.0, oracle=0.4, **{"oracle-exact": 0.5}) for seed in range(2)]
+    for each in rows:
+        each["followed"]["p99"], each["machine_busy"] = 8.0, 0.3
+    head, rule, line = without_hop(rows).splitlines()
+    assert head.count("|") == rule.count("|") == line.count("|")
+    cells = [each.strip().split(" %")[0] for each in line.strip("|").split("|")]
+    assert cells[1:4] == ["2", "2", "30%"]
+    assert cells[4:] == ["+100.0", "**+25.0", "+0.0", "+25.0", "**+100.0", "**+60.0"]
 
 
 RESTARTED = (("without", 1.0), ("with", 1.2))

@@ -38,6 +38,7 @@ from xds_server.applications.discovery.readiness import Readiness
 from xds_server.applications.discovery.sources.resolver import Resolver
 from xds_server.applications.discovery.table import SourceTools
 from xds_server.applications.keepers import standby_keeper
+from xds_server.applications.keepers.canary_alerts import CanaryAlerts
 from xds_server.applications.keepers.canary_arms import CanaryArms
 from xds_server.applications.keepers.canary_keeper import CanaryKeeper
 from xds_server.applications.keepers.health_broadcast import HealthBroadcaster
@@ -219,7 +220,7 @@ async def _running(settings: ControlSettings) -> AsyncIterator[None]:
         metrics.show_audit(lambda: operators.trail.unwritten)
         placed, leaving = _placement(control, ads)
         loads = await stack.enter_async_context(_loads(control, store, leaving))
-        canaries, arms = await _canaries(control, ads, store, loads, board)
+        canaries, arms = await _canaries(stack, control, ads, store, loads, board)
         metrics.show_operations(loads.now)
         service = AdminService(
             control,
@@ -366,10 +367,16 @@ def _standby_keeper(control: Control, ads: AdsServer, store: RevisionStore) -> S
 
 
 async def _canaries(
-    control: Control, ads: AdsServer, store: RevisionStore, loads: LoadKeeper, board: StatusBoard
+    stack: contextlib.AsyncExitStack,
+    control: Control,
+    ads: AdsServer,
+    store: RevisionStore,
+    loads: LoadKeeper,
+    board: StatusBoard,
 ) -> tuple[CanaryKeeper, CanaryArms]:
     """Return the keeper of rollouts, with what was stored, and what it knows of replicas."""
     arms = CanaryArms(control, ads.reports.replicas.merged, loads)
+    alerts = await stack.enter_async_context(CanaryAlerts(control, time.monotonic))
 
     async def keep(text: str) -> None:
         await asyncio.to_thread(store.put_value, CANARIES_KEY, text)
@@ -387,9 +394,11 @@ async def _canaries(
         keep,
         time.time,
         random.random,
-        pickers=ads.reports.loads,
-        per_s=per_s,
-        count=arms.count,
+        alerts,
+        ads.reports.loads,
+        per_s,
+        arms.count,
+        alerts.ask,
     )
     ads.reports.on_sessions = made.take
     try:

@@ -31,7 +31,7 @@ from tidegate_api.pools import (
     UnsoundMode,
     enum_numbers,
 )
-from xds_server.fleet.model.canary import CanarySpec
+from xds_server.fleet.model.canary import AlertQuery, CanarySpec
 from xds_server.fleet.model.fleet import Fleet, PoolSpec
 from xds_server.fleet.model.resilience import CircuitBreaker, SlowStartSpec
 from xds_server.fleet.view import View
@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 ENVOY_ALONE = {
-    *(f"canary.{each}" for each in CanarySpec.model_fields),  # the control server's own
+    *(f"canary.{each}" for each in CanarySpec.model_fields if each != "alerts"),
+    *(f"canary.alerts.{each}" for each in AlertQuery.model_fields),  # the control server's own
     "circuit_breaker.max_connections",
     "circuit_breaker.max_connections_per_endpoint",
     "circuit_breaker.max_pending",

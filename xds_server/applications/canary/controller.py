@@ -21,7 +21,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from xds_server.applications.canary.book import SessionBook
 from xds_server.applications.canary.evidence import CanaryEvidence, Margins, shown
-from xds_server.applications.canary.guards import ArmReplicas, guards_of, load_of
+from xds_server.applications.canary.guards import (
+    NO_ALERTS,
+    ArmReplicas,
+    PoolAlerts,
+    guards_of,
+    load_of,
+)
 from xds_server.applications.canary.judgement import Judgement, judge
 from xds_server.applications.canary.plan import WHOLE, CanaryPlan, Undecided, sound
 from xds_server.applications.canary.rollout import (
@@ -179,7 +185,7 @@ class CanaryController:
         canary: ArmReplicas,
         stable: ArmReplicas,
         *,
-        alerts: Sequence[str] = (),
+        alerts: PoolAlerts = NO_ALERTS,
         frozen: bool = False,
     ) -> Transition | None:
         """Return what is to be done now; ``None`` = nothing.
@@ -189,7 +195,7 @@ class CanaryController:
             weights: The pool's weights in force.
             canary: The canary's replicas.
             stable: Stable's.
-            alerts: Alerts that fire.
+            alerts: The pool's alerts.
             frozen: Whether automatic steps are off everywhere.
         """
         for minute in self.book.close(now_s):
@@ -205,7 +211,7 @@ class CanaryController:
         canary: ArmReplicas,
         stable: ArmReplicas,
         *,
-        alerts: Sequence[str] = (),
+        alerts: PoolAlerts = NO_ALERTS,
     ) -> RolloutView:
         """Return what is known; see ``look``."""
         now, step = percent_of(self.state, self.plan), self.state.step

@@ -48,12 +48,23 @@ class ArmReplicas(NamedTuple):
     """Whether they count their answers, and have given too few to copies."""
 
 
+class PoolAlerts(NamedTuple):
+    """The alerts of a pool's rollouts, in words."""
+
+    firing: Sequence[str] = ()
+    unknown: Sequence[str] = ()
+    """Why it is not known whether others fire."""
+
+
+NO_ALERTS: Final = PoolAlerts()
+
+
 def guards_of(
     canary: ArmReplicas,
     stable: ArmReplicas,
     percent: float,
     following: float,
-    alerts: Sequence[str] = (),
+    alerts: PoolAlerts = NO_ALERTS,
 ) -> list[CanaryGuard]:
     """Return the guards that hold now.
 
@@ -62,7 +73,7 @@ def guards_of(
         stable: Stable's.
         percent: The canary's share in force.
         following: Its share in the next step, in percent.
-        alerts: Alerts that fire, in words.
+        alerts: Its alerts.
     """
     found = [
         CanaryGuard(ends=True, why=f"crash loop: {name} went out of use {times} times")
@@ -77,7 +88,8 @@ def guards_of(
         found.append(
             CanaryGuard(ends=True, why=f"none of {canary.total} canary replicas is usable")
         )
-    found += [CanaryGuard(ends=True, why=f"alert: {each}") for each in alerts]
+    found += [CanaryGuard(ends=True, why=f"alert: {each}") for each in alerts.firing]
+    found += [CanaryGuard(ends=False, why=f"alerts: {each}") for each in alerts.unknown]
     found += [CanaryGuard(ends=False, why=f"load refused: {each}") for each in canary.refused]
     found += [CanaryGuard(ends=False, why=f"parity: {each}") for each in canary.differences]
     if canary.uncopied:

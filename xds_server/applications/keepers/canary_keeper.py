@@ -33,6 +33,7 @@ from xds_server.applications.canary.controller import (
     report_of,
     spec_of,
 )
+from xds_server.applications.canary.guards import NO_ALERTS
 from xds_server.applications.canary.plan import (
     CanaryPlan,
     CanaryPlanError,
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
     from xds_server.applications.canary.controller import RolloutSpec
-    from xds_server.applications.canary.guards import ArmReplicas
+    from xds_server.applications.canary.guards import ArmReplicas, PoolAlerts
     from xds_server.applications.canary.rollout import Transition
     from xds_server.applications.traffic.reading import ToldSessions
     from xds_server.control.operation import Change
@@ -96,12 +97,13 @@ class CanaryKeeper:
         store: Stores all rollouts, as text.
         unix_s: Wall clock, Unix seconds.
         chance: Returns a random number in [0, 1).
-        alerts: Returns the alerts that fire for a pool.
+        alerts: Returns what is known of a pool's alerts.
         pickers: Returns the pickers that are connected; one that is not is not waited for.
             ``None`` = that is not known.
         per_s: Returns the requests per second of a pool; ``None`` = not known.
         count: Reads the counters of the replicas of rollouts whose canaries get copies, before
             each look.
+        ask: Asks for the alerts of the pools of rollouts, before each look.
     """
 
     def __init__(
@@ -111,10 +113,11 @@ class CanaryKeeper:
         store: Callable[[str], Awaitable[None]],
         unix_s: Callable[[], float],
         chance: Callable[[], float],
-        alerts: Callable[[str], Sequence[str]] = lambda _: (),
+        alerts: Callable[[str], PoolAlerts] = lambda _: NO_ALERTS,
         pickers: Callable[[], Collection[str] | None] = lambda: None,
         per_s: Callable[[str], float | None] = lambda _: None,
         count: Callable[[Sequence[RolloutSpec]], Awaitable[None]] | None = None,
+        ask: Callable[[Sequence[RolloutSpec]], Awaitable[None]] | None = None,
     ) -> None:
         self._control = control
         self._replicas = replicas
@@ -125,6 +128,7 @@ class CanaryKeeper:
         self._pickers = pickers
         self._per_s = per_s
         self._count = count
+        self._ask = ask
         self._rollouts: dict[str, CanaryController] = {}
         self._again: dict[str, Transition] = {}
         """Transitions that a restart found unfinished."""
@@ -167,6 +171,8 @@ class CanaryKeeper:
 
     async def look(self) -> None:
         """Look at all rollouts once, and make what comes next."""
+        if self._ask is not None:
+            await self._ask(self.running)
         if self._count is not None:
             try:
                 async with asyncio.timeout(COUNT_S):
@@ -389,7 +395,8 @@ class CanaryKeeper:
         found = self._rollouts[pool]
         if not found.running:
             return []
-        lacking = found.waiting_for(found.view(self._unix_s(), *self._seen(pool)))
+        view = found.view(self._unix_s(), *self._seen(pool), alerts=self._alerts(pool))
+        lacking = found.waiting_for(view)
         return [f"frozen by {self.frozen}", *lacking] if self.frozen else lacking
 
     def rollouts(self, pool: str = "") -> dict[str, CanaryController]:

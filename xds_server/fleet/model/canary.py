@@ -8,10 +8,20 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from xds_server.fleet.model.fields import Duration, Strict
+from xds_server.fleet.model.fields import Duration, PrometheusUrl, Strict
 
 TimeKind = Literal["first-token", "per-token", "whole"]
 Share = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
+
+
+class AlertQuery(Strict):
+    """A query of a Prometheus that ends a rollout."""
+
+    url: PrometheusUrl
+    """Address of the Prometheus, such as `http://127.0.0.1:9090`."""
+    query: Annotated[str, Field(min_length=1, max_length=4096)]
+    """PromQL: it fires where it returns a value that is not 0, such as
+    `ALERTS{alertstate="firing", pool="llm"}`."""
 
 
 class CanarySpec(Strict):
@@ -46,6 +56,8 @@ class CanarySpec(Strict):
     """Evidence of so long is judged together. Below 60 s only where steps take seconds."""
     shadow: bool = False
     """Sends the canary copies of all requests for `least_time` before its first step."""
+    alerts: Annotated[tuple[AlertQuery, ...], Field(max_length=8)] = ()
+    """Queries that end a rollout where they fire. One that gets no answer holds the step."""
 
     @model_validator(mode="after")
     def _rising(self) -> Self:

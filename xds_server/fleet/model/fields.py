@@ -168,6 +168,7 @@ _HTTP_PATH = r"^/[^\s?#]*$"
 METRIC_NAME = r"^[a-zA-Z_:][a-zA-Z0-9_:]*$"
 _METRICS_URL = r"^http://[^\s/]+(/\S*)?$"
 _JWKS_URL = r"^https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?(/[^\s#]*)?$"
+_PROMETHEUS_URL = r"^https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?(/[^\s?#]*)?$"
 _ORIGIN = r"^(\*|https?://(\*\.)?[A-Za-z0-9.-]+(:[0-9]{1,5})?)$"
 _HOST_PATTERN = r"^(\*\.)?[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
 _CONTENT_TYPE = r"^[a-z0-9!#$&^_.+-]+/[a-z0-9!#$&^_.+-]+$"
@@ -190,6 +191,7 @@ PATTERN_MEANINGS = {
     METRIC_NAME: "a metric's name, such as my_queue_length",
     _METRICS_URL: "an http URL, such as http://127.0.0.1:8002/metrics",
     _JWKS_URL: "an http or https URL, such as https://sso.example/keys.json",
+    _PROMETHEUS_URL: "an http or https URL without a query, such as http://127.0.0.1:9090",
     _ORIGIN: "an origin, such as https://app.example or https://*.app.example, or *",
     _HOST_PATTERN: "a host name in lower case without a port, such as llm.example or *.llm.example",
     _CONTENT_TYPE: "a media type in lower case, such as application/json",
@@ -221,6 +223,7 @@ Percentage = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 ModelVersion = Annotated[str, Field(pattern=_MODEL_VERSION)]
 MetricsUrl = Annotated[str, Field(pattern=_METRICS_URL, max_length=512)]
 JwksUrl = Annotated[str, Field(pattern=_JWKS_URL, max_length=1024)]
+PrometheusUrl = Annotated[str, Field(pattern=_PROMETHEUS_URL, max_length=512)]
 Origin = Annotated[str, Field(pattern=_ORIGIN, max_length=256)]
 HostPattern = Annotated[str, Field(pattern=_HOST_PATTERN)]
 ContentType = Annotated[str, Field(pattern=_CONTENT_TYPE, max_length=128)]

@@ -26,7 +26,7 @@ from xds_server.applications.canary.controller import (
     spec_of,
 )
 from xds_server.applications.canary.evidence import Margins
-from xds_server.applications.canary.guards import ArmReplicas, guards_of, load_of
+from xds_server.applications.canary.guards import ArmReplicas, PoolAlerts, guards_of, load_of
 from xds_server.applications.canary.plan import CanaryPlan
 from xds_server.applications.canary.rollout import ActionError, RolloutPhase, Transition
 
@@ -318,7 +318,7 @@ def test_guards_end_or_hold_by_what_they_are() -> None:
         ["r3: no memory"],
         ["r4: other tokens"],
     )
-    found = guards_of(sick, WELL, 5.0, 50.0, ["TidegateDown"])
+    found = guards_of(sick, WELL, 5.0, 50.0, PoolAlerts(["TidegateDown"], ["no answer"]))
     assert [each.why.split(":")[0] for each in found if each.ends] == [
         "crash loop",
         "memory",
@@ -327,6 +327,7 @@ def test_guards_end_or_hold_by_what_they_are() -> None:
         "alert",
     ]
     assert [each.why.split(":")[0] for each in found if not each.ends] == [
+        "alerts",
         "load refused",
         "parity",
         "capacity",

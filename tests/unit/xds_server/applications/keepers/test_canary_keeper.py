@@ -14,7 +14,7 @@ from tidegate_api.fleet.v1 import pool_pb2
 from tidegate_api.names import POOL_TYPE
 from tidegate_common.canary import ALL, SessionFailure, SessionRecord
 from xds_server.applications.canary.controller import RolloutSpec, StartError
-from xds_server.applications.canary.guards import ArmReplicas
+from xds_server.applications.canary.guards import ArmReplicas, PoolAlerts
 from xds_server.applications.canary.plan import CanaryPlan, CanaryPlanError
 from xds_server.applications.canary.rollout import ActionError
 from xds_server.applications.keepers import canary_keeper
@@ -45,6 +45,7 @@ class Kept:
         self.replicas = {"canary": _WELL, "stable": _WELL}
         self.stored: list[str] = []
         self.full = False
+        self.alerts = PoolAlerts()
         self.keeper = self.restarted()
 
     def restarted(self) -> CanaryKeeper:
@@ -55,6 +56,7 @@ class Kept:
             self._store,
             lambda: self.now_s,
             lambda: 0.25,
+            lambda _: self.alerts,
         )
         if self.stored:
             made.recall(self.stored[-1])
@@ -154,6 +156,19 @@ async def test_a_canary_that_fails_is_rolled_back_in_one_revision(kept: Kept) ->
     told = kept.keeper.report("llm")
     assert told["phase"] == "rolled-back"
     assert told["failed_sessions"]["canary"] > 0
+
+
+async def test_an_alert_ends_a_rollout_and_an_unknown_one_holds_it(kept: Kept) -> None:
+    """A Prometheus that is away is no reason to go on, nor to go back."""
+    await kept.start()
+    kept.alerts = PoolAlerts(unknown=["http://p: refuses connections"])
+    await kept.pass_minutes(20)
+    assert weight(kept.control) == kept.keeper._rollouts["llm"]._weight(5.0)
+    assert kept.keeper.lacking("llm")[0] == "alerts: http://p: refuses connections (holds the step)"
+    kept.alerts = PoolAlerts(["TidegateSlow"])
+    await kept.pass_minutes(1)
+    assert weight(kept.control) == 0
+    assert kept.keeper.report("llm")["reason"] == "alert: TidegateSlow"
 
 
 async def test_a_step_forward_waits_for_the_store(kept: Kept) -> None:

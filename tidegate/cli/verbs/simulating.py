@@ -23,6 +23,13 @@ class OutputForm(StrEnum):
     JSON = "json"
 
 
+class LimitName(StrEnum):
+    """Whether replicas are limited by what they run at once."""
+
+    AUTO = "auto"
+    NONE = "none"
+
+
 def simulate(
     trace: Annotated[
         str,
@@ -113,6 +120,29 @@ def simulate(
             "--pickers", min=1, max=64, help="Number of pickers; they share only telemetry."
         ),
     ] = 1,
+    limit: Annotated[
+        LimitName, typer.Option("--limit", help="The pool's `routing.limit`.")
+    ] = LimitName.NONE,
+    in_flight: Annotated[
+        int,
+        typer.Option("--in-flight", min=0, help="`per_endpoint_in_flight`; 0 = none."),
+    ] = 0,
+    max_wait: Annotated[
+        float,
+        typer.Option(
+            "--max-wait",
+            min=0,
+            max=10,
+            help="`routing.max_wait`, seconds: what exceeds limits waits.",
+        ),
+    ] = 0.0,
+    deadline: Annotated[
+        float | None,
+        typer.Option("--deadline", min=0.001, help="Seconds after which each caller has left."),
+    ] = None,
+    slots: Annotated[
+        int, typer.Option("--slots", min=1, help="Requests that a replica runs at once.")
+    ] = 256,
     cache_blocks: Annotated[
         int, typer.Option("--cache-blocks", min=1, help="Cache of a replica, 512-token blocks.")
     ] = 3_000,
@@ -143,7 +173,13 @@ def simulate(
             command.require_matplotlib()
         scenario = command.Scenario(
             replicas=replicas,
-            engine=command.EngineConfig(prefill_rate=prefill_rate, cache_blocks=cache_blocks),
+            engine=command.EngineConfig(
+                prefill_rate=prefill_rate, cache_blocks=cache_blocks, max_running=slots
+            ),
+            limit=limit.value,
+            per_endpoint_in_flight=in_flight,
+            hold_s=max_wait,
+            deadline_s=deadline,
             slow_replicas=slow,
             capacities_known=not slow_unknown,
             join_at_s=join_at,

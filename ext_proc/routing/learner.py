@@ -74,8 +74,7 @@ class Learner:
         fleet = self.models.get(pool)
         if fleet is None:
             return
-        fleet.rescale(factor)
-        fleet.after = ticket
+        fleet.rescale(factor, ticket)
         for replica in self._replicas.values():
             model = replica.latency_models.get(pool)
             if model is not None:
@@ -116,8 +115,9 @@ class Learner:
         if replica is not None and model is not None and fleet is not None:
             replica.first_bytes.began(ticket, ticket.at + seconds, model)
             fleet.note_first_byte(ticket.at)
-            if not ticket.coming and ticket.id > fleet.after:
-                model.answered(ticket.work, ticket.drain_s, seconds)
+            tokens = None if ticket.coming else fleet.in_force(ticket.id, ticket.work)
+            if tokens is not None:
+                model.answered(tokens, ticket.drain_s, seconds)
 
     def read(self, replica: Replica, readings: Sequence[Reading]) -> None:
         """Learn from the latest readings of a replica, where the proxy reports no first bytes."""
@@ -133,8 +133,10 @@ class Learner:
         fleet, model = self.models.get(pool), replica.latency_models.get(pool)
         if fleet is None or model is None or pools or fleet.uses_first_bytes:
             return
-        if all(each.id > fleet.after for each in tickets):
-            number, work = len(tickets), sum([each.work for each in tickets])
+        tokens = [fleet.in_force(each.id, each.work) for each in tickets]
+        known = [each for each in tokens if each is not None]
+        if len(known) == len(tokens):
+            number, work = len(known), sum(known)
             if mean_s is not None:
                 drain = sum([each.drain_s or 0.0 for each in tickets])
                 model.counted(work / number, drain / number, mean_s)
@@ -162,7 +164,7 @@ class Learner:
                     first_bytes.gone(ticket.id, now)
             if first_bytes.done:
                 first_bytes.ended(ticket.id)
-        if done and ticket.id > self.models[ticket.pool].after:
+        if done:
             self.finished(ticket, now)
 
     def finished(self, ticket: Ticket, now: float) -> None:
@@ -171,7 +173,11 @@ class Learner:
             return
         model = self._replicas[ticket.endpoint].latency_models.get(ticket.pool)
         if model is not None:
-            tokens = ticket.work if ticket.prompted else None
+            tokens = None
+            if ticket.prompted:
+                tokens = self.models[ticket.pool].in_force(ticket.id, ticket.work)
+                if tokens is None:
+                    return
             model.learn(tokens, ticket.drain_s, ticket.ahead, now - ticket.at, now)
 
     def answered(

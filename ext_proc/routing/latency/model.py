@@ -41,6 +41,7 @@ Monro 1951) in the logarithm: one step up or down per sample, shorter if the sam
 
 from __future__ import annotations
 
+from collections import deque
 from math import exp, log
 from typing import Final
 
@@ -82,6 +83,8 @@ on the first half of the conversation trace and on generated sessions)."""
 SURE_WINDOWS: Final = 32.0
 """The same as ``SURE`` for what engines count between two pages. The edges of pages are not sharp:
 with 8, wrong speeds at the start made the slowest sessions of two drawn fleets a third slower."""
+MOST_CHANGES: Final = 16
+"""Changes of the scale of text that a request may outlast for anything to be learned from it."""
 GREEN: Final = 48
 """Samples of the fleet before which no replica's slowness is estimated."""
 YOUNG: Final = 256
@@ -111,6 +114,7 @@ class FleetLatencyModel:
 
     __slots__ = (
         "_answers",
+        "_changes",
         "_counted",
         "_drained",
         "_durations",
@@ -143,7 +147,10 @@ class FleetLatencyModel:
         self._windows = 0
         self._unreported = 0
         self.after = 0
-        """The latest ticket whose tokens are of an earlier scale: nothing is learned from it."""
+        """The latest ticket whose tokens are of an earlier scale (``in_force``)."""
+        self._changes: deque[tuple[int, float]] = deque(maxlen=MOST_CHANGES)
+        """The latest changes of the scale: the last ticket before, and the new tokens of an old
+        one."""
         self.reported_until = float("-inf")
         """When the latest request with a known first byte was sent, monotonic seconds."""
         self.seconds_per_token = 1.0 / tokens_per_s
@@ -231,12 +238,33 @@ class FleetLatencyModel:
         if self.knows_progress and not self.knows_first_bytes:
             self.seconds_per_token = self._drained.value
 
-    def rescale(self, factor: float) -> None:
+    def in_force(self, ticket_id: int, tokens: float) -> float | None:
+        """Return the tokens of a request in the scale in force, ``None`` if it is too old.
+
+        Args:
+            ticket_id: Its ticket.
+            tokens: Its tokens in the scale that was in force when it was sent.
+        """
+        if ticket_id > self.after:
+            return tokens
+        for last, factor in self._changes:
+            if ticket_id <= last:
+                tokens *= factor
+        oldest = len(self._changes) == MOST_CHANGES and ticket_id <= self._changes[0][0]
+        return None if oldest else tokens
+
+    def rescale(self, factor: float, ticket_id: int) -> None:
         """Note that prompts are taken to have ``factor`` times as many tokens from now on.
 
         What was learned is kept: a token takes as much less. A default stays, as its tokens are
         true ones.
+
+        Args:
+            factor: New tokens for each old one.
+            ticket_id: The latest ticket whose tokens are old ones.
         """
+        self.after = ticket_id
+        self._changes.append((ticket_id, factor))
         for each in (self._answers, self._counted, self._drained, self._durations):
             each.rescale(factor)
         self.slope.rescale(factor)

@@ -29,6 +29,8 @@ KEEP: Final = 1.0 - 1.0 / 512.0
 """Factor on the weight of earlier samples with each new one."""
 RATE_PRIOR: Final = 4_096.0
 """Weight of the prior of a ``Rate``, in units of work (tokens)."""
+FITTED: Final = 3.0
+"""Coefficients of a ``Fit``."""
 SURE: Final = 8.0
 """Samples before which residuals are not clipped, because their usual size is unknown."""
 STEPS_START: Final = 24.0
@@ -75,8 +77,9 @@ class Fit:
         prior: Prior of ``b``; the prior of ``c`` is 1.
         fixed: Initial value of ``a``.
         most: Maximum factor between ``b`` and its prior, either way.
-        follows: Whether the spread of the prior grows with ``b``. Else an engine that is many times
-            slower than the default, whose first bytes vary by seconds, is held near the default.
+        follows: Whether samples are times to first tokens: the spread of the prior grows with
+            ``b``, and noise is that around the latest fit. Else an engine that is many times slower
+            or faster than the default is held near the default for long.
     """
 
     __slots__ = (
@@ -100,7 +103,7 @@ class Fit:
         self.range = most
         self.a, self.b, self.c = fixed, prior, 1.0
         self.count = self.mu = self.mw = self.my = 0.0
-        self.sums = (0.0, 0.0, 0.0, 0.0, 0.0)
+        self.sums = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
         self.scale = 0.0
 
     def add(self, u: float, w: float, y: float) -> None:
@@ -119,15 +122,18 @@ class Fit:
         self.mw += dw / self.count
         self.my += dy / self.count
         part = before / self.count
-        uu, uw, ww, uy, wy = self.sums
+        uu, uw, ww, uy, wy, yy = self.sums
         uu = KEEP * uu + part * du * du
         uw = KEEP * uw + part * du * dw
         ww = KEEP * ww + part * dw * dw
         uy = KEEP * uy + part * du * dy
         wy = KEEP * wy + part * dw * dy
-        self.sums = (uu, uw, ww, uy, wy)
+        yy = KEEP * yy + part * dy * dy
+        self.sums = (uu, uw, ww, uy, wy, yy)
         # Weights of the priors by their standard deviations, under noise of this size (Bayes).
         noise = SIGMA_PER_MEAN * self.scale
+        if self.follows:
+            noise = min(noise, self._spread())
         ridge = PRIOR_SAMPLES * max(uu / self.count, PRIOR_TOKENS * PRIOR_TOKENS)
         usual = max(self.prior, self.b) if self.follows else self.prior
         ridge = max(ridge, (noise / (PRIOR_SPREAD * usual)) ** 2)
@@ -140,10 +146,21 @@ class Fit:
         self.c = min(max((left * down - uw * up) / determinant, 0.0), 2.0)
         self.a = max(0.0, self.my - self.b * self.mu - self.c * self.mw)
 
+    def _spread(self) -> float:
+        """Return the standard deviation of all samples from the latest fit.
+
+        Unlike ``scale``, it does not keep the errors of the fits before: of a prior that was wrong
+        by much, these outlast some thirty samples and would hold the fit at it.
+        """
+        uu, uw, ww, uy, wy, yy = self.sums
+        b, c = self.b, self.c
+        rest = yy - 2.0 * (b * uy + c * wy) + b * b * uu + 2.0 * b * c * uw + c * c * ww
+        return sqrt(max(rest, 0.0) / max(self.count - FITTED, 1.0))
+
     def rescale(self, factor: float) -> None:
         """Note that ``u`` is measured in units of which there are ``factor`` times as many."""
-        uu, uw, ww, uy, wy = self.sums
-        self.sums = (uu * factor * factor, uw * factor, ww, uy * factor, wy)
+        uu, uw, ww, uy, wy, yy = self.sums
+        self.sums = (uu * factor * factor, uw * factor, ww, uy * factor, wy, yy)
         self.mu *= factor
         b = self.b / factor
         self.b = min(max(b, self.prior / self.range), self.prior * self.range)

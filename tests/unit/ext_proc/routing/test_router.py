@@ -442,7 +442,7 @@ def test_a_batch_goes_where_most_of_its_prompts_are(build: Build) -> None:
 
 
 def test_a_change_of_scale_spoils_no_speed(build: Build) -> None:
-    """Requests whose tokens are of the earlier scale teach nothing; the speed stays true."""
+    """Tokens of the earlier scale are converted; the speed stays true."""
     router = build.router(build.pool(1))
     reading = {"at": 0.0, "model": "m"}
     router.registry.observe("r0", [Reading(**reading, prompt_tokens=0.0, prompts=0.0)])

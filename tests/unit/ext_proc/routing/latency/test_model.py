@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ext_proc.routing.latency.model import (
     COLD_TOKENS_PER_S,
     GUESS_RANGE,
+    MOST_CHANGES,
     MOST_UNREPORTED,
     RANGE,
     FleetLatencyModel,
@@ -289,3 +290,27 @@ def test_an_engine_much_slower_than_the_default_is_not_held_near_it(seed: int) -
         tokens = rng.uniform(100.0, 4_000.0)
         replica.answered(tokens, 0.0, tokens / true + rng.expovariate(1.0 / 8.0))
     assert 1 / 1.6 < true * fleet.seconds_per_token < 1.6
+
+
+def test_a_clock_that_was_wrong_holds_the_speed_for_few_samples() -> None:
+    """Waits of seconds are expected, and answers come at once: 24 samples tell six times the speed.
+
+    The errors of the first expectations are not noise of the engine.
+    """
+    fleet, rng = FleetLatencyModel(), random.Random(0)
+    for number in range(24):
+        tokens = rng.uniform(1_000.0, 6_000.0)
+        fleet.answered(1.0, tokens, 3.0 + 0.1 * number, tokens / 48_000.0 + rng.uniform(0.0, 0.02))
+    assert 1.0 / fleet.seconds_per_token == pytest.approx(48_000.0, rel=0.5)
+
+
+def test_tokens_of_an_earlier_scale_are_converted() -> None:
+    """By each change since the request was sent; one that outlasts too many tells nothing."""
+    fleet = FleetLatencyModel()
+    fleet.rescale(2.0, 10)
+    fleet.rescale(0.25, 20)
+    assert [fleet.in_force(each, 100.0) for each in (10, 11, 20, 21)] == [50.0, 25.0, 25.0, 100.0]
+    for number in range(MOST_CHANGES):
+        fleet.rescale(2.0, 30 + number)
+    assert fleet.in_force(30, 100.0) is None
+    assert fleet.in_force(31, 1.0) == 2.0 ** (MOST_CHANGES - 1)

@@ -128,7 +128,7 @@ def test_speeds_are_learned_from_pages_within_a_third(true: float, by: str) -> N
     assert fleet.source == by
     assert 1.0 / fleet.seconds_per_token == pytest.approx(true, rel=1 / 3)
     before = fleet.seconds_per_token
-    fleet.rescale(2.0)
+    fleet.rescale(2.0, 0)
     assert fleet.seconds_per_token == pytest.approx(before / 2.0, rel=0.1)
 
 

@@ -8,7 +8,8 @@ does of a model with instances (``declared``, answers come whole), or not at all
 Triton, streamed; slots are learned). Callers send at their times whatever comes back, once, and
 leave when they have had no byte for ``PATIENCE`` times the first limit. An answer is in time if its
 first byte and its end are within the limits of the traffic, which stand in ``TRAFFIC`` before any
-run; of whole answers only the end counts. Engines go on with what callers have left.
+run; of whole answers only the end counts. Engines go on with what callers have left. Slots are
+learned from 50 answers, so ``decoupled`` begins with ``CALM_S`` at ``CALM``, not measured.
 
 Each load (a share of what the engines sustain without a wait) is run with the defaults, with each
 fixed ``per_endpoint_in_flight``, and with neither limit nor queue (``off``). The last columns are
@@ -57,6 +58,9 @@ JOBS: Final = 4_000
 PATIENCE: Final = 3.0
 WARMUP: Final = 0.4
 """Share of the requests at the start that is not measured."""
+CALM: Final = 0.8
+CALM_S: Final = {"decoupled": 25.0}
+"""Seconds at that load before a run, by engines."""
 DEFAULTS: Final = "defaults"
 OFF: Final = "off"
 GENERATE: Final = f"/v2/models/{MODEL}/generate"
@@ -187,9 +191,13 @@ async def measure(cell: Cell, work: Workload, seconds: float) -> dict[str, Any]:
     """Run a cell; return its row."""
     traffic = TRAFFIC[cell.traffic]
     page, config, path = ENGINES[cell.engine]
-    rate = traffic.rate * cell.load
-    part = work.first(max(2, int(rate * seconds)))
-    times = arrivals(part, rate, Random(1))  # noqa: S311 - runs must repeat
+    rate, calm_s = traffic.rate * cell.load, CALM_S.get(cell.engine, 0.0)
+    before = int(traffic.rate * CALM * calm_s)
+    part = work.first(before + max(2, int(rate * seconds)))
+    rng = Random(1)  # noqa: S311 - runs must repeat
+    times = arrivals(work.first(before), traffic.rate * CALM, rng) if before else []
+    late = replace(part, jobs=part.jobs[before:])
+    times = [*times, *(calm_s + at for at in arrivals(late, rate, rng))]
     render = workloads.chat if cell.engine == "observed" else workloads.generate
     bodies = [render(prompt_text(job, cell.traffic)) for job in part.jobs]
     engine = replace(traffic.engine, cache_blocks=3_000)
@@ -209,14 +217,14 @@ async def measure(cell: Cell, work: Workload, seconds: float) -> dict[str, Any]:
         async with LocalStack(
             replicas=replicas, models=(MODEL,), fleet=fleet_of(cell), concurrency=1
         ) as stack:
-            before = await held(session, stack.picker_metrics)
+            held_before = await held(session, stack.picker_metrics)
             url = f"http://{stack.http_address}{path}"
             sender = Sender(session, url, traffic, whole=cell.engine == "declared")
             sent = zip(bodies, times, part.jobs, strict=True)
             ends = await asyncio.gather(*(sender.send(b, at, j.session) for b, at, j in sent))
-            waited = await held(session, stack.picker_metrics) - before
-    kept = ends[int(len(ends) * WARMUP) :]
-    span_s = times[-1] - times[int(len(ends) * WARMUP)]
+            waited = await held(session, stack.picker_metrics) - held_before
+    first = before + int((len(ends) - before) * WARMUP)
+    kept, span_s = ends[first:], times[-1] - times[first]
     return {
         **dict(zip(KEYS, cell.key, strict=True)),
         "goodput": kept.count("good") / span_s,

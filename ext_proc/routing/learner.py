@@ -79,6 +79,7 @@ class Learner:
             model = replica.latency_models.get(pool)
             if model is not None:
                 model.rescale(factor)
+                replica.clock_per_token /= factor
 
     def sent(self, ticket: Ticket, expected_s: float, cold_s: float) -> None:
         """Note a streamed request with a prompt that was just sent.

@@ -203,7 +203,8 @@ class PeerWorkers:
             ended = charges - known.charges - in_flight
         if new > 0.0:
             per_token = self._per_token(pool, endpoint)
-            replica.busy_until = now + replica.drain_s(now, per_token) + new * per_token
+            until = now + replica.drain_s(now, per_token) + new * per_token
+            replica.busy(until, per_token)
             replica.prefilled += new
         self._ledger.shift(endpoint, in_flight, work, model)
         if ended > 0 and model is not None:

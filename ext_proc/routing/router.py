@@ -351,7 +351,8 @@ class Router:
             if key.id in self.learner.progress.told:
                 self.learner.progress.sent(ticket)
             expected = drain + work * per_token
-            pool_state.prefilled = replica.prompted(work, now + expected, pool_state.prefilled)
+            replica.busy(now + expected, per_token)
+            pool_state.prefilled = replica.prompted(work, pool_state.prefilled)
             if features.streaming and context.tokens is not None:
                 self.learner.sent(ticket, expected + coming * per_token, context.tokens * per_token)
         if choice.policy.learns:

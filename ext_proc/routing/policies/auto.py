@@ -14,9 +14,9 @@ and for a request without one::
 
 ``uncached`` is the tokens of the prompt that the replica does not hold, ``private`` those of them
 that belong to one conversation only (``PrefixTable.branched_depth``). ``busy_until`` is a virtual
-clock that each dispatch advances by its uncached prefill. ``R`` and ``service`` are learned per
-replica (``latency_model``). ``others / R'`` is the work that other pickers have queued there,
-counted as requests of the usual length.
+clock that each dispatch advances by its uncached prefill; it follows ``R``. ``R`` and ``service``
+are learned per replica (``latency_model``). ``others / R'`` is the work that other pickers have
+queued there, counted as requests of the usual length.
 
 ``R`` is divided by the lateness of the replica's oldest pending first byte
 (``pending_first_bytes``), or of its latest answers (``slowdown``), once either is significant;

@@ -45,6 +45,7 @@ class Replica:
         "bounds",
         "busy_until",
         "cache_tokens",
+        "clock_per_token",
         "first_bytes",
         "has_reported",
         "held_until",
@@ -76,6 +77,9 @@ class Replica:
         """Requests that are still pending their first byte."""
         self.busy_until = float("-inf")
         """The virtual clock: when the prefill that we sent will be done, monotonic seconds."""
+        self.clock_per_token = 0.0
+        """Seconds of a token when the clock was set; 0 if pools with speeds of their own share the
+        replica."""
         self.held_until = float("-inf")
         """When a prompt that joined its queue at the latest page would leave it, if it waited as
         long as the first in the queue has, monotonic seconds."""
@@ -129,7 +133,17 @@ class Replica:
         full = [(each.kv_used, each.at) for each in self.readings if each.kv_used is not None]
         self.kv_used, self.kv_at = max(full, default=(0.0, float("-inf")))
 
-    def prompted(self, tokens: float, until: float, most: float) -> float:
+    def busy(self, until: float, seconds_per_token: float) -> None:
+        """Set the virtual clock.
+
+        Args:
+            until: Monotonic seconds.
+            seconds_per_token: The speed by which it was computed.
+        """
+        self.busy_until = until
+        self.clock_per_token = seconds_per_token if len(self.latency_models) == 1 else 0.0
+
+    def prompted(self, tokens: float, most: float) -> float:
         """Note that a prompt is sent.
 
         A replica that is more than ``LAG_TOKENS`` behind another one, because it is new or the
@@ -137,13 +151,11 @@ class Replica:
 
         Args:
             tokens: What the replica has to compute.
-            until: When it will have done so, monotonic seconds.
             most: The highest ``prefilled`` of the pool's replicas so far.
 
         Returns:
             The highest ``prefilled`` from now on.
         """
-        self.busy_until = until
         self.prefilled = max(self.prefilled, most - LAG_TOKENS) + tokens
         return max(most, self.prefilled)
 
@@ -164,14 +176,17 @@ class Replica:
     def drain_s(self, now: float, seconds_per_token: float) -> float:
         """Return the seconds of prefill before a new request.
 
-        The virtual clock's value is bounded by the work in flight whose answers are not known to
-        have begun: the rest is done, however slow the replica was estimated to be. It is at least
-        the wait at the head of the engine's queue (``hold``), which may also be one for a place in
-        the batch or for room in the cache.
+        The virtual clock counts seconds of the speed that was known when it was set: what is left
+        of it takes as much longer or shorter as a token does now. It is bounded by the work in
+        flight whose answers are not known to have begun: the rest is done, however slow the replica
+        was estimated to be. It is at least the wait at the head of the engine's queue (``hold``),
+        which may also be one for a place in the batch or for room in the cache.
         """
         drain = self.busy_until - now
         if drain <= 0.0:
             return 0.0
+        if self.clock_per_token:
+            drain *= seconds_per_token / self.clock_per_token
         left = (self.load.work - self.first_bytes.done) * seconds_per_token
         drain = min(drain, left) if left > 0.0 else 0.0
         held = self.held_until - now

@@ -5,6 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ext_proc.routing.latency.model import FleetLatencyModel, LatencyModel
+from ext_proc.routing.learner import Learner
 from ext_proc.routing.state.ledger import Load
 from ext_proc.routing.state.replica import LAG_TOKENS, Replica
 from ext_proc.routing.values.pool import EndpointKey
@@ -17,8 +19,8 @@ def _replicas(count: int) -> list[Replica]:
 def test_a_new_replica_does_not_make_up_for_all_that_others_were_sent() -> None:
     """Else it would get each new prompt of an idle fleet for as long as the others have run."""
     old, new = _replicas(2)
-    most = old.prompted(50 * LAG_TOKENS, 1.0, 0.0)
-    assert new.prompted(100.0, 2.0, most) == most
+    most = old.prompted(50 * LAG_TOKENS, 0.0)
+    assert new.prompted(100.0, most) == most
     assert most - new.prefilled == LAG_TOKENS - 100.0
 
 
@@ -30,7 +32,7 @@ def test_a_replica_that_was_just_sent_a_prompt_is_no_further_behind(
     replicas, most = _replicas(3), 0.0
     for number, tokens in sent:
         before = replicas[number].prefilled
-        most = replicas[number].prompted(tokens, 0.0, most)
+        most = replicas[number].prompted(tokens, most)
         assert replicas[number].prefilled >= before + tokens
         assert most - LAG_TOKENS < replicas[number].prefilled <= most
     assert most == max(each.prefilled for each in replicas)
@@ -45,3 +47,37 @@ def test_prompts_whose_answers_have_begun_delay_no_further_prompt() -> None:
     assert replica.drain_s(0.0, 0.1) == 10.0
     replica.first_bytes.done = 300.5  # sums of floats
     assert replica.drain_s(0.0, 0.1) == 0.0
+
+
+def test_a_clock_follows_the_speed_that_is_learned() -> None:
+    """Prompts that were sent while the engine was taken for slow take as long as others."""
+    (replica,) = _replicas(1)
+    replica.load.in_flight, replica.load.work = 1, 1_000.0
+    replica.latency_models["a"] = LatencyModel(FleetLatencyModel(), 1.0)
+    replica.busy(10.0, 0.01)
+    assert replica.drain_s(0.0, 0.01) == 10.0
+    assert replica.drain_s(0.0, 0.001) == 1.0
+    assert replica.drain_s(5.0, 0.001) == 0.5
+
+
+def test_pools_that_share_a_replica_keep_their_clock() -> None:
+    """A token takes another time in each, so the speeds are not compared."""
+    (replica,) = _replicas(1)
+    replica.load.in_flight, replica.load.work = 1, 100_000.0
+    for pool in ("a", "b"):
+        replica.latency_models[pool] = LatencyModel(FleetLatencyModel(), 1.0)
+    replica.busy(10.0, 0.01)
+    assert replica.drain_s(0.0, 0.001) == 10.0
+
+
+def test_a_new_scale_of_text_changes_no_clock() -> None:
+    """A prompt of twice as many tokens, each in half the time, takes as long."""
+    (replica,) = _replicas(1)
+    replica.load.in_flight, replica.load.work = 1, 100_000.0
+    fleet = FleetLatencyModel()
+    replica.latency_models["a"] = LatencyModel(fleet, 1.0)
+    learner = Learner({replica.key: replica})
+    learner.models["a"] = fleet
+    replica.busy(10.0, 0.01)
+    learner.rescale("a", 2.0, 1)
+    assert replica.drain_s(0.0, 0.005) == 10.0

@@ -114,7 +114,7 @@ compiled: $(VENV)/.demo ## install with a compiled picker into build/compiled; n
 	TIDEGATE_COMPILE=1 $(PY) -m pip install -q --no-deps --target build/compiled .
 
 test-compiled: $(VENV)/.dev compiled ## run the picker's tests against build/compiled
-	PYTHONSAFEPATH=1 PYTHONPATH=build/compiled:. TIDEGATE_COMPILED=1 $(PY) -m pytest -q \
+	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/build/compiled:$(CURDIR) TIDEGATE_COMPILED=1 $(PY) -m pytest -q \
 		tests/unit/ext_proc tests/unit/tools/test_compiling.py tests/contract tests/fuzz $(ARGS)
 
 dist: ## sdist and wheels, pure and compiled, each tried (PYTHONS="python3.11 python3.12")

@@ -130,7 +130,7 @@ def prepare(root: Path, folder: Path) -> None:
 def compile_picker(root: Path, work: Path) -> dict[str, str]:
     """Compile the picker of a checkout.
 
-    Needs a C compiler and Python's headers; takes one to two minutes.
+    Needs a C compiler and Python's headers; takes about seven minutes of CPU.
 
     Args:
         root: Root of the checkout.

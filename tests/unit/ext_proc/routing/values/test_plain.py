@@ -49,14 +49,18 @@ def test_it_is_no_key():
 
 NO_TEXTS = {
     "chat": {"messages": []},
+    "cut": True,
     "form": Form.OPENAI,
+    "inflated_bytes": 4,
     "max_tokens": 1,
     "plain_text": True,
     "priority": 2,
     "prompt": b"prompt",
     "prompt_is_partial": True,
+    "recomputed": True,
     "sequence_end": True,
     "sequence_start": True,
+    "spans": ((0, 1),),
     "streaming": True,
     "tensor_bytes": 3,
     "timeout_s": 0.5,

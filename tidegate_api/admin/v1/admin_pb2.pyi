@@ -2680,8 +2680,11 @@ class CanaryRollouts(_message.Message):
 
     ROLLOUTS_FIELD_NUMBER: _builtins.int
     FROZEN_FIELD_NUMBER: _builtins.int
+    FREEZES_FIELD_NUMBER: _builtins.int
     frozen: _builtins.str
     """Who has frozen all rollouts; empty = they go on."""
+    freezes: _builtins.int
+    """Number of freezes and unfreezes so far, for `seen` of these actions."""
     @_builtins.property
     def rollouts(self) -> _containers.RepeatedCompositeFieldContainer[Global___CanaryRollout]: ...
     def __init__(
@@ -2689,10 +2692,11 @@ class CanaryRollouts(_message.Message):
         *,
         rollouts: _abc.Iterable[Global___CanaryRollout] | None = ...,
         frozen: _builtins.str = ...,
+        freezes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frozen", b"frozen", "rollouts", b"rollouts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["freezes", b"freezes", "frozen", b"frozen", "rollouts", b"rollouts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2817,7 +2821,7 @@ class ActOnCanaryRequest(_message.Message):
     action: _builtins.str
     """"pause", "resume", "promote", "abort", "freeze" or "unfreeze"."""
     seen: _builtins.int
-    """As in StartCanaryRequest; not needed by "freeze" and "unfreeze"."""
+    """As in StartCanaryRequest; of "freeze" and "unfreeze" the freezes that the operator has seen."""
     @_builtins.property
     def options(self) -> Global___ChangeOptions:
         """Author, reason and force."""

@@ -53,12 +53,13 @@ class CanaryCalls:
         options, keeper, action = options_of(request.options), self._keeper(), request.action
         if options.dry_run:
             raise BadChange("a rollout has no dry run")
-        if action in {"freeze", "unfreeze"}:
-            if request.pool:
-                raise BadChange(f"{action} is for all pools; name none")
-            await keeper.freeze(options.author, options.reason, frozen=action == "freeze")
+        every = action in {"freeze", "unfreeze"}
+        if every and request.pool:
+            raise BadChange(f"{action} is for all pools; name none")
+        seen = _seen(action, request)
+        if every:
+            await keeper.freeze(options.author, options.reason, seen, frozen=action == "freeze")
         else:
-            seen = _seen(action, request)
             await keeper.ask(request.pool, action, options.author, seen, options.reason)
         return _told(keeper, request.pool)
 
@@ -71,7 +72,7 @@ class CanaryCalls:
 def _seen(
     verb: str, request: admin_pb2.StartCanaryRequest | admin_pb2.ActOnCanaryRequest
 ) -> int | None:
-    """Return the number of transitions that an operator has seen; ``None`` = any will do.
+    """Return the number of transitions, or freezes, that an operator has seen; ``None`` = any.
 
     Raises:
         BadChange: It is missing, and the call is not forced.
@@ -80,14 +81,14 @@ def _seen(
         return None
     if not request.HasField("seen"):
         raise BadChange(
-            f"{verb}: `seen` is missing: send the number of transitions that GetCanaries shows"
-            " (0 = the pool has had no rollout), or `options.force`"
+            f"{verb}: `seen` is missing: send the number of transitions (of freeze and unfreeze:"
+            " `freezes`) that GetCanaries shows, 0 = there was none; or `options.force`"
         )
     return request.seen
 
 
 def _told(keeper: CanaryKeeper, pool: str) -> admin_pb2.CanaryRollouts:
-    answer = admin_pb2.CanaryRollouts(frozen=keeper.frozen)
+    answer = admin_pb2.CanaryRollouts(frozen=keeper.frozen, freezes=keeper.freezes)
     for name, each in keeper.rollouts(pool).items():
         lacking = keeper.lacking(name)
         answer.rollouts.add(

@@ -9,7 +9,7 @@ Rules:
    between is not overwritten, and pauses the rollout at the next look.
 3. One thing at a time: looks, starts and operators' calls wait for each other. A call names the
    number of transitions that its operator has seen; after another one it is refused. The number
-   goes on over the rollouts of a pool.
+   goes on over the rollouts of a pool. Freezes, which are for all pools, have their own number.
 4. A rollback is made even if the store cannot be written, and may take a variant's last replica.
 5. At most one rollout of a pool runs, and the last of each of ``MAX_POOLS`` pools is kept.
 6. A transition that fails is logged, and tried again with the next look.
@@ -137,6 +137,8 @@ class CanaryKeeper:
         self._one = asyncio.Lock()
         self.frozen = ""
         """Who froze all rollouts, and why; empty = they go on."""
+        self.freezes = 0
+        """Number of freezes and unfreezes so far."""
 
     def recall(self, text: str) -> None:
         """Take what was stored, before a fleet is in force.
@@ -149,7 +151,7 @@ class CanaryKeeper:
             found = {
                 pool: CanaryController.restored(each) for pool, each in told["rollouts"].items()
             }
-            self.frozen = told["frozen"]
+            self.frozen, self.freezes = told["frozen"], told.get("freezes", 0)
         except (KeyError, TypeError) as error:
             raise ValueError(f"no stored rollouts: {error!r}") from error
         self._rollouts = found
@@ -363,19 +365,31 @@ class CanaryKeeper:
             await self._make(pool, found.ask(verb, said), who)
             return line_of(found, [])
 
-    async def freeze(self, who: str, why: str = "", *, frozen: bool = True) -> None:
+    async def freeze(
+        self, who: str, why: str = "", seen: int | None = None, *, frozen: bool = True
+    ) -> None:
         """Make no transition by itself, anywhere; or go on.
 
         Args:
             who: The operator.
             why: The reason, for the history.
+            seen: Freezes and unfreezes that the operator has seen; ``None`` = any will do.
             frozen: Whether to freeze.
 
         Raises:
+            ActionError: Another operator froze or unfroze them meanwhile.
             StoreError: It could not be stored; until a restart it holds.
         """
         async with self._one:
+            if seen not in {None, self.freezes}:
+                raise ActionError(
+                    f"{'freeze' if frozen else 'unfreeze'}: changed meanwhile, freezes are at"
+                    f" {self.freezes} and you have seen {seen};"
+                    f" {f'frozen by {self.frozen}' if self.frozen else 'nothing is frozen'}."
+                    " Look again: tidegate canary status"
+                )
             self.frozen = (f"{who}: {why}" if why else who) if frozen else ""
+            self.freezes += 1
             await self._keep()
             try:
                 await self._note("all rollouts frozen" if frozen else "rollouts go on", who, why)
@@ -507,7 +521,8 @@ class CanaryKeeper:
     async def _keep(self, *, anyhow: bool = False) -> None:
         told = {pool: each.dump() for pool, each in self._rollouts.items()}
         try:
-            await self._store(json.dumps({"frozen": self.frozen, "rollouts": told}))
+            state = {"frozen": self.frozen, "freezes": self.freezes, "rollouts": told}
+            await self._store(json.dumps(state))
         except StoreError as error:
             if not anyhow:
                 raise

@@ -68,8 +68,8 @@ def canary(
             "--seen",
             min=-1,
             metavar="N",
-            help="Refuse if the pool is not at the N transitions that `status` showed; -1 = at"
-            " those that it has when the command begins.",
+            help="Refuse if the pool is not at the N transitions (freeze and unfreeze: the N"
+            " freezes) that `status` showed; -1 = at those when the command begins.",
         ),
     ] = -1,
     force: Annotated[
@@ -104,10 +104,11 @@ def canary(
     settings = _settings(plan or [])
 
     def call(stub: AdminStub) -> CanaryRollouts:
-        number: int | None = None if force or action in _ALL else seen
+        number: int | None = None if force else seen
         if number is not None and number < 0:
             now = stub.GetCanaries(api.GetCanariesRequest(pool=pool), timeout=READ_TIMEOUT_S)
-            number = now.rollouts[0].transitions if now.rollouts else 0
+            found = now.rollouts[0].transitions if now.rollouts else 0
+            number = now.freezes if action in _ALL else found
         if action is CanaryAction.START:
             asked = api.StartCanaryRequest(
                 pool=pool, variant=to, plan=settings, options=options, seen=number
@@ -176,12 +177,15 @@ def _show(answer: CanaryRollouts, flags: ReadFlags, empty: str) -> None:
 
     from tidegate.terminal.output import emit
 
-    lines = [f"all rollouts are frozen by {answer.frozen}"] if answer.frozen else []
+    lines = []
+    if answer.frozen:
+        lines.append(f"all rollouts are frozen by {answer.frozen}  (freezes: {answer.freezes})")
     for each in answer.rollouts:
         lines.append(f"{each.line}  (transitions: {each.transitions})")
         lines += [f"  waits for {one}" for one in each.waits_for]
     data = {
         "frozen": answer.frozen or None,
+        "freezes": answer.freezes,
         "rollouts": [_data(each) for each in answer.rollouts],
     }
     emit(data, [Text("\n".join(lines or [empty]))], flags.output)

@@ -121,11 +121,14 @@ async def test_weights_that_waited_for_the_start_of_a_rollout_are_refused(
 
 async def test_all_rollouts_are_frozen_by_a_name(service: AdminService) -> None:
     """Until they are unfrozen none starts."""
-    freeze = api.ActOnCanaryRequest(action="freeze", options=ANN)
-    assert (await service.ActOnCanary(freeze, CONTEXT)).frozen == "ann: v2"
+    freeze = api.ActOnCanaryRequest(action="freeze", seen=0, options=ANN)
+    answer = await service.ActOnCanary(freeze, CONTEXT)
+    assert (answer.frozen, answer.freezes) == ("ann: v2", 1)
     failed = grpc.StatusCode.FAILED_PRECONDITION
+    late = await refused(service.ActOnCanary, freeze, failed)
+    assert "freezes are at 1 and you have seen 0; frozen by ann: v2." in late
     assert "frozen by ann: v2" in await refused(service.StartCanary, START, failed)
-    thaw = api.ActOnCanaryRequest(action="unfreeze", options=ANN)
+    thaw = api.ActOnCanaryRequest(action="unfreeze", seen=1, options=ANN)
     assert not (await service.ActOnCanary(thaw, CONTEXT)).frozen
     revisions = (await service.ListRevisions(api.ListRevisionsRequest(), CONTEXT)).revisions
     assert [each.reason for each in revisions][:2] == [
@@ -149,6 +152,7 @@ async def test_what_cannot_be_is_refused_by_its_kind(service: AdminService) -> N
     for act, code in (
         (api.ActOnCanaryRequest(pool="llm", action="abort", seen=0), failed),
         (api.ActOnCanaryRequest(pool="llm", action="freeze"), invalid),
+        (api.ActOnCanaryRequest(action="freeze"), invalid),
         (api.ActOnCanaryRequest(action="freeze", options=dry), invalid),
     ):
         assert await refused(service.ActOnCanary, act, code)

@@ -268,6 +268,8 @@ async def test_frozen_nothing_moves_by_itself_and_operators_may(kept: Kept) -> N
     await kept.start()
     await kept.keeper.freeze("ann", "incident 7")
     kept.keeper = kept.restarted()
+    with pytest.raises(ActionError, match="you have seen 0; frozen by ann: incident 7"):
+        await kept.keeper.freeze("bob", seen=0, frozen=False)
     await kept.pass_minutes(5)
     assert kept.keeper.report("llm")["percent"] == 5.0
     assert "waits for frozen by ann: incident 7" in kept.keeper.lines()[0]

@@ -38,6 +38,7 @@ TOLD = api.CanaryRollouts(
         )
     ],
     frozen="ann: incident",
+    freezes=5,
 )
 
 
@@ -64,18 +65,21 @@ def test_a_start_names_variant_plan_and_operator(run: Run, admin: FakeAdmin) -> 
     assert (asked.options.author, asked.options.reason) == ("ann", "v2")
 
 
-@pytest.mark.parametrize("action", ["pause", "resume", "promote", "abort"])
+@pytest.mark.parametrize("action", ["pause", "promote", "freeze", "unfreeze"])
 def test_an_action_always_tells_what_its_operator_has_seen(
     run: Run, admin: FakeAdmin, action: str
 ) -> None:
     """By default what it reads first; only a forced one tells nothing."""
     admin.rollouts = TOLD
-    run("canary", action, "llm", "--seen", "3", "--server", admin.address)
-    run("canary", action, "llm", "--server", admin.address)
-    run("canary", action, "llm", "--force", "--server", admin.address)
+    of_all = "freeze" in action
+    pool = () if of_all else ("llm",)
+    run("canary", action, *pool, "--seen", "3", "--server", admin.address)
+    run("canary", action, *pool, "--server", admin.address)
+    run("canary", action, *pool, "--force", "--server", admin.address)
     first, _, second, forced = admin.requests
-    assert (first.action, first.pool, first.seen) == (action, "llm", 3)
-    assert (second.action, second.seen, second.options.force) == (action, 1, False)
+    assert (first.action, first.pool, first.seen) == (action, "".join(pool), 3)
+    assert (second.action, second.seen) == (action, 5 if of_all else 1)
+    assert not second.options.force
     assert not forced.HasField("seen")
     assert forced.options.force
 
@@ -84,7 +88,7 @@ def test_status_shows_what_is_missing(run: Run, admin: FakeAdmin) -> None:
     """The line of ``tidegate status``, then what the next step waits for."""
     admin.rollouts = TOLD
     assert run("canary", "status", "--server", admin.address).out.splitlines() == [
-        "all rollouts are frozen by ann: incident",
+        "all rollouts are frozen by ann: incident  (freezes: 5)",
         "canary llm: v2 at 5 %, running; waits for 9 s  (transitions: 1)",
         "  waits for 9 s",
         "  waits for 3 of 50 sessions of the canary",

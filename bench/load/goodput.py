@@ -9,13 +9,15 @@ Triton, streamed; slots are learned). Callers send at their times whatever comes
 leave when they have had no byte for ``PATIENCE`` times the first limit. An answer is in time if its
 first byte and its end are within the limits of the traffic, which stand in ``TRAFFIC`` before any
 run; of whole answers only the end counts. Engines go on with what callers have left. Slots are
-learned from 50 answers, so ``decoupled`` begins with ``CALM_S`` at ``CALM``, not measured.
+learned from 50 answers, and caches are cold at first, so such runs begin with ``CALM_S`` seconds at
+``CALM``, not measured.
 
 Each load (a share of what the engines sustain without a wait) is run with the defaults, with each
 fixed ``per_endpoint_in_flight``, and with neither limit nor queue (``off``). The last columns are
 the defaults' share of the best fixed limit at that load, and of all requests with the defaults
-the share that the picker refused or held. A finished run is stored at once (``bench/journal.py``),
-so the same command goes on where it was stopped. A run takes about twice its seconds.
+those that were refused and those that waited in the picker, calm ones included. A finished run is
+stored at once (``bench/journal.py``), so the same command goes on where it was stopped. A run takes
+about twice its seconds.
 """
 
 from __future__ import annotations
@@ -59,8 +61,8 @@ PATIENCE: Final = 3.0
 WARMUP: Final = 0.4
 """Share of the requests at the start that is not measured."""
 CALM: Final = 0.8
-CALM_S: Final = {"decoupled": 25.0}
-"""Seconds at that load before a run, by engines."""
+CALM_S: Final = {"decoupled": 25.0, "shared-prefix": 10.0}
+"""Seconds at that load before a run, by engines or traffic; the longest counts."""
 DEFAULTS: Final = "defaults"
 OFF: Final = "off"
 GENERATE: Final = f"/v2/models/{MODEL}/generate"
@@ -77,14 +79,15 @@ class Traffic(NamedTuple):
 
     engine: EngineConfig
     rate: float
-    """Requests per second that the engines sustain, found with fixed limits at their slots."""
+    """Requests per second that the engines sustain: ``plain`` by their slots, ``shared-prefix``
+    with 99 % of first tokens in time in the simulator (``saturation``)."""
     first_s: float
     total_s: float
 
 
 TRAFFIC: Final = {
     "plain": Traffic(EngineConfig(max_running=2, base_s=0.02), 12.0, 2.0, 4.0),
-    "shared-prefix": Traffic(EngineConfig(max_running=8, prefill_rate=4_000.0), 7.0, 2.5, 8.0),
+    "shared-prefix": Traffic(EngineConfig(max_running=8, prefill_rate=12_000.0), 6.7, 2.0, 12.0),
 }
 
 
@@ -191,7 +194,8 @@ async def measure(cell: Cell, work: Workload, seconds: float) -> dict[str, Any]:
     """Run a cell; return its row."""
     traffic = TRAFFIC[cell.traffic]
     page, config, path = ENGINES[cell.engine]
-    rate, calm_s = traffic.rate * cell.load, CALM_S.get(cell.engine, 0.0)
+    rate = traffic.rate * cell.load
+    calm_s = max(CALM_S.get(cell.engine, 0.0), CALM_S.get(cell.traffic, 0.0))
     before = int(traffic.rate * CALM * calm_s)
     part = work.first(before + max(2, int(rate * seconds)))
     rng = Random(1)  # noqa: S311 - runs must repeat
@@ -229,7 +233,8 @@ async def measure(cell: Cell, work: Workload, seconds: float) -> dict[str, Any]:
         **dict(zip(KEYS, cell.key, strict=True)),
         "goodput": kept.count("good") / span_s,
         "ends": {each: kept.count(each) for each in sorted(set(kept))},
-        "kept_back": (waited + ends.count("429") + ends.count("503")) / len(ends),
+        "refused": (ends.count("429") + ends.count("503")) / len(ends),
+        "held": waited / len(ends),
         "load_average": os.getloadavg()[0],
     }
 
@@ -237,7 +242,7 @@ async def measure(cell: Cell, work: Workload, seconds: float) -> dict[str, Any]:
 def table(rows: Sequence[dict[str, Any]], fixed: Sequence[str]) -> str:
     """Return the Markdown table of all runs."""
     found = {tuple(row[key] for key in KEYS): row for row in rows}
-    heads = ["engines, traffic", "load", *fixed, OFF, DEFAULTS, "share of best", "refused or held"]
+    heads = ["engines, traffic", "load", *fixed, OFF, DEFAULTS, "share of best", "refused", "held"]
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for engine, traffic, load in dict.fromkeys(key[:3] for key in found):
         runs = {name: found.get((engine, traffic, load, name)) for name in (*fixed, OFF, DEFAULTS)}
@@ -245,7 +250,7 @@ def table(rows: Sequence[dict[str, Any]], fixed: Sequence[str]) -> str:
         best = max((rates[name] for name in fixed if name in rates), default=0.0)
         ours = runs[DEFAULTS]
         share = "" if ours is None or not best else f"{ours['goodput'] / best:.2f}"
-        back = "" if ours is None else f"{ours['kept_back']:.1%}"
+        back = " | " if ours is None else f"{ours['refused']:.1%} | {ours['held']:.1%}"
         told = " | ".join(f"{rates[n]:.1f}" if n in rates else "" for n in (*fixed, OFF, DEFAULTS))
         lines.append(f"| {engine}, {traffic} | {load:g} | {told} | {share} | {back} |")
     return "\n".join(lines)

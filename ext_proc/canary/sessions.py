@@ -21,6 +21,7 @@ Rules:
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ext_proc.routing.values.pool import Arms
@@ -45,6 +46,7 @@ FINE_FROM: Final = 7
 """Doublings whose tokens take too little time to be told apart: below 128."""
 LEAST_PREDICTED: Final = 256
 """Predicted tokens below which a prediction is not judged: they may be rounding."""
+_MASK: Final = (1 << 64) - 1
 
 
 class _Known:
@@ -253,9 +255,9 @@ class CanarySessions:
             short = None
             if cached is not None and pick.predicted >= LEAST_PREDICTED:
                 short = cached * SHORT < pick.predicted
-            form = f"{pick.form}+" if pick.streams else pick.form
+            stratum = stratum_of(pick.form, pick.uncached, streams=pick.streams)
             times = tuple([(kind, fine_bucket(seconds)) for kind, seconds in times_s])
-            first = FirstRequest(minute, stratum_of(form, pick.uncached), times, short)
+            first = FirstRequest(minute, stratum, times, short)
         if known is None:
             if pick is not None:
                 self._own(ticket, step, pick, first, failure)
@@ -328,7 +330,7 @@ class CanarySessions:
             self._untold = kept
 
 
-def stratum_of(form: str, uncached: int) -> str:
+def stratum_of(form: str, uncached: int, *, streams: bool = False) -> str:
     """Return the stratum: the form, and the uncached tokens to a quarter of a doubling.
 
     A whole doubling is too wide: a canary that is cold has more tokens within it, too. With half as
@@ -336,12 +338,16 @@ def stratum_of(form: str, uncached: int) -> str:
     """
     tokens = max(0, uncached)
     doubling = tokens.bit_length()
-    if doubling <= FINE_FROM:
-        return f"{form}/{doubling}"
-    return f"{form}/{doubling}.{(tokens >> (doubling - 3)) & 3}"
+    quarter = tokens >> (doubling - 3) & 3 if doubling > FINE_FROM else None
+    return _stratum(form, streams, doubling, quarter)
+
+
+@lru_cache(maxsize=1024)  # few differ, and to write one takes a microsecond
+def _stratum(form: str, streams: bool, doubling: int, quarter: int | None) -> str:
+    name = f"{form}{'+' if streams else ''}/{doubling}"
+    return name if quarter is None else f"{name}.{quarter}"
 
 
 def _of_ticket(ticket: int, unix_s: float) -> int:
     """Return a digest that no session and no other request of any picker is likely to have."""
-    mixed = (ticket * 0xD6E8FEB86659FD93 + int(unix_s * 1e9) * 0xA0761D6478BD642F) & ((1 << 64) - 1)
-    return mixed ^ (mixed >> 29)
+    return hash((ticket, unix_s)) & _MASK  # of numbers it is the same in each process

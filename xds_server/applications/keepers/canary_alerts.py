@@ -3,7 +3,7 @@
 Rules:
 
 1. The queries of a pool are asked while its rollout runs, at most once in ``ASK_S``, all together.
-2. An alert fires where its query returns a sample whose value is not 0, such as a rule's result, or
+2. An alert fires where its query returns a sample above 0, such as a rule's result, or
    `ALERTS{alertstate="firing"}`. What is told of it are the sample's labels, or the query.
 3. Where a Prometheus does not answer, or refuses the query, it is not known whether the alert
    fires: that holds the step, and ends nothing.
@@ -113,7 +113,9 @@ class CanaryAlerts:
 
 
 def fires(status: int, body: bytes) -> list[Mapping[str, Any]] | str:
-    """Read the answer to a query: the labels of each sample that is not 0, or what is wrong.
+    """Read the answer to a query: the labels of each sample above 0, or what is wrong.
+
+    NaN, such as a ratio of requests where there are none, is not above 0.
 
     Source: https://prometheus.io/docs/prometheus/latest/querying/api/
     """
@@ -123,10 +125,10 @@ def fires(status: int, body: bytes) -> list[Mapping[str, Any]] | str:
             return str(told["error"])
         data = told["data"]
         if data["resultType"] == "scalar":
-            return [{}] if float(data["result"][1]) != 0.0 else []
+            return [{}] if float(data["result"][1]) > 0.0 else []
         if data["resultType"] != "vector":
             return f"the query returns a {data['resultType']}; it must return a vector or a scalar"
-        return [dict(each["metric"]) for each in data["result"] if float(each["value"][1]) != 0.0]
+        return [dict(each["metric"]) for each in data["result"] if float(each["value"][1]) > 0.0]
     except (orjson.JSONDecodeError, KeyError, IndexError, TypeError, ValueError):
         return f"it answers {status}, and not as a Prometheus"
 

@@ -20,7 +20,7 @@ class AlertQuery(Strict):
     url: PrometheusUrl
     """Address of the Prometheus, such as `http://127.0.0.1:9090`."""
     query: Annotated[str, Field(min_length=1, max_length=4096)]
-    """PromQL: it fires where it returns a value that is not 0, such as
+    """PromQL: it fires where it returns a value above 0, such as
     `ALERTS{alertstate="firing", pool="llm"}`."""
 
 

@@ -103,3 +103,12 @@ async def test_it_is_asked_every_few_seconds_and_after_an_edit(asked: Asked) -> 
 def test_what_is_no_answer_fires_nothing(body: bytes) -> None:
     """Another server may listen there."""
     assert isinstance(fires(200, body), str)
+
+
+@pytest.mark.parametrize(("value", "fired"), [("0.2", 1), ("+Inf", 1), ("0", 0), ("NaN", 0)])
+def test_a_ratio_of_no_requests_fires_nothing(value: str, fired: int) -> None:
+    """Prometheus divides 0 by 0 to NaN."""
+    sample = {"metric": {}, "value": [1.8e9, value]}
+    data = {"resultType": "vector", "result": [sample]}
+    found = fires(200, json.dumps({"status": "success", "data": data}).encode())
+    assert found == [{}] * fired

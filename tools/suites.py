@@ -147,6 +147,15 @@ SOAK: Final = (
         },
     ),
     SoakPart(
+        "splits",
+        "test_split_requests.py",
+        1,
+        lambda s, seed: {
+            "TIDEGATE_SPLITS": _count(20, 20_000, s),
+            "TIDEGATE_SPLITS_SEED": str(seed),
+        },
+    ),
+    SoakPart(
         "readings",
         "test_same_reading.py",
         4,

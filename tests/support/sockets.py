@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Self
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
-from h2.events import DataReceived, ResponseReceived, StreamEnded, StreamReset
+from h2.events import (
+    DataReceived,
+    ResponseReceived,
+    StreamEnded,
+    StreamReset,
+    TrailersReceived,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -65,6 +71,7 @@ class H2Answer:
     """Response on one HTTP/2 stream."""
 
     headers: dict[str, str] = field(default_factory=dict)
+    """Trailers too."""
     body: bytes = b""
     reset: bool = False
 
@@ -76,18 +83,27 @@ async def h2_request(
     trailers: Mapping[str, str] | None = None,
     headers: Mapping[str, str] | None = None,
     pause_s: float | None = None,
+    *,
+    authority: str = "test",
+    apart_s: float | None = None,
 ) -> H2Answer:
     """Send one request over cleartext HTTP/2, with optional trailers; return the response.
 
     The pieces must fit into the initial window of 65,535 bytes in total. They are sent at once, or
-    with a pause of ``pause_s`` seconds before the end.
+    with a pause of ``pause_s`` seconds before the end; or each frame by itself, ``apart_s`` seconds
+    after the one before.
     """
     connection = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
     connection.initiate_connection()
-    pseudo = [(":method", "POST"), (":scheme", "http"), (":authority", "test"), (":path", path)]
+    pseudo = [(":method", "POST"), (":scheme", "http"), (":authority", authority)]
+    pseudo.append((":path", path))
     connection.send_headers(1, [*pseudo, *(headers or {}).items()])
     for piece in pieces:
+        if apart_s is not None:
+            await raw.send(connection.data_to_send())
+            await asyncio.sleep(apart_s)
         connection.send_data(1, piece)
+    pause_s = apart_s if pause_s is None else pause_s
     if pause_s is not None:
         await raw.send(connection.data_to_send())
         await asyncio.sleep(pause_s)
@@ -96,11 +112,18 @@ async def h2_request(
     else:
         connection.end_stream(1)
     await raw.send(connection.data_to_send())
+    return await _h2_answer(raw, connection)
+
+
+async def _h2_answer(raw: Raw, connection: H2Connection) -> H2Answer:
+    """Read the response on the only stream of a connection."""
     answer = H2Answer()
     while data := await raw.reader.read(65_536):
         for event in connection.receive_data(data):
             if isinstance(event, ResponseReceived):
                 answer.headers = dict(event.headers)
+            elif isinstance(event, TrailersReceived):
+                answer.headers |= dict(event.headers)
             elif isinstance(event, DataReceived):
                 answer.body += event.data
             elif isinstance(event, StreamEnded | StreamReset):

@@ -1,7 +1,7 @@
 """`auto` with default settings on fleets drawn at random, beside an oracle with exact knowledge.
 
     python bench/compare/draws.py [--draws 30] [--first 1] [--traffic sessions] [--runs 3]
-    python bench/compare/draws.py --processes 2 --worst 4
+    python bench/compare/draws.py --processes 2 --worst 4 [--limit none]
 
 A draw is a seed. It gives the bytes of text per token (0.25 to 8), the engine's prefill speed,
 chunk, batch, step times and cache, how often its page is read (every 0.1 to 10 s), whether the page
@@ -49,11 +49,13 @@ from bench.simulate.schedulers.registry import make_scheduler
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from tidegate_api.pools import LimitMode
+
 TRAFFIC = ("conversation", "sessions", "shared-prefix", "agents")
 LOAD = 0.95
 REQUESTS = 1_500
 RUNS = 3
-FIRST = 20_270_101
+FIRST = 20_270_331
 """The first seed; that of this release."""
 LONGEST = 400
 """Blocks that a cache has at least: the longest prompts of the traces must fit."""
@@ -69,8 +71,8 @@ def between(chance: Random, low: float, high: float) -> float:
     return low * float((high / low) ** chance.random())
 
 
-def drawn(seed: int) -> Scenario:
-    """Return the fleet of a seed."""
+def drawn(seed: int, limit: LimitMode = "auto") -> Scenario:
+    """Return the fleet of a seed; without a limit nothing waits in the picker."""
     chance = Random(seed)  # noqa: S311 - repeatable
     engine = EngineConfig(
         prefill_rate=between(chance, 1_000, 40_000),
@@ -86,9 +88,9 @@ def drawn(seed: int) -> Scenario:
         telemetry_s=between(chance, 0.1, 10.0),
         counts=chance.random() < 0.75,
         first_tokens=chance.random() < 0.75,
-        limit="auto",
+        limit=limit,
         tells="observed",
-        hold_s=10.0,
+        hold_s=0.0 if limit == "none" else 10.0,
     )
 
 
@@ -111,9 +113,11 @@ class Found:
         return drawn(self.seed).first_tokens
 
 
-def measured(seed: int, traffic: str, requests: int, runs: int) -> Found | None:
+def measured(
+    seed: int, traffic: str, requests: int, runs: int, limit: LimitMode = "auto"
+) -> Found | None:
     """Simulate a draw under a traffic; ``None`` if no rate is sustained."""
-    fleet, jobs = drawn(seed), workload(traffic).first(requests)
+    fleet, jobs = drawn(seed, limit), workload(traffic).first(requests)
     slo = default_slo(jobs, fleet)
     try:
         top = saturation(jobs, fleet, slo, policy="fewest-requests", bisections=BISECTIONS)
@@ -177,10 +181,10 @@ def summary(rows: Sequence[Found], traffic: Iterable[str]) -> list[str]:
     return lines
 
 
-def explained(found: Found, requests: int) -> Costs:
+def explained(found: Found, requests: int, limit: LimitMode = "auto") -> Costs:
     """Ask the picker beside the oracle in the first run of a draw."""
     jobs = workload(found.traffic).first(requests)
-    return beside(jobs, drawn(found.seed), 0, found.rate)
+    return beside(jobs, drawn(found.seed, limit), 0, found.rate)
 
 
 def results(
@@ -213,18 +217,20 @@ def main() -> None:
     parser.add_argument("--traffic", default=",".join(TRAFFIC))
     parser.add_argument("--requests", type=int, default=REQUESTS)
     parser.add_argument("--runs", type=int, default=RUNS, help="arrivals per draw and traffic")
+    parser.add_argument("--limit", choices=("auto", "none"), default="auto", help="of the pool")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--worst", type=int, default=4, help="how many draws are explained")
     parser.add_argument("--json", action="store_true", help="a line for each result")
     parser.add_argument("--out", type=Path, default=Path("build/draws"), help="finished draws")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    conditions = {"code": code_digest(), "requests": args.requests, "runs": args.runs}
+    conditions = {name: getattr(args, name) for name in ("requests", "runs", "limit")}
+    conditions["code"] = code_digest()
     journal = Journal(args.out, "draws", conditions, KEYS)
     names = args.traffic.split(",")
     seeds = range(args.first, args.first + args.draws)
     cases = list(product(seeds, names))
-    measure = partial(measured, requests=args.requests, runs=args.runs)
+    measure = partial(measured, requests=args.requests, runs=args.runs, limit=args.limit)
     rows: list[Found] = []
     if not args.json:
         head = ("seed", "bytes/token", "prefill/s", "step", "batch", "cache", "page", "counts")
@@ -247,7 +253,7 @@ def main() -> None:
     print("|" + "---|" * (5 + len(CAUSES)))
     worst = sorted(rows, key=lambda each: -max(each.mean, each.p99))
     for each in worst[: args.worst]:
-        costs = explained(each, args.requests)
+        costs = explained(each, args.requests, args.limit)
         ratio = f"{each.mean:.2f} / {each.p99:.2f}"
         print(f"| {each.seed} | {each.traffic} | {ratio} | {costs.cells()} |", flush=True)
 

@@ -37,7 +37,6 @@ from xds_server.applications.canary.guards import NO_ALERTS
 from xds_server.applications.canary.plan import (
     CanaryPlan,
     CanaryPlanError,
-    default_plan,
     plan_of,
     with_words,
 )
@@ -236,7 +235,7 @@ class CanaryKeeper:
         """
         found = find_pool(self._control.written, pool)
         spec = with_words(found.canary, words)
-        counted = [name for name in ("per-token",) if name in spec.times]
+        counted = ["per-token"] if "per-token" in spec.times else []
         counted += ["cache"] if spec.cache else []
         if counted and not found.telemetry.usage:
             raise CanaryPlanError(
@@ -274,8 +273,7 @@ class CanaryKeeper:
         canary: str,
         who: str,
         *,
-        plan: CanaryPlan | None = None,
-        sessions_per_s: float | None = None,
+        plan: CanaryPlan,
         kinds: Sequence[str] = ("first-token",),
         cache: bool = False,
         reason: str = "",
@@ -287,8 +285,7 @@ class CanaryKeeper:
             pool: The pool's name.
             canary: The variant that is to get everything.
             who: The operator.
-            plan: How it goes; ``None`` = the default for the traffic.
-            sessions_per_s: Sessions that begin in the pool; ``None`` = not known.
+            plan: How it goes.
             kinds: The kinds of times that the pool can measure.
             cache: Whether its replicas tell cached tokens.
             reason: Why, for the history.
@@ -316,7 +313,7 @@ class CanaryKeeper:
             spec = spec_of(rollout, pool, weights, canary, self._chance(), now_s)
             made = CanaryController(
                 spec,
-                plan or default_plan(sessions_per_s),
+                plan,
                 now_s,
                 kinds=kinds,
                 cache=cache,

@@ -185,7 +185,7 @@ async def test_a_step_forward_waits_for_the_store(kept: Kept) -> None:
 async def test_a_rollout_needs_a_pool_whose_stable_has_everything(kept: Kept) -> None:
     """And only one runs in a pool."""
     with pytest.raises(StartError, match="no pool nowhere"):
-        await kept.keeper.start("nowhere", "canary", "ann")
+        await kept.keeper.start("nowhere", "canary", "ann", plan=PLAN)
     await by_hand(kept, {"canary": 5})
     with pytest.raises(StartError, match="has a weight already"):
         await kept.start()
@@ -319,10 +319,10 @@ async def test_rollouts_are_bounded_by_pools(kept: Kept, monkeypatch: pytest.Mon
     monkeypatch.setattr(canary_keeper, "MAX_POOLS", 1)
     await kept.start()
     with pytest.raises(StartError, match="1 rollouts run already"):
-        await kept.keeper.start("other", "canary", "ann")
+        await kept.keeper.start("other", "canary", "ann", plan=PLAN)
     await kept.keeper.ask("llm", "abort", "ann")
     with pytest.raises(StartError, match="no pool other"):
-        await kept.keeper.start("other", "canary", "ann")
+        await kept.keeper.start("other", "canary", "ann", plan=PLAN)
 
 
 async def test_reports_of_another_rollout_are_left_out(kept: Kept) -> None:

@@ -11,13 +11,14 @@ Rules:
 2. Answers are counted in windows of ``WINDOW`` or the limit. A window tells of slots if
    ``STREAMED`` of its answers lasted ``LEAST_S`` or more from their first byte on: an answer that
    comes as a whole is under way for no time, and of answers to peer workers no first byte is known.
-3. A window is *full* if ``BOUND`` of its answers found the limit reached. Then the slots are the
-   most answers that were under way in the last ``KEPT`` windows. If as many were as the limit
-   allows, none waited: the slots rise by a quarter. Each ``TURNS``-th full window tries an eighth
-   more, for an engine that always computes some prompts before it answers.
-4. Nothing is known before ``FIRST`` answers and ``FIRST_S`` seconds. If ``WAITS`` times as many
-   requests are then in flight as were under way, and two more, that window is full, and otherwise
-   the slots are twice the most that were in flight. They do not fall in windows that are not full.
+3. A window is *full* if ``BOUND`` of its answers found the limit reached, or ``WAITS`` times as
+   many requests in flight as were under way, and two more. Then the slots are the most answers
+   that were under way in the last ``KEPT`` windows. If as many were as the limit allows, none
+   waited: the slots rise by a quarter. Each ``TURNS``-th full window tries an eighth more, for an
+   engine that always computes some prompts before it answers.
+4. Nothing is known before ``FIRST`` answers and ``FIRST_S`` seconds. If the last of them finds so
+   many more in flight than under way, that window is full, and otherwise the slots are twice the
+   most that were in flight. They do not fall in windows that are not full.
 5. At most ``MAX_ANSWERS`` answers are kept of each kind; the oldest are dropped.
 """
 
@@ -129,7 +130,17 @@ class AnswersUnderWay:
 class StreamSlots:
     """Slots from answers that are under way (rules 2 to 4)."""
 
-    __slots__ = ("_bound", "_count", "_full", "_kept", "_peak", "_since", "answers", "slots")
+    __slots__ = (
+        "_bound",
+        "_count",
+        "_full",
+        "_kept",
+        "_most",
+        "_peak",
+        "_since",
+        "answers",
+        "slots",
+    )
 
     def __init__(self) -> None:
         self.slots: int | None = None
@@ -138,9 +149,11 @@ class StreamSlots:
         self._count = 0
         """Answers of this window."""
         self._bound = 0
-        """How many of them found the limit reached."""
+        """How many of them found the limit reached, or that requests wait."""
         self._peak = 0
         """Most requests that were in flight in this window."""
+        self._most = 0
+        """The most answers that were under way in the windows of ``_kept``."""
         self._kept: deque[int] = deque(maxlen=KEPT)
         """Most answers under way, by window."""
         self._full = 0
@@ -170,7 +183,8 @@ class StreamSlots:
                 return False
             full = in_flight >= WAITS * answers.most + 2
         else:
-            self._bound += count if in_flight > slots else 0
+            if in_flight > slots or in_flight >= WAITS * max(answers.most, self._most) + 2:
+                self._bound += count
             if self._count < max(WINDOW, min(slots + 1, self._peak)):
                 return False
             full = self._bound >= BOUND * self._count
@@ -184,10 +198,11 @@ class StreamSlots:
 
     def _next(self, slots: int | None, most: int, *, full: bool) -> int:
         self._kept.append(most)
+        self._most = max(self._kept)
         if not full:
             return 2 * self._peak if slots is None else max(slots, most)
         self._full += 1
         if slots is not None and most > slots:
             return slots + max(1, slots // 4)
-        found = max(self._kept)
+        found = self._most
         return found + (0 if self._full % TURNS else max(1, found // 8))

@@ -146,6 +146,20 @@ def test_nothing_is_known_before_fifty_answers():
     assert learned.slots == 8
 
 
+def test_requests_that_wait_tell_of_slots_before_the_limit_is_reached():
+    """After a calm start the limit is far above the slots, and callers leave before it is met.
+
+    An answer each second is under way for 3.5 s here.
+    """
+    learned = StreamSlots()
+    for number in range(FIRST + WINDOW):
+        now = 10.0 + number
+        learned.answers.began(number, now - 4.0, 0.5)
+        learned.answers.ended(number, now - 4.0, now)
+        learned.answered(4 if number < FIRST else 8, 1, now)
+    assert learned.slots == 3
+
+
 def test_slots_are_forgotten_where_answers_stop_being_streams():
     """Another rule learns them then."""
     learned = StreamSlots()

@@ -70,6 +70,8 @@ _LEAST_HEAD_BYTES: Final = 2048
 _BACKSLASH: Final = ord("\\")
 _ESCAPED_QUOTES: Final = 64
 """Maximum escaped quotes at the end that a guess skips."""
+_FEW_QUOTES: Final = 256
+"""Quotes of a document with escapes that are split one by one: `replace` costs 2 ns a byte."""
 _KEY_REACH: Final = 64
 _KEY_BEFORE: Final = re.compile(rb'"([a-z_]{1,16})"[ \n]{0,9}:[ \n]{0,9}(\[?)[ \n]{0,9}"\Z')
 _TAILS: Final = {
@@ -266,7 +268,7 @@ def _repeats_no_key(value: object, body: bytes | memoryview) -> bool:
     members, colons = len(value), data.count(b":")
     if members == colons:
         return True
-    if data.count(b"{") == 1:
+    if data.find(b"{", data.find(b"{") + 1) < 0:
         return members == _outside_texts(data).count(b":")
     for each in value.values():
         if type(each) is dict:
@@ -280,9 +282,20 @@ def _repeats_no_key(value: object, body: bytes | memoryview) -> bool:
 
 def _outside_texts(data: bytes) -> bytes:
     """Return what is outside of the texts of a document."""
-    if b"\\" in data:
+    if b"\\" not in data:
+        return b"".join(data.split(b'"')[::2])
+    pieces = data.split(b'"', _FEW_QUOTES)
+    if len(pieces) > _FEW_QUOTES:
         data = data.replace(b"\\\\", b"\0\0").replace(b'\\"', b"\0\0")
-    return b"".join(data.split(b'"')[::2])
+        return b"".join(data.split(b'"')[::2])
+    found, outside = [], True
+    for piece in pieces:
+        if outside:
+            found.append(piece)
+        escaped = piece.endswith(b"\\") and (len(piece) - len(piece.rstrip(b"\\"))) % 2
+        if not escaped:
+            outside = not outside
+    return b"".join(found)
 
 
 def _guess(data: bytes) -> dict[str, Any] | None:

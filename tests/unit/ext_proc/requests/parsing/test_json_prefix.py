@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ext_proc.requests.parsing import budget, json_prefix
 from ext_proc.requests.parsing.cut_text import CutText
 from ext_proc.requests.parsing.errors import BadRequest, UnsoundRequest
-from ext_proc.requests.parsing.json_prefix import MAX_DEPTH, read_object
+from ext_proc.requests.parsing.json_prefix import MAX_DEPTH, Rules, read_object
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
@@ -229,3 +229,14 @@ def test_guessing_changes_nothing(members, data):
         return
     text, whole, _ = json_prefix._close(head, "p")
     assert (closed, False) == (orjson.loads(text), whole)
+
+
+@pytest.mark.parametrize(
+    "text", ['b":1,"c', "ends with \\", '\\"\\\\', ":\n" * 9, '": {' * 300, '\\"' * 300]
+)
+def test_a_repeated_key_is_seen_beside_any_text(text: str) -> None:
+    """Of a key that is repeated Triton takes the first value, whatever is escaped in a text."""
+    once = json.dumps({"text_input": text, "a": 1})
+    for body in (once, f'{once[:-1]}, "a": 2}}'):
+        document = read_object(body.encode(), complete=True, place="body", rules=Rules.TRITON)
+        assert document.members == {"text_input": text, "a": 1}

@@ -47,6 +47,16 @@ async def begun(driver: PodsDriver | FileDriver, count: int, rng: random.Random)
     await driver.mend()
 
 
+async def answers(load: Load, count: int) -> None:
+    """Wait until so many more requests are answered."""
+    wanted = load.answered + count
+
+    async def came() -> bool:
+        return load.answered >= wanted
+
+    assert await eventually(came)
+
+
 @pytest.mark.parametrize("other", ["alone", "with a file"])
 async def test_no_request_fails_while_pods_change(
     cluster: Cluster, ports: HeldPorts, tmp_path: Path, other: str
@@ -110,29 +120,30 @@ async def test_a_pod_joins_when_its_model_is_ready_and_leaves_when_it_is_idle(
         joined = (await stack.picker_endpoints())[late.name]["joined_unix_s"]
         assert joined is not None
         assert before - 5 < joined < time.time()
-        late.hold_s = 6.0
-        busy = len(late.open)
+        late.released, quick = asyncio.Event(), set(late.open)
 
         async def holds() -> bool:
-            return len(late.open) > busy
+            return bool(late.open - quick)
 
         assert await eventually(holds)
         churn.leaving[late.address] = (pods.listed.pop(late.name), pods)
 
         async def drains() -> bool:
-            return churn.found.get(late.address) is False
+            return bool((await stack.picker_endpoints())[late.name]["draining"])
 
         assert await eventually(drains)
-        await asyncio.sleep(1.0)
+        await answers(load, 50)  # what was picked before has arrived
         received = late.answered + len(late.open)
-        late_open = set(late.open)
-        assert late_open
+        assert late.open - quick
+        await answers(load, 50)
+        assert late.answered + len(late.open) == received, "what drains gets no new request"
+        late.released.set()
 
         async def gone() -> bool:
             return late.address not in churn.found and not late.alive
 
         assert await eventually(gone)
-        assert late.answered == received, "a replica that drains gets no new request"
+        assert late.answered == received
         assert not late.lost
         assert not load.failed
         assert not churn.faults

@@ -27,8 +27,9 @@ class ChurnReplica:
         self._rng = rng
         self.ready = True
         """Whether it says that its model is ready."""
-        self.hold_s: float | None = None
-        """How long its answers take; ``None`` = as chance has it."""
+        self.released: asyncio.Event | None = None
+        """What answers to requests that come from now on wait for; ``None`` = a time that chance
+        has."""
         self.open: set[str] = set()
         """Numbers of the requests that it has."""
         self.lost: set[str] = set()
@@ -90,8 +91,10 @@ class ChurnReplica:
         self.open.add(number)
         try:
             draw = self._rng.random()
-            drawn_s = 1.0 if draw > 0.99 else 0.05 * draw
-            await asyncio.sleep(drawn_s if self.hold_s is None else self.hold_s)
+            if self.released is not None:
+                await self.released.wait()
+            else:
+                await asyncio.sleep(1.0 if draw > 0.99 else 0.05 * draw)
             self.answered += 1
         finally:
             self.open.discard(number)

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
-from support.fake_api_server import refused, too_old
+from support.fake_api_server import FakeApiServer, refused, too_old
+from support.inference_pools import pod_object
 from xds_server.applications.discovery.kubernetes.answers import (
     Event,
     ExpiredError,
@@ -20,6 +22,7 @@ from xds_server.applications.discovery.kubernetes.answers import (
     status,
 )
 from xds_server.applications.discovery.kubernetes.mirror import Mirror
+from xds_server.applications.discovery.kubernetes.pods import PODS
 from xds_server.fleet.model.kubernetes import KubernetesSpec
 
 FOLDER = Path(__file__).parent / "fixtures/kubernetes-1.36.3"
@@ -156,3 +159,27 @@ def test_the_tests_own_server_answers_alike() -> None:
     made = too_old("1", 2)
     assert _keys(real) == _keys(made)
     assert (real["reason"], real["code"]) == (made["reason"], made["code"])
+
+
+async def test_the_tests_own_server_tells_a_watch_what_its_selector_sees() -> None:
+    """What begins to match is added, what no longer does is deleted as it was, others are silent.
+
+    As ``cacheWatcher.convertToWatchEvent`` of Kubernetes does; not recorded.
+    """
+    other = {"labels": {"app": "web"}}
+    async with FakeApiServer(PODS) as server, aiohttp.ClientSession() as http:
+        server.put(pod_object("a", "10.1.0.1"))
+        server.put(pod_object("b", "10.1.0.2", **other))
+        query = {"watch": "1", "labelSelector": "app=vllm", "timeoutSeconds": "60"}
+        query["resourceVersion"] = str(server.version)
+        async with http.get(server.url + PODS.path("infer"), params=query) as answer:
+            server.put(pod_object("b", "10.1.0.3", **other))
+            server.delete("b")
+            server.put(pod_object("a", "10.1.0.1", **other))
+            left = str(server.version)
+            server.put(pod_object("a", "10.1.0.1", ready=False))
+            server.put(pod_object("a", "10.1.0.1"))
+            seen = [event(await answer.content.readline()) for _ in range(3)]
+    assert [each.kind for each in seen] == ["DELETED", "ADDED", "MODIFIED"]
+    assert seen[0].version == left
+    assert seen[0].object["metadata"]["labels"] == {"app": "vllm"}

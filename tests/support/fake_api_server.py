@@ -1,7 +1,9 @@
 """An API server of EndpointSlices or others, with the answers of a real one and faults on demand.
 
 The forms of its answers are those of ``tests/contract/fixtures/kubernetes-1.36.3``; a contract test
-compares them. It speaks HTTP on loopback, as ``kubectl proxy`` does.
+compares them. Only EndpointSlices are recorded there: what a selector makes of a watch is by
+Kubernetes' source (``cacheWatcher.convertToWatchEvent``). It speaks HTTP on loopback, as
+``kubectl proxy`` does.
 """
 
 from __future__ import annotations
@@ -67,7 +69,8 @@ class FakeApiServer:
         self.version = 100
         self.kept = 0
         self.slices: dict[str, dict[str, Any]] = {}
-        self._history: list[tuple[int, str, dict[str, Any]]] = []
+        self._history: list[tuple[int, dict[str, Any] | None, dict[str, Any] | None]] = []
+        """Version, and the object before and after it; ``None`` = there was or is none."""
         self._changed = asyncio.Event()
         self._continuations: dict[str, tuple[int, list[dict[str, Any]]]] = {}
         self._watches: set[asyncio.Task[Any]] = set()
@@ -127,12 +130,17 @@ class FakeApiServer:
     def put(self, made: dict[str, Any]) -> None:
         """Add or replace a slice."""
         name = made["metadata"]["name"]
-        self._record("MODIFIED" if name in self.slices else "ADDED", made)
+        self.version += 1
+        made["metadata"] = {**made["metadata"], "resourceVersion": str(self.version)}
+        self._history.append((self.version, self.slices.get(name), made))
         self.slices[name] = made
+        self._tell()
 
     def delete(self, name: str) -> None:
         """Delete a slice."""
-        self._record("DELETED", self.slices.pop(name))
+        self.version += 1
+        self._history.append((self.version, self.slices.pop(name), None))
+        self._tell()
 
     def compact(self) -> None:
         """Forget all versions before this one."""
@@ -143,12 +151,6 @@ class FakeApiServer:
         """Begin again with a store that has other versions."""
         self.version, self.kept = version, version
         self._history.clear()
-
-    def _record(self, kind: str, made: dict[str, Any]) -> None:
-        self.version += 1
-        made["metadata"] = {**made["metadata"], "resourceVersion": str(self.version)}
-        self._history.append((self.version, kind, made))
-        self._tell()
 
     def _tell(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
@@ -252,11 +254,11 @@ class FakeApiServer:
             async with asyncio.timeout(float(query["timeoutSeconds"])):
                 while True:
                     changed = self._changed
-                    for at, kind, made in self._history:
+                    for at, before, after in self._history:
                         if at > version:
                             version = at
-                            said = kind if self._selects(query, made) else "DELETED"
-                            await answer.write(_line(said, {**self._api, **made}))
+                            if line := self._told(query, at, before, after):
+                                await answer.write(line)
                     await changed.wait()
         except TimeoutError:
             return answer  # as the client asked
@@ -266,6 +268,23 @@ class FakeApiServer:
             return answer
         finally:
             self._watches.discard(task)
+
+    def _told(
+        self,
+        query: dict[str, str],
+        at: int,
+        before: dict[str, Any] | None,
+        after: dict[str, Any] | None,
+    ) -> bytes:
+        """Return the line of a change as a watch with these selectors sees it; it may be empty."""
+        was = before if before is not None and self._selects(query, before) else None
+        if after is not None and self._selects(query, after):
+            return _line("ADDED" if was is None else "MODIFIED", {**self._api, **after})
+        if was is None:
+            return b""
+        # As it was when it matched, with the version of the change.
+        metadata = {**was["metadata"], "resourceVersion": str(at)}
+        return _line("DELETED", {**self._api, **was, "metadata": metadata})
 
     def bookmark(self) -> bytes:
         """Return the line of a bookmark of the present version."""

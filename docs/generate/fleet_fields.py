@@ -116,7 +116,8 @@ def _type(hint: Any) -> str:
     base, extra = _unwrapped(hint)
     for named, word in _NAMED:
         if set(map(id, get_args(named)[1:])) <= set(map(id, extra)):
-            return word + _bounds(extra if word == "duration" else ())
+            said = _bounds(extra if word == "duration" else ())
+            return f"{word}{said} s" if said[-1:].isdigit() else word + said
     if base == PolicyName:
         return "[policy](policies.md)"
     if get_args(base):

@@ -343,6 +343,8 @@ _SHAPES = {
     "missing": "missing; write `{field}:` here",
 }
 
+_BOUNDS = frozenset({"greater_than", "greater_than_equal", "less_than", "less_than_equal"})
+
 
 def _reason(detail: ErrorDetails, at: Location) -> str:
     kind, context, value = detail["type"], detail.get("ctx", {}), _shown(detail["input"])
@@ -362,7 +364,11 @@ def _reason(detail: ErrorDetails, at: Location) -> str:
     if kind == "string_type" and isinstance(detail["input"], bool | int | float):
         return f'{value} without quotes is not text; write "{value}" in quotes'
     message = detail["msg"]
-    return f"{value}: {message[:1].lower()}{message[1:]}"
+    duration = isinstance(detail["input"], str) and detail["input"][-1:].isalpha()
+    unit = " seconds" if duration and kind in _BOUNDS else ""
+    misfit = isinstance(detail["input"], dict) and not message.startswith("Input ")
+    said = "" if misfit else f"{value}: "  # fields of a mapping that do not fit each other
+    return f"{said}{message[:1].lower()}{message[1:]}{unit}"
 
 
 def _unknown_field(at: Location) -> str:

@@ -99,6 +99,8 @@ def test_reported_faults_are_bounded() -> None:
         ("  routing: [x]\n", "a list stands where a mapping belongs"),
         ("  routing: {policy: best}\n", "'best' is none of 'auto'"),
         ("  routing: {fallbacks: 9}\n", "9: input should be less than or equal to 8"),
+        ("  canary: {window: 5m}\n", "'5m': input should be less than or equal to 60 seconds"),
+        ("  canary: {steps: [5, 50]}\n", "pools[0].canary: `steps` must rise and end with 100"),
         ("  routing: {max_body: null}\n", "nothing (null): input should be a valid integer"),
         ("  default: maybe\n", "'maybe': input should be a valid boolean"),
         ("  health: {path: 5}\n", 'write "5" in quotes'),

@@ -3,9 +3,9 @@
 Rules:
 
 1. They are *declared* by the engine or its configuration, else *observed*: what runs while requests
-   wait for room, in two fresh readings in a row. Of such readings the highest of the last ``KEPT``
-   counts, since a cache full of long prompts runs fewer. Where more run than that and none waits,
-   the engine has room for at least these: a quarter more of them counts, and the limit follows.
+   have waited for room for ``STANDS_S``, in all readings, none of which is old. The highest of the
+   last ``KEPT`` counts, since a cache full of long prompts runs fewer. Where more run than that and
+   none waits, the engine has room for these: a quarter more counts, and the limit follows.
 2. Else they are *learned*, never from how long answers take, which is their length. Those of an
    engine that streams are in ``begun``, others follow from how fast answers end. Nothing is known
    before ``FIRST`` answers; then they are the most requests that were in flight, at least
@@ -35,6 +35,9 @@ OBSERVED: Final = "observed"
 LEARNED: Final = "learned"
 
 KEPT: Final = 8
+STANDS_S: Final = 2.0
+"""Seconds for which requests must wait in all readings. Where the steps of an engine are full of
+prompts some wait for moments, however many it could run."""
 FIRST: Final = 50
 LEAST: Final = 4
 WINDOW: Final = 25
@@ -182,7 +185,16 @@ class LearnedSlots:
 class Slots:
     """What is known of the slots of one model of a replica, or of the replica."""
 
-    __slots__ = ("_full_at", "_seen_at", "batch", "declared", "full", "learned", "streams", "tells")
+    __slots__ = (
+        "_full_since",
+        "_seen_at",
+        "batch",
+        "declared",
+        "full",
+        "learned",
+        "streams",
+        "tells",
+    )
 
     def __init__(self) -> None:
         self.declared: int | None = None
@@ -190,8 +202,8 @@ class Slots:
         """How many it takes at once when it has room, as declared."""
         self.full: deque[int] = deque(maxlen=KEPT)
         """What ran in the latest readings with requests that waited."""
-        self._full_at: float | None = None
-        """When the reading before had some, monotonic seconds; ``None`` = it had none."""
+        self._full_since: float | None = None
+        """Since when all readings had some, monotonic seconds; ``None`` = the last one had none."""
         self.tells = False
         """The engine declares its slots, or tells what runs and waits: none need to be learned."""
         self._seen_at = float("-inf")
@@ -221,13 +233,13 @@ class Slots:
         self.tells = self.tells or self.declared is not None or None not in {running, waits}
         if at <= self._seen_at:
             return
-        self._seen_at = at
-        before, self._full_at = self._full_at, None
+        before, self._seen_at = self._seen_at, at
+        since, self._full_since = self._full_since, None
         if running is None or waits is None or not 1 <= running <= MAX_SLOTS:
             return
         if waits >= 1:
-            self._full_at = at
-            if before is not None and at - before <= FRESH_S:
+            self._full_since = at if since is None or at - before > FRESH_S else since
+            if at - self._full_since >= STANDS_S:
                 self.full.append(int(running))
         elif self.full and running > max(self.full):
             self.full.append(int(running + max(1, running // 4)))

@@ -11,7 +11,7 @@ from ext_proc.routing.peers import Share
 from ext_proc.routing.pipeline.decision import Decision
 from ext_proc.routing.queue.waiting import QueuedRequest
 from ext_proc.routing.router import Router
-from ext_proc.routing.state.slots import KEPT, Known, Slots
+from ext_proc.routing.state.slots import KEPT, STANDS_S, Known, Slots
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.refusal import Refusal
 from ext_proc.routing.values.request import GRPC_STREAM, Features, Form, Request
@@ -62,11 +62,11 @@ def test_a_declared_batch_waits_in_the_engine():
 def test_a_limit_that_is_too_low_is_followed_upwards():
     """More that run than were known, with none that waits, have room for a quarter more."""
     made = router(1, more=AUTO)
-    made.registry.observe("r0", [full(1.0, 8.0)])
-    made.registry.observe("r0", [full(1.5, 8.0)])
-    made.registry.observe("r0", [full(2.0, 8.0, waiting=0.0)])
+    for at in (1.0, 2.0, 3.0):
+        made.registry.observe("r0", [full(at, 8.0)])
+    made.registry.observe("r0", [full(3.5, 8.0, waiting=0.0)])
     assert told(made) == Limit(9, "observed")
-    made.registry.observe("r0", [full(2.5, 9.0, waiting=0.0)])
+    made.registry.observe("r0", [full(4.0, 9.0, waiting=0.0)])
     assert told(made) == Limit(12, "observed")
 
 
@@ -85,31 +85,32 @@ def test_declared_slots_win_over_observed_ones():
     assert told(made) == Limit(5, "declared")
 
 
-def test_two_fresh_full_readings_are_observed():
-    """One reading with a queue proves nothing, two in a row give the slots."""
+def test_a_queue_that_stands_shows_the_slots():
+    """However many readings: steps that are full of prompts let requests wait for moments."""
     made = router(1, more=AUTO)
-    made.registry.observe("r0", [full(1.0, 8.0)])
-    assert told(made) is None
-    made.registry.observe("r0", [full(1.5, 8.0)])
+    for at in range(8):
+        made.registry.observe("r0", [full(1.0 + STANDS_S * at / 8, 8.0)])
+        assert told(made) is None
+    made.registry.observe("r0", [full(1.0 + STANDS_S, 8.0)])
     assert told(made) == Limit(9, "observed")
 
 
 @pytest.mark.parametrize(
-    "second",
+    "last",
     [
-        full(1.0, 8.0),  # the same reading, merged with another source's
-        full(3.5, 8.0),  # a stale one lies between
-        full(1.5, 8.0, waiting=0.0),
-        full(1.5, 8.0, waiting=3.0, deferred=3.0),  # they wait for an adapter, not for room
-        full(1.5, 0.0),
-        Reading(1.5, "m", queued=2.0),
+        full(2.5, 8.0),  # the same reading, merged with another source's
+        full(5.0, 8.0),  # a stale one lies between
+        full(3.5, 8.0, waiting=0.0),
+        full(3.5, 8.0, waiting=3.0, deferred=3.0),  # they wait for an adapter, not for room
+        full(3.5, 0.0),
+        Reading(3.5, "m", queued=2.0),
     ],
 )
-def test_what_is_not_seen_twice_is_not_observed(second: Reading):
+def test_what_does_not_stand_is_not_observed(last: Reading):
     """Readings that are old, equal, without a queue for room or without a count teach nothing."""
     made = router(1, more=AUTO)
-    made.registry.observe("r0", [full(1.0, 8.0)])
-    made.registry.observe("r0", [second])
+    for each in (full(1.0, 8.0), full(2.5, 8.0), last):
+        made.registry.observe("r0", [each])
     assert told(made) is None
 
 
@@ -117,7 +118,7 @@ def test_observed_slots_follow_the_engine():
     """The highest of the latest readings counts: a cache of long prompts runs fewer."""
     made = router(1, more=AUTO)
     at = 0.0
-    for running in [16.0, 16.0, 12.0, *[8.0] * KEPT]:
+    for running in [*[16.0] * 10, 12.0, *[8.0] * KEPT]:
         at += 0.25
         made.registry.observe("r0", [full(at, running)])
     assert told(made) == Limit(9, "observed")

@@ -31,7 +31,10 @@ pytestmark = pytest.mark.timeout(240 + EVENTS)
 
 @pytest.mark.parametrize("sources", ["file", "dns", "file and dns"])
 async def test_no_request_fails_while_membership_changes(sources: str, tmp_path: Path) -> None:
-    """But those that a replica had when it died; in the end all have what the sources list."""
+    """But those that a replica had when it died; first each source lists others altogether.
+
+    In the end all have what the sources list.
+    """
     rng = random.Random(SEED)
     async with AsyncExitStack() as exit_:
         ports = exit_.enter_context(HeldPorts())
@@ -51,6 +54,8 @@ async def test_no_request_fails_while_membership_changes(sources: str, tmp_path:
         stack = await exit_.enter_async_context(ChurnStack(drivers, dns, tmp_path / "state"))
         load = await exit_.enter_async_context(Load(stack.http_url))
         churn = await exit_.enter_async_context(Churn(stack, drivers, rng))
+        for driver in drivers:
+            await churn.replace(driver)
         await run_events(churn, stack, EVENTS, lambda: rng.choice([0.01, 0.05, 0.1, 0.5]))
         await churn.settle()
         churn.write_figures(sources, load)

@@ -160,6 +160,19 @@ class Churn:
         self.happened["removed"] += 1
         await driver.say()
 
+    async def replace(self, driver: Driver) -> None:
+        """Let a source list as many new replicas at once, and none of before."""
+        old = list(driver.listed.values())
+        driver.listed.clear()
+        for _ in old:
+            self._numbers += 1
+            replica = await driver.make(self._numbers, self._rng)
+            await replica.start()
+            driver.listed[replica.name] = replica
+        self.leaving.update({each.address: (each, driver) for each in old})
+        self.happened["replaced whole"] += 1
+        await driver.say()
+
     async def _back(self, driver: Driver) -> None:
         """List a replica again that has not stopped yet."""
         mine = [replica for replica, of in self.leaving.values() if of is driver]

@@ -189,8 +189,7 @@ def _by_counter(
     page.rest = max(page.rest - len(done), 0.0) % 1.0
     if not done:
         return None
-    ours = len(done) / (grown * share)
-    known = alone and share >= LEAST_SHARE and ALONE <= ours <= 1.0 / ALONE
+    known = alone and share >= LEAST_SHARE and ALONE <= len(done) / (grown * share) <= 1.0 / ALONE
     return Computed(done, took / grown if known else None)
 
 

@@ -82,6 +82,17 @@ def test_prompts_of_other_clients_are_not_taken_for_ours() -> None:
     assert done == list(range(1, 201))
 
 
+def test_a_prompt_that_came_and_went_between_two_pages_tells_no_speed() -> None:
+    """None of ours was seen in flight, so how many of the engine's were ours is not known."""
+    progress = Progress()
+    progress.observe("a", [counted(0.0, 0.0, 0.0, running=1.0)], 0, 0)
+    progress.sent(sent(1, 0.1))
+    progress.ended(sent(1, 0.1), 0.2, done=True)
+    computed = progress.observe("a", [counted(1.0, 2.0, 2.0, running=1.0)], 0, 0)
+    assert computed is not None
+    assert (ids(computed), computed.mean_s) == ([1], None)
+
+
 def test_a_queue_tells_that_the_others_have_left_it() -> None:
     """All but the latest of the queue, and one that may be under way, are done."""
     progress = Progress()

@@ -2,8 +2,8 @@
 
 The forms of its answers are those of ``tests/contract/fixtures/kubernetes-1.36.3``; a contract test
 compares them. Only EndpointSlices are recorded there: what a selector makes of a watch is by
-Kubernetes' source (``cacheWatcher.convertToWatchEvent``). It speaks HTTP on loopback, as
-``kubectl proxy`` does.
+Kubernetes' documented rules, not by recordings. It speaks HTTP on loopback, as ``kubectl proxy``
+does.
 """
 
 from __future__ import annotations

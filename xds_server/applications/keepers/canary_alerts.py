@@ -103,12 +103,14 @@ class CanaryAlerts:
 
     async def _answer(self, asked: AlertQuery) -> list[Mapping[str, Any]] | str:
         """Return the labels of what fires, or why that is not known."""
-        url = (yarl.URL(asked.url) / _PATH).with_query(query=asked.query)
         try:
+            url = (yarl.URL(asked.url) / _PATH).with_query(query=asked.query)
             async with self._client.turn(ANSWER_S) as turn:
                 answer = await turn.http("GET", url, max_bytes=MAX_BYTES)
         except AskError as error:
             return error.fault.value
+        except ValueError as error:  # such as a port above 65535
+            return f"cannot be asked: {error}"
         return fires(answer.status, answer.body)
 
 

@@ -173,7 +173,10 @@ class CanaryKeeper:
     async def look(self) -> None:
         """Look at all rollouts once, and make what comes next."""
         if self._ask is not None:
-            await self._ask(self.running)
+            try:
+                await self._ask(self.running)
+            except Exception:  # noqa: BLE001 - rule 6: no alert may end the rollouts' looks
+                _log.exception("canary_look_failed", pool="")
         if self._count is not None:
             try:
                 async with asyncio.timeout(COUNT_S):

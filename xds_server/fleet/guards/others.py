@@ -30,7 +30,10 @@ class ChangedMeanwhile(ValueError):  # noqa: N818 - reads as the sentence it is
 
     def __init__(self, based_on: int, now: int, since: Sequence[Revision]) -> None:
         known = [each for each in since if based_on < each.number <= now][:MAX_NAMED]
-        told = [f"{each.number} by {each.author or 'nobody'}: {_first(each)}" for each in known]
+        told = [
+            f"{each.number} by {each.author or 'an unnamed author'}: {_first(each)}"
+            for each in known
+        ]
         super().__init__(
             f"revision {now} is in force, not {based_on}, on which this change is based"
             f"{'; since then: ' if told else ''}{'; '.join(told)}. See the whole difference"

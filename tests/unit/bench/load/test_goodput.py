@@ -22,7 +22,7 @@ def row(setting: str, goodput: float) -> dict[str, object]:
     ],
 )
 def test_a_run_sets_its_limit_and_nothing_else(setting, routing, breaker):
-    """The defaults are those of a pool nobody tuned."""
+    """The defaults are those of a pool without settings."""
     pool = {"match": {}, "routing": {"policy": "x"}, "circuit_breaker": {}, "endpoints": []}
     fleet_of(Cell("declared", "plain", 1.0, setting))({"pools": [pool]})
     assert (pool.get("routing"), pool.get("circuit_breaker")) == (routing, breaker)

@@ -52,7 +52,7 @@ async def test_force_makes_it_and_the_history_says_so(world: World) -> None:
 
 
 async def test_a_fleet_that_knows_of_no_drain_is_refused(world: World) -> None:
-    """A file from yesterday does not bring a replica back that somebody is about to stop."""
+    """A file from yesterday does not end the drain of a replica that is about to be stopped."""
     await world.control.change(drained, WAIT)
     with pytest.raises(UndoesOthers, match=r"drain of r1 \(pool 'llm'\).*--based-on 2"):
         await world.control.apply_text(TEXT, "fleet", bob())

@@ -80,6 +80,10 @@ async def test_what_is_not_known_is_told_apart(asked: Asked) -> None:
     asked.write("vector(1)", url="http://127.0.0.1:1")
     firing, unknown = await asked.told()
     assert (firing, unknown) == ([], ["http://127.0.0.1:1: refuses connections"])
+    asked.write("vector(1)", url="http://127.0.0.1:99999")
+    firing, unknown = await asked.told()
+    assert firing == []
+    assert "cannot be asked" in unknown[0]
 
 
 async def test_it_is_asked_every_few_seconds_and_after_an_edit(asked: Asked) -> None:

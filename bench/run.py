@@ -31,6 +31,8 @@ from bench.report.write import around, fill, write_report
 from bench.suites.context import Context, machine
 from bench.suites.fleet_plan import usual_s as fleet_s
 from bench.suites.workloads import KINDS
+from ext_proc.packages import PackageError, load_policies
+from ext_proc.routing.policies import POLICIES
 from tidegate_common import logs
 
 if TYPE_CHECKING:
@@ -79,7 +81,8 @@ class BenchOptions:
     """Options of the bench.
 
     Raises:
-        UsageError: A name is unknown, or the page lacks the markers.
+        UsageError: A name is unknown, a package's policy cannot be taken, or the page lacks the
+            markers.
     """
 
     suites: Sequence[str] = ()
@@ -90,6 +93,8 @@ class BenchOptions:
     seeds: int | None = None
     contenders: Sequence[str] = ()
     workloads: Sequence[str] = ()
+    policies: Sequence[str] = ()
+    """Policies of ``real``; empty: its own."""
     seconds: float | None = None
     scale: float | None = None
     fresh: bool = False
@@ -102,17 +107,23 @@ class BenchOptions:
         """Check names and the page before a long run.
 
         Raises:
-            UsageError: A name is unknown, or the page lacks the markers.
+            UsageError: As of the class.
         """
         if self.docs is not None:
             try:
                 around(self.docs)
             except (OSError, ValueError) as error:
                 raise UsageError(str(error)) from None
+        if self.policies:
+            try:
+                load_policies()
+            except PackageError as error:
+                raise UsageError(str(error)) from None
         for given, known, what in (
             (self.suites, LIMITS, "suite"),
             (self.contenders, NAMES, "contender"),
             (self.workloads, KINDS, "workload"),
+            (self.policies, POLICIES, "policy"),
         ):
             for name in given:
                 if name not in known:
@@ -170,6 +181,7 @@ def _context(
         seeds=options.seeds or (3 if options.full else 1),
         contenders=options.contenders,
         workloads=options.workloads,
+        policies=options.policies,
         scale=options.scale,
         seconds=options.seconds,
     )
@@ -243,7 +255,11 @@ def write_whole(path: Path, data: bytes) -> None:
 def _command(name: str, context: Context) -> str:
     words = ["tidegate bench", name, f"--{context.pick('quick', 'full')}"]
     words.append(f"--seeds {context.seeds}")
-    names = {"contenders": context.contenders, "workloads": context.workloads}
+    names = {
+        "contenders": context.contenders,
+        "workloads": context.workloads,
+        "policies": context.policies,
+    }
     words += [f"--{option} {','.join(chosen)}" for option, chosen in names.items() if chosen]
     given = {"seconds": context.seconds, "scale": context.scale}
     words += [f"--{option} {value:g}" for option, value in given.items() if value is not None]

@@ -12,6 +12,8 @@ import re
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Final
 
+import structlog
+
 from ext_proc.routing.policies import POLICIES
 from ext_proc.routing.policies.outside import INTERFACE, Outside
 from tidegate_api.pools import OUTSIDE_POLICY
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 GROUP: Final = "tidegate.policies"
 MAX_POLICIES: Final = 64
 """Most policies of other packages."""
+
+_log = structlog.stdlib.get_logger("ext_proc.packages")
 
 
 class PackageError(RuntimeError):
@@ -72,9 +76,15 @@ def _taken(point: EntryPoint) -> Callable[[Rng], Outside]:
     if not callable(getattr(policy, "prices", None)):
         raise PackageError(f"{where}: it has no method `prices`")
 
+    def failed(reason: str) -> None:
+        _log.warning("policy_failed", policy=point.name, reason=reason, decides="least-in-flight")
+
     def made(rng: Rng) -> Outside:
-        outside: OutsidePolicy = make(rng)
-        return Outside(outside)
+        try:
+            outside: OutsidePolicy = make(rng)
+        except Exception as error:
+            raise ValueError(f"{where}: {type(error).__name__}: {error}") from error
+        return Outside(outside, failed)
 
     return made
 

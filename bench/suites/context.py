@@ -44,6 +44,8 @@ class Context:
     """Contenders to run; empty: all."""
     workloads: Sequence[str] = ()
     """Workloads of the suite ``fleet`` to run; empty: all."""
+    policies: Sequence[str] = ()
+    """Policies of the suite ``real`` to run; empty: its own."""
     scale: float | None = None
     """Emulated seconds per second; ``None``: each workload's default."""
     seconds: float | None = None

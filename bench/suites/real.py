@@ -54,18 +54,18 @@ def requests(jobs: Sequence[Job], salt: str) -> list[bytes]:
 
 async def run(context: Context) -> dict[str, Any]:
     """Run each policy, then Envoy alone, on the same replicas; each run has its own prompts."""
-    count = int(RATE * context.pick(8, 30))
+    count, policies = int(RATE * context.pick(8, 30)), context.policies or POLICIES
     workload = small("sessions", count)
     rows = []
     # One more replica than is used, because the last of several is the canary.
     async with Tritons(REPLICAS + 1, models=(LLM_MODEL,)) as tritons:
         for seed in range(context.seeds):
             at = arrivals(workload, RATE, Random(seed))  # noqa: S311 - runs must repeat
-            for name in (*POLICIES, *contenders.ENVOYS[:1]):
+            for name in (*policies, *contenders.ENVOYS[:1]):
                 context.say(f"real: {name}")
                 sent = requests(workload.jobs, f"{seed}{name}")
                 row = {"contender": name, "seed": seed}
-                if name in POLICIES:
+                if name in policies:
                     row |= await _tidegate(tritons, name, at, sent)
                 else:
                     row |= await _envoy(tritons, name, at, sent)

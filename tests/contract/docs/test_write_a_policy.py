@@ -64,6 +64,21 @@ def test_its_commands_run(installed: Path) -> None:
         assert "acme.longest-match" in ended.stdout
 
 
+def test_validate_knows_where_it_is_installed(installed: Path, tmp_path: Path) -> None:
+    """With the package nothing is warned of; without it the warning says what to do."""
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text(
+        "pools:\n- {name: llm, default: true, match: {models: [m]},"
+        " routing: {policy: acme.longest-match}, endpoints: [{http: '127.0.0.1:1'}]}\n"
+    )
+    found = run(installed, "-m", "tidegate", "validate", str(fleet))
+    assert (found.returncode, "warning" in found.stdout) == (0, False), found.stderr
+    lacking = run(tmp_path, "-m", "tidegate", "validate", str(fleet))
+    assert lacking.returncode == 0
+    assert "pool llm names the policy acme.longest-match, which no package" in lacking.stdout
+    assert "install it with each picker" in lacking.stdout
+
+
 def test_a_picker_refuses_to_start_with_another_version(installed: Path, tmp_path: Path) -> None:
     """One line names the package, the policy and the two versions."""
     kept = shutil.ignore_patterns("__pycache__")

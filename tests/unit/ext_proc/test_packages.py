@@ -7,10 +7,12 @@ from importlib.metadata import EntryPoint
 from typing import Any
 
 import pytest
+import structlog
 
 from ext_proc.packages import GROUP, MAX_POLICIES, PackageError, load_policies
 from ext_proc.routing.policies import POLICIES, make_policy
 from ext_proc.routing.policies.outside import Outside
+from support.contexts import make
 
 
 class Good:
@@ -26,10 +28,30 @@ class Good:
         return [1.0] * len(offer.candidates)
 
 
+class Mute(Good):
+    """A policy without an answer."""
+
+    def prices(self, offer: Any) -> Any:
+        """Return nothing."""
+        del offer
+
+
 class Later(Good):
     """A policy of an interface that is not this one."""
 
     interface = 2
+
+
+class Once(Good):
+    """A policy that can be made once."""
+
+    made = False
+
+    def __init__(self, rng: object) -> None:
+        super().__init__(rng)
+        if self.made:
+            raise RuntimeError("again")
+        Once.made = True
 
 
 class Unstated:
@@ -66,6 +88,25 @@ def test_a_policy_of_a_package_is_made_like_ours(table: dict[str, Any]) -> None:
     assert "acme.good" in table
     with pytest.raises(ValueError, match=r"'acme.gone'; install its package with each picker, or"):
         make_policy("acme.gone", random.Random(0), pool="llm")
+
+
+def test_a_policy_that_cannot_be_made_for_a_pool_refuses_that_pool(table: dict[str, Any]) -> None:
+    """It is an error of the pool, as an unknown name is, whatever the package raises."""
+    load_policies([point("acme.once", "Once")])
+    with pytest.raises(ValueError, match=r"policy 'acme.once' \(.*:Once\): RuntimeError: again"):
+        table["acme.once"](random.Random(0))
+
+
+def test_the_first_failure_for_a_pool_is_logged(table: dict[str, Any]) -> None:
+    """The event names the policy and says what decides instead."""
+    load_policies([point("acme.mute", "Mute")])
+    with structlog.testing.capture_logs() as logged:
+        table["acme.mute"](random.Random(0)).prices(make(1))
+    reason = "TypeError: 'NoneType' object is not iterable"
+    assert logged == [
+        {"event": "policy_failed", "log_level": "warning", "policy": "acme.mute"}
+        | {"reason": reason, "decides": "least-in-flight"}
+    ]
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,14 @@ def bench(
         str,
         typer.Option("--workloads", metavar="A,B,...", help="Workloads of `fleet`; default: all."),
     ] = "",
+    policies: Annotated[
+        str,
+        typer.Option(
+            "--policies",
+            metavar="A,B,...",
+            help="Policies of `real`; default: auto, round-robin, least-in-flight.",
+        ),
+    ] = "",
     seconds: Annotated[
         float | None,
         typer.Option("--seconds", min=2, help="Length of one run of `fleet`, seconds."),
@@ -66,6 +74,7 @@ def bench(
             seeds=seeds,
             contenders=_names(contenders),
             workloads=_names(workloads),
+            policies=_names(policies),
             seconds=seconds,
             scale=scale,
             fresh=fresh,

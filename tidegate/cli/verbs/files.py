@@ -114,7 +114,7 @@ def validate(
         from xds_server.fleet.diff import diff
 
         changes = list(diff(load(*read_text(against)), loaded))
-    needs, warned = picker_needs(loaded), warnings(loaded)
+    needs, warned = picker_needs(loaded), [*warnings(loaded), *missing_policies(loaded)]
     endpoints = sum(len(pool.endpoints) for pool in loaded.pools)
     if output is not Output.TABLE:
         found: dict[str, object] = {"source": source, "pools": len(loaded.pools)}
@@ -122,7 +122,7 @@ def validate(
         found |= {
             "finds": finds,
             "needs_a_picker": list(needs),
-            "warnings": list(warned),
+            "warnings": warned,
             "changes": changes,
         }
         drained = None if changes is None else list(draining_fields(changes))
@@ -134,6 +134,34 @@ def validate(
     print("\n".join(f"  {one}" for one in [*finds, *sentences]))
     if changes is not None:
         _print_changes(against or f"the fleet in force at {server}", changes)
+
+
+def missing_policies(fleet: Fleet) -> list[str]:
+    """Return a sentence for each policy of another package that is not installed here.
+
+    Raises:
+        CliError: An installed package offers a policy that no picker would take.
+    """
+    named = {
+        (pool.name, policy)
+        for pool in fleet.pools
+        for policy in (pool.routing.policy, *pool.routing.allow_override)
+        if "." in policy  # as of other packages alone
+    }
+    if not named:
+        return []
+    from ext_proc.packages import PackageError, load_policies
+
+    try:
+        installed = load_policies()
+    except PackageError as error:
+        raise CliError(str(error)) from error
+    return [
+        f"pool {pool} names the policy {policy}, which no package that is installed here offers:"
+        " install it with each picker, or correct the name; pickers without it refuse the pool"
+        for pool, policy in sorted(named)
+        if policy not in installed
+    ]
 
 
 def hold_with_envoy(fleet: Fleet, source: str) -> None:

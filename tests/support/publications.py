@@ -54,11 +54,14 @@ class Simulation:
         *,
         build: str = "",
         group: str = "",
+        cluster: str = "",
     ) -> None:
         stream = SotwStream(str(number))
         self.waiting[number], self.got[number] = [], []
         node = node or f"n{number}"
-        self.publisher.connect(number, node, audience, stream, self.now, build=build, group=group)
+        self.publisher.connect(
+            number, node, audience, stream, self.now, build=build, group=group, cluster=cluster
+        )
         types = {CLUSTER_TYPE: (), ROUTE_TYPE: ("r",)} if audience == "envoy" else {POOL_TYPE: ()}
         for type_url, names in types.items():
             self.names[number, type_url] = names

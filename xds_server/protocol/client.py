@@ -56,6 +56,10 @@ class Client:
     """What it has refused, and whether it is in quarantine."""
     group: str = ""
     """Its node group; empty = none."""
+    cluster: str = ""
+    """Its node's cluster; empty = none."""
+    stood: bool = False
+    """It was connected through a publication, and held what that had come to at its end."""
     reports: bool = True
     """Of a picker's audience: it reports its requests in flight, for which drains wait."""
 
@@ -63,6 +67,16 @@ class Client:
     def key(self) -> tuple[Audience, str]:
         """What is remembered of its node is kept under this key."""
         return self.audience, self.node
+
+    @property
+    def kin(self) -> tuple[str, str]:
+        """What clients of one kind have in common whatever their node ids: cluster and build."""
+        return self.cluster, self.refusals.build
+
+    @property
+    def had_state(self) -> bool:
+        """It had a state before the running publication: of this server, or of one before."""
+        return self.stood or self.stream.resumed
 
     def late_at(self, limit_s: float = STAGE_DEADLINE_S) -> float:
         """Return when it is late, monotonic seconds; infinite if it owes nothing."""

@@ -146,6 +146,11 @@ class _Stream(ABC, Generic[Request]):
         return tracker is not None and tracker.requested
 
     @property
+    def resumed(self) -> bool:
+        """The client has stated that it holds resources from an earlier stream."""
+        return any(tracker.resumed for tracker in self._ordered)
+
+    @property
     def owes_answer(self) -> bool:
         """The client has a message that it has not answered."""
         return any(tracker.in_flight for tracker in self._ordered)

@@ -103,6 +103,7 @@ class Publisher:
         *,
         build: str = "",
         group: str = "",
+        cluster: str = "",
         reports: bool = True,
     ) -> None:
         """Add a client whose node is known; nothing is sent before its first request.
@@ -115,10 +116,11 @@ class Publisher:
             now: Monotonic seconds.
             build: The build that it reports; empty = unknown.
             group: Its node group; empty = none.
+            cluster: Its node's cluster; empty = none.
             reports: Whether it reports requests in flight, as pickers do.
         """
         client = Client(number, node, audience, stream, now, -1, stream.standing(), group=group)
-        client.reports = reports
+        client.cluster, client.reports = cluster, reports
         self._nodes.joined(client, build, now)
         self._course.join(client, now)
 
@@ -329,6 +331,9 @@ class Publisher:
         run.outcome = self._outcome(run, state, now)
         self._run = None
         self._course.finished()
+        for client in self._course.clients.values():
+            if client.audience in run.touched and client.has_veto(run):
+                client.stood = client.stood or client.standing.state == "SYNCED"
         if state == "done":
             for client in self._course.clients.values():
                 if client.refusals.count:

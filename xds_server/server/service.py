@@ -367,6 +367,7 @@ class AdsServer:
             self._clock(),
             build=node.release,
             group=node.group,
+            cluster=node.cluster,
             reports=node.kind == "picker",
         )
         if (twins := self._publisher.twins(connection.number)) > 1:

@@ -420,11 +420,12 @@ class Fleet(Strict):
     gateway: Gateways | None = None
     """The gateways that Envoy asks about models, statistics and the server; without them such
     questions go to any replica, or are refused where they address one."""
-    on_reject: Literal["rollback", "keep", "quorum"] = "rollback"
-    """When an Envoy refuses new routes while others took them: all go back, or the others keep
-    them, or all go back if at least `reject_quorum` of the Envoys refuse."""
+    on_reject: Literal["rollback", "keep", "quorum"] = "quorum"
+    """When an Envoy refuses what others take: all go back, or the others keep new routes, or all go
+    back if at least `reject_quorum` of the voices are refusals ([who has
+    one](xds.md#when-a-client-refuses))."""
     reject_quorum: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
-    """With `on_reject: quorum`: the share of the Envoys that count whose refusal ends a change."""
+    """With `on_reject: quorum`: the share of refusals that ends a change."""
     waves: bool = False
     """Each step of a change comes to one Envoy, then to its node group, then to all. Drains, shed
     load and replicas found sick do not wait for waves."""

@@ -8,9 +8,13 @@ Rules:
 3. With ``rollback`` one such refusal ends the publication. The refusal of a client that has refused
    the last changes too (``Refusals.suspect``) does so only if no other client accepts: until then
    the stage waits for the others.
-4. With ``quorum`` it ends once at least ``quorum`` of the clients that count have refused: those
-   that have refused, accepted or not answered yet, without those that are late or in quarantine.
-5. With ``keep`` a refusal at the switch, or after it, ends nothing.
+4. With ``quorum`` it ends once at least ``quorum`` of the voices are refusals. Clients that had a
+   state before (``Client.had_state``) have one each, if they have refused, accepted or not answered
+   yet, without those that are late or in quarantine. Others have one only where no client had a
+   state: a process that begins anew under another node id each time never has.
+5. Refusals of one type by clients of one kind (``Client.kin``) of which none accepts are one voice,
+   however many there are: they say one thing. Where some of them accept, each has its own.
+6. With ``keep`` a refusal at the switch, or after it, ends nothing.
 """
 
 from __future__ import annotations
@@ -34,19 +38,19 @@ def judge(run: PublicationRun, stage: Stage, clients: Iterable[Client], now: flo
     run.late_at, run.blocking = float("inf"), 0
     mine = [client for client in clients if client.audience == stage.audience]
     accepted: list[Client] = []
-    pending = 0
+    pending = [client for client in mine if client.left == "WAVE"]
     for client in mine:
         standing = client.standing
         if client.left:
-            pending += client.left == "WAVE"
-        elif standing.state == "NACKED" and standing.nacks > client.old_nacks:
+            continue
+        if standing.state == "NACKED" and standing.nacks > client.old_nacks:
             _note_refusal(run, stage, client, now)
         elif standing.state == "PENDING":
             late_at = min(client.late_at(stage.deadline_s), run.entered + stage.deadline_s)
             if now >= late_at:
                 client.left, client.left_at = "STALLED", now
                 continue
-            pending += 1
+            pending.append(client)
             if late_at <= run.late_at:  # of several the last: answers come in order
                 run.late_at, run.blocking = late_at, client.number
         elif standing.state == "SYNCED":
@@ -54,7 +58,7 @@ def judge(run: PublicationRun, stage: Stage, clients: Iterable[Client], now: flo
     _quarantine(mine, accepted, now)
     refused = [c for c in mine if c.left == "NACKED" and c.number in run.refused]
     if refused and run.revocable(stage):
-        ends = _ends(run, refused, len(accepted), pending)
+        ends = _ends(run, refused, accepted, pending)
         if ends is not None:
             return "abandon" if ends else "wait"
     return "pass" if run.late_at == float("inf") else "wait"
@@ -82,11 +86,26 @@ def _quarantine(clients: Iterable[Client], accepted: Collection[Client], now: fl
 
 
 def _ends(
-    run: PublicationRun, refused: Collection[Client], accepted: int, pending: int
+    run: PublicationRun,
+    refused: Collection[Client],
+    accepted: Collection[Client],
+    pending: Collection[Client],
 ) -> bool | None:
     """Return whether the refusals end the publication; ``None`` = they do not, ``False`` = wait."""
     if run.on_reject == "quorum":
-        counted = len(refused) + accepted + pending
-        return True if len(refused) >= run.quorum * counted else None
+        if any(client.had_state for group in (refused, accepted, pending) for client in group):
+            refused = [client for client in refused if client.had_state]
+            accepted = [client for client in accepted if client.had_state]
+            pending = [client for client in pending if client.had_state]
+        voices = _voices(refused, accepted)
+        least = run.quorum * (voices + len(accepted) + len(pending))
+        return True if voices and voices >= least else None
     others_owe = run.late_at < float("inf")
     return not (others_owe and all(client.refusals.suspect for client in refused))
+
+
+def _voices(refused: Collection[Client], accepted: Collection[Client]) -> int:
+    """Return how many voices the refusals are (rule 5)."""
+    split = {client.kin for client in accepted}
+    alone = [client for client in refused if client.kin not in split]
+    return len(refused) - len(alone) + len({(c.kin, c.standing.type_url) for c in alone})

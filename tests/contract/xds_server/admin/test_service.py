@@ -46,7 +46,7 @@ class FakeAds:
     def publish(self, plan, *, on_reject: str, quorum: float, waves: bool) -> FakeAds:
         """Accept the stages."""
         assert list(plan())
-        assert (on_reject, quorum, waves) == ("rollback", 0.5, False)
+        assert (on_reject, quorum, waves) == ("quorum", 0.5, False)
         return self
 
     def in_force(self, _audience: str) -> None:

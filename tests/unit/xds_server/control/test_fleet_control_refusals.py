@@ -196,7 +196,7 @@ async def test_publishing_a_revision_again_keeps_its_outcome(world: World) -> No
 async def test_other_clients_may_keep_what_one_rejected(world: World) -> None:
     """The setting of the fleet is passed to the publisher."""
     await world.control.apply(fleet(on_reject="keep"), ChangeOptions())
-    assert [p.on_reject for p in world.publisher.published] == ["rollback", "keep"]
+    assert [p.on_reject for p in world.publisher.published] == ["quorum", "keep"]
 
 
 async def test_sick_replicas_are_published_without_a_revision(world: World) -> None:

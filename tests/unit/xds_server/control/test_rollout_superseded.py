@@ -115,7 +115,8 @@ class World:
         """Publish the fleet whose routes have a mark."""
         self.newest = mark
         paths = [f"/mark-{mark}/"]
-        made = fleet(pool(match={"models": ["m"], "paths": paths}, default=True), waves=True)
+        served = pool(match={"models": ["m"], "paths": paths}, default=True)
+        made = fleet(served, waves=True, on_reject="rollback")
         revision = Revision(mark, 0, "ann", "", ())
         return self.rollout.publish(FleetState(revision, made, {}, None))
 

@@ -121,7 +121,7 @@ async def test_a_promotion_is_a_revision_with_a_ramp(kept: Kept) -> None:
     state = kept.control._state
     assert state is not None
     assert state.all_incarnations["r3"] == (1, 1_700_000_000_000)
-    edited = FLEET.replace('"on_reject":"rollback"', '"on_reject":"keep"')
+    edited = FLEET.replace('"on_reject":"quorum"', '"on_reject":"keep"')
     assert edited != FLEET
     await kept.control.apply_file(edited, "fleet.yaml")
     assert await kept.look() == []

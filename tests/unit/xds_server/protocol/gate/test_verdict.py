@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from support.publications import Simulation, envoys, five, running
 from tidegate_api.names import CLUSTER_TYPE
 from xds_server.protocol.gate.quarantine import LIMIT
+from xds_server.protocol.messages import SotwRequest
 from xds_server.protocol.publication import PublicationRun
+from xds_server.protocol.stream import SotwStream
 from xds_server.protocol.transaction import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def attempt(sim: Simulation, number: int, *refusing: int, held: str = "a") -> PublicationRun:
@@ -219,3 +226,82 @@ def test_several_nacks_of_one_publication_are_one_refusal() -> None:
         for number in sim.waiting:
             sim.answer(number, error="no" if number == 1 else None)
     assert sim.publisher._course.clients[1].refusals.count <= 1
+
+
+def changes(sim: Simulation, count: int, pods: int, kind: Callable[[int], str]) -> list[str]:
+    """Make changes, each beside new pods that refuse it; return how they ended."""
+    states, held, number = [], "a", 100
+    for change in range(count):
+        new = chr(ord("b") + change)
+        refusing = range(number, number + pods)
+        number += pods
+        for pod in refusing:
+            sim.join(pod, node=f"pod-{pod}", cluster=kind(pod))
+            sim.answer(pod)
+        run = sim.publish(*five(held, new), on_reject="quorum")
+        for _ in range(5):
+            for client in list(sim.waiting):
+                sim.answer(client, error="too old" if client in refusing else None)
+        states.append(sim.outcome(run).state)
+        held = new if states[-1] == "done" else held
+        for pod in refusing:
+            sim.leave(pod)
+    return states
+
+
+@pytest.mark.parametrize("pods", [1, 8])
+def test_pods_that_refuse_under_new_names_take_no_change_back(pods: int) -> None:
+    """A deployment that restarts again and again is no quorum, however many pods it has."""
+    assert changes(running(envoy_count=2), 8, pods, lambda _: "broken") == ["done"] * 8
+
+
+def test_new_names_and_kinds_take_no_change_back() -> None:
+    """What a client says of itself costs it nothing: only one that had the state has a voice."""
+    states = changes(running(envoy_count=1), 2, 300, lambda pod: f"kind-{pod}")
+    assert states == ["done", "done"]
+
+
+@pytest.mark.parametrize(("kinds", "state"), [(1, "done"), (8, "abandoned")])
+def test_refusals_of_one_kind_that_none_of_it_contradicts_are_one_voice(
+    kinds: int, state: str
+) -> None:
+    """Eight that stayed through a change and refuse the next say one thing, if they are alike."""
+    sim = running(envoy_count=3)
+    for pod in range(20, 28):
+        sim.join(pod, cluster=f"old-{pod % kinds}")
+        sim.answer(pod)
+    run = sim.publish(*five("a", "ab"), on_reject="quorum")
+    for _ in range(5):
+        for number in sim.waiting:
+            sim.answer(number)
+    assert sim.outcome(run).state == "done"
+    run = sim.publish(*five("ab", "c"), on_reject="quorum")
+    for _ in range(5):
+        for number in sim.waiting:
+            sim.answer(number, error="no" if number >= 20 else None)
+    assert sim.outcome(run).state == state
+
+
+def test_envoys_of_one_kind_that_disagree_have_a_voice_each() -> None:
+    """Most hosts lack a file that the change names: two of ten that have it are no reason."""
+    sim = running(envoy_count=10, pickers=0)
+    run = sim.publish(*five("a", "b"), on_reject="quorum")
+    for number in sim.waiting:
+        sim.answer(number, error="no such file" if number <= 8 else None)
+    assert sim.outcome(run).state == "abandoned"
+
+
+def test_a_client_that_resumes_has_a_voice() -> None:
+    """After a restart of the server all clients are new to it, and have what they had."""
+    sim = running(envoy_count=0, pickers=0)
+    for number, version in ((1, "x"), (2, ""), (3, "")):
+        stream = SotwStream(str(number))
+        sim.waiting[number], sim.got[number] = [], []
+        sim.names[number, CLUSTER_TYPE] = ()
+        sim.publisher.connect(number, f"n{number}", "envoy", stream, sim.now)
+        sim.take(sim.publisher.request(number, SotwRequest(CLUSTER_TYPE, (), version), sim.now)[0])
+        sim.answer(number)
+    run = sim.publish(*five("a", "b"), on_reject="quorum")
+    for number in (2, 3, 1):
+        sim.answer(number, error=None if number > 1 else "no")
+    assert sim.outcome(run).state == "abandoned"

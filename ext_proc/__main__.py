@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from typing import TYPE_CHECKING
 
 import uvloop
-from pydantic import ValidationError
 
 from ext_proc.server import transport
 from ext_proc.settings import EXIT_USAGE, MissingExtraError, PickerSettings
 from ext_proc.workers.parent import run_workers
 from ext_proc.workers.plan import PlanError, plan
-from tidegate_common.flags import option_of, reworded
+from tidegate_common.flags import parsed
 from tidegate_common.logs import quiet_grpc
 
 if TYPE_CHECKING:
@@ -30,29 +28,21 @@ def main(argv: Sequence[str] | None = None, source: PoolSource | None = None) ->
         argv: The command line.
         source: Where the pools come from; ``None`` = the control server.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m ext_proc",
-        description="The picker: chooses a replica for each request and names it to Envoy.",
-        argument_default=argparse.SUPPRESS,
+    settings = parsed(
+        PickerSettings,
+        argv,
+        "The picker: chooses a replica for each request and names it to Envoy.",
     )
-    for name, field in PickerSettings.model_fields.items():
-        default = "picker-HOSTNAME" if name == "id" else field.default
-        option, about = f"--{name.replace('_', '-')}", f"{field.description} Default: {default}."
-        if field.annotation is bool:
-            parser.add_argument(option, help=about, action="store_true")
-        elif name == "role":
-            parser.add_argument(option, help=about, action="append")
-        else:
-            parser.add_argument(option, help=about)
-    try:
-        settings = PickerSettings.model_validate(vars(parser.parse_args(argv)))
-    except ValidationError as error:
-        for problem in error.errors():
-            reason = reworded(problem["msg"])
-            if option := option_of(problem):
-                reason = f"{option} {problem['input']!r}: {reason}"
-            sys.stderr.write(f"{reason}\n")
-        return EXIT_USAGE
+    return EXIT_USAGE if settings is None else run(settings, source)
+
+
+def run(settings: PickerSettings, source: PoolSource | None = None) -> int:
+    """Run a picker of one or several processes and return its exit code.
+
+    Args:
+        settings: Its settings.
+        source: Where the pools come from; ``None`` = the control server.
+    """
     transport.choose(os.environ)
     quiet_grpc(os.environ)
     try:

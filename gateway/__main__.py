@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from typing import TYPE_CHECKING
 
 import uvloop
-from pydantic import ValidationError
 
 from gateway.settings import GatewaySettings
+from tidegate_common.flags import parsed
 from tidegate_common.logs import quiet_grpc
 
 if TYPE_CHECKING:
@@ -21,30 +20,16 @@ EXIT_USAGE = 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line, run the gateway and return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m gateway",
-        description="The gateway: answers questions about the whole fleet as one Triton would.",
-        argument_default=argparse.SUPPRESS,
+    settings = parsed(
+        GatewaySettings,
+        argv,
+        "The gateway: answers questions about the whole fleet as one Triton would.",
     )
-    for name, field in GatewaySettings.model_fields.items():
-        default = "gateway-HOSTNAME" if name == "id" else field.default
-        option, about = f"--{name.replace('_', '-')}", f"{field.description} Default: {default}."
-        if field.annotation is bool:
-            parser.add_argument(option, help=about, action="store_true")
-        elif name == "role":
-            parser.add_argument(option, help=about, action="append")
-        else:
-            parser.add_argument(option, help=about.replace("%", "%%"))
-    try:
-        settings = GatewaySettings.model_validate(vars(parser.parse_args(argv)))
-    except ValidationError as error:
-        for problem in error.errors():
-            reason = problem["msg"].removeprefix("Value error, ")
-            if problem["loc"]:
-                option = "--" + str(problem["loc"][0]).replace("_", "-")
-                reason = f"{option} {problem['input']!r}: {problem['msg']}"
-            sys.stderr.write(f"{reason}\n")
-        return EXIT_USAGE
+    return EXIT_USAGE if settings is None else run(settings)
+
+
+def run(settings: GatewaySettings) -> int:
+    """Run a gateway and return its exit code."""
     quiet_grpc(os.environ)
     from gateway.app import run_gateway  # noqa: PLC0415 - help and bad flags need no gRPC
 

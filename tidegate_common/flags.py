@@ -1,12 +1,18 @@
-"""What is said of an option's wrong value: our words, not those of the library that checks it."""
+"""A service's settings as options, and what is said of a wrong one, in our words."""
 
 from __future__ import annotations
 
+import argparse
 import re
-from typing import TYPE_CHECKING, Any, Final
+import sys
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args, get_origin
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from pydantic import BaseModel
+
+    Settings = TypeVar("Settings", bound=BaseModel)
 
 _OURS: Final = tuple(
     (re.compile(pattern, re.DOTALL), ours)
@@ -37,7 +43,51 @@ def reworded(message: str) -> str:
     return message
 
 
-def option_of(problem: Mapping[str, Any]) -> str:
-    """Return the option that an entry of ``ValidationError.errors()`` concerns; empty if none."""
-    where = problem["loc"]
-    return "--" + str(where[0]).replace("_", "-") if where else ""
+def parsed(kind: type[Settings], argv: Sequence[str] | None, about: str) -> Settings | None:
+    """Return the settings that a command line gives; ``None`` if one is wrong, which stderr says.
+
+    Args:
+        kind: The settings; each is an option with its description, repeatable if it is a tuple.
+        argv: The words; ``None`` = those of this process.
+        about: What the program is.
+
+    Raises:
+        SystemExit: An option is unknown, lacking or without its value.
+    """
+    program = f"python -m {kind.__module__.partition('.')[0]}"
+    parser = argparse.ArgumentParser(program, None, about, argument_default=argparse.SUPPRESS)
+    for name, field in kind.model_fields.items():
+        action = "append" if _repeats(field.annotation) else "store"
+        help_ = f"{field.description}".replace("%", "%%")
+        if not field.is_required():
+            help_ += f" Default: {field.get_default(call_default_factory=True)}."
+        parser.add_argument(
+            _option(name),
+            action="store_true" if field.annotation is bool else action,
+            required=field.is_required(),
+            help=help_,
+        )
+    return checked(kind, vars(parser.parse_args(argv)))
+
+
+def checked(kind: type[Settings], given: Mapping[str, Any]) -> Settings | None:
+    """Return the settings of these values; ``None`` if one is wrong, which stderr says."""
+    from pydantic import ValidationError  # noqa: PLC0415 - verbs that start no service need none
+
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        for problem in error.errors():
+            reason = reworded(problem["msg"])
+            if problem["loc"]:
+                reason = f"{_option(problem['loc'][0])} {problem['input']!r}: {reason}"
+            sys.stderr.write(f"{reason}\n")
+        return None
+
+
+def _option(name: object) -> str:
+    return "--" + str(name).replace("_", "-")
+
+
+def _repeats(annotation: Any) -> bool:
+    return get_origin(annotation) is tuple or any(map(_repeats, get_args(annotation)))

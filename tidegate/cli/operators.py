@@ -74,16 +74,3 @@ class OperatorFlags:
             help="Folder of the record of all admin calls; default: that of --state, or the log.",
         ),
     ] = None
-
-    def arguments(self) -> tuple[str, ...]:
-        """Return the options as words of the service's command line."""
-        given = {
-            "--admin-http": self.admin_http or None,
-            "--admin-group": self.admin_group,
-            "--admin-tokens": self.admin_tokens,
-            "--audit": self.audit,
-        }
-        words = [(name, str(value)) for name, value in given.items() if value is not None]
-        words += [("--admin-host", each) for each in self.admin_host or ()]
-        words += [("--admin-user", each) for each in self.admin_user or ()]
-        return tuple(word for pair in words for word in pair)

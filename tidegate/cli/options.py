@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import getpass
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, dataclass, fields, is_dataclass
 from enum import StrEnum
 from functools import partial, wraps
 from inspect import Parameter, Signature, signature
@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
 import typer
 
-from tidegate.cli.operators import OperatorFlags
-from tidegate.terminal.errors import CliError
+from tidegate.terminal.errors import USAGE, CliError
 from tidegate.terminal.output import Output
 from tidegate_api.addresses import ADMIN_ADDRESS
+from tidegate_common.flags import checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tidegate_api.admin.v1.admin_pb2 import ChangeOptions
+    from tidegate_common.flags import Settings
     from tidegate_common.tls.rpc import ClientTls
 
 DEFAULT_TIMEOUT_S: Final = 30.0
@@ -294,22 +295,6 @@ class IdentityFlags:
         ),
     ] = False
 
-    def arguments(self) -> tuple[str, ...]:
-        """Return the options as words of a service's command line."""
-        given = {
-            "--tls-cert": self.tls_cert,
-            "--tls-key": self.tls_key,
-            "--tls-ca": self.tls_ca,
-            "--tls-client": self.tls_client.value,
-            "--tls-max-age": self.tls_max_age,
-            "--health-port": self.health_port,
-        }
-        words = [(name, str(value)) for name, value in given.items() if value is not None]
-        words += [("--role", each) for each in self.role or ()]
-        words += [("--speaks", each) for each in self.speaks or ()]
-        flags = ("--insecure",) if self.insecure else ()
-        return (*(word for pair in words for word in pair), *flags)
-
 
 @dataclass(frozen=True, slots=True)
 class LogFlags:
@@ -319,16 +304,28 @@ class LogFlags:
     log_level: LogLevelOption = LogLevelName.INFO
 
 
-BUNDLES: Final = (
-    ReadFlags,
-    WatchFlags,
-    ChangeFlags,
-    OperatorFlags,
-    ForcedFlags,
-    IdentityFlags,
-    LogFlags,
-    ClientTlsFlags,
-)
+def settings_of(kind: type[Settings], *bundles: Any, **more: Any) -> Settings:
+    """Return the settings of a service that a verb runs; what is not given has its default.
+
+    Args:
+        kind: The settings.
+        bundles: Bundles of options; those that are no settings are left out.
+        more: Further settings, which come before those of bundles.
+
+    Raises:
+        typer.Exit: One is wrong; stderr says which.
+    """
+    given = {
+        one.name: value
+        for each in bundles
+        for one in fields(each)
+        if one.name in kind.model_fields
+        and ((value := getattr(each, one.name)) not in (None, "", []) or one.default)
+    }
+    settings = checked(kind, given | more)
+    if settings is None:
+        raise typer.Exit(USAGE)
+    return settings
 
 
 def expand_bundles(verb: Callable[..., None]) -> Callable[..., None]:
@@ -342,7 +339,7 @@ def expand_bundles(verb: Callable[..., None]) -> Callable[..., None]:
     bundles: dict[str, tuple[type, tuple[str, ...]]] = {}
     for name, parameter in signature(verb).parameters.items():
         kind = hints[name]
-        if kind in BUNDLES:
+        if isinstance(kind, type) and is_dataclass(kind):
             options = get_type_hints(kind, include_extras=True)
             bundles[name] = (kind, tuple(options))
             parameters += [

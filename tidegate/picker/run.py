@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ext_proc.__main__ import main
+from ext_proc.__main__ import run as run_picker
 from ext_proc.control.source import PoolSource
 from ext_proc.settings import EXIT_USAGE
 from xds_server.applications.discovery.file import FileFault, read_text
@@ -20,18 +20,19 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ext_proc.control.source import Take
+    from ext_proc.settings import PickerSettings
 
 SEED_VARIABLE: Final = "TIDEGATE_FLEET_SEED"
 """Environment variable by which the workers of a picker get one seed: a secret, so no argument."""
 _SEED_BITS: Final = 64
 
 
-def run(fleet: Path, arguments: Sequence[str], dns: Sequence[str] = ()) -> int:
+def run(fleet: Path, settings: PickerSettings, dns: Sequence[str] = ()) -> int:
     """Run a picker until SIGTERM or SIGINT and return its exit code.
 
     Args:
         fleet: The fleet file; if it cannot be used at the start, the code is 2.
-        arguments: Options of ``python -m ext_proc``.
+        settings: The picker's settings.
         dns: Name servers, ``ip:port``; those of ``/etc/resolv.conf`` if empty.
     """
     try:
@@ -46,7 +47,7 @@ def run(fleet: Path, arguments: Sequence[str], dns: Sequence[str] = ()) -> int:
         return EXIT_USAGE
     os.environ[SEED_VARIABLE] = str(secrets.randbits(_SEED_BITS))
     with tempfile.TemporaryDirectory(prefix="tidegate-picker-") as folder:
-        return main(arguments, source_of(fleet, Path(folder), dns))
+        return run_picker(settings, source_of(fleet, Path(folder), dns))
 
 
 def source_of(fleet: Path, folder: Path, dns: Sequence[str] = ()) -> PoolSource:

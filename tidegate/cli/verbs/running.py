@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -20,6 +21,7 @@ from tidegate.cli.options import (
     ProtocolOption,
     ServerNameOption,
     XdsProtocol,
+    settings_of,
 )
 from tidegate.stack.bounds import STOP_PAUSE_S, STOP_TIMEOUT_S
 from tidegate_api.addresses import (
@@ -158,15 +160,17 @@ def up(
     raise typer.Exit(asyncio.run(run(options)))
 
 
-def xds(
-    fleet: FleetOption,
+@dataclass(frozen=True, slots=True)
+class ControlFlags:
+    """Options of a control server; ``ControlSettings`` has their meaning."""
+
     ads: Annotated[
         str, typer.Option("--ads", metavar="HOST:PORT", help="ADS address for Envoys and pickers.")
-    ] = ADS_ADDRESS,
-    admin: AdminOption = ADMIN_ADDRESS,
+    ] = ADS_ADDRESS
+    admin: AdminOption = ADMIN_ADDRESS
     metrics: Annotated[
         str, typer.Option("--metrics", metavar="HOST:PORT", help="Address of Prometheus metrics.")
-    ] = CONTROL_METRICS_ADDRESS,
+    ] = CONTROL_METRICS_ADDRESS
     serve: Annotated[
         Serve,
         typer.Option(
@@ -174,34 +178,31 @@ def xds(
             help="What Envoys get: all of their configuration, or clusters, endpoints and limits"
             " only, for Envoys with listeners and routes of their own.",
         ),
-    ] = Serve.ALL,
-    state: StateOption = None,
-    dns: DnsOption = None,
+    ] = Serve.ALL
+    state: StateOption = None
+    dns: DnsOption = None
+
+
+def xds(
+    fleet: FleetOption,
     *,
+    control: ControlFlags,
     operators: OperatorFlags,
     identity: IdentityFlags,
     log: LogFlags,
 ) -> None:
     """Run the control server, which configures Envoys and pickers over ADS."""
-    from xds_server.__main__ import main
+    from xds_server.__main__ import run
+    from xds_server.settings import ControlSettings
 
-    arguments = [
-        *("--fleet", str(fleet)),
-        *("--ads", ads),
-        *("--admin", admin),
-        *("--metrics", metrics),
-        *("--serve", serve.value),
-        *(("--state", str(state)) if state else ()),
-        *(word for server in dns or () for word in ("--dns", server)),
-        *operators.arguments(),
-        *identity.arguments(),
-        *("--log-format", log.log_format.value),
-        *("--log-level", log.log_level.value),
-    ]
-    raise typer.Exit(main(arguments))
+    settings = settings_of(ControlSettings, control, operators, identity, log, fleet=fleet)
+    raise typer.Exit(run(settings))
 
 
-def picker(
+@dataclass(frozen=True, slots=True)
+class PickerFlags:
+    """Options of a picker; ``PickerSettings`` has their meaning."""
+
     workers: Annotated[
         int,
         typer.Option(
@@ -210,10 +211,10 @@ def picker(
             max=64,
             help="Worker processes of this picker; worker N listens on the port plus N.",
         ),
-    ] = 1,
+    ] = 1
     listen: Annotated[
         str, typer.Option("--listen", metavar="HOST:PORT", help="ext_proc address for Envoys.")
-    ] = PICKER_ADDRESS,
+    ] = PICKER_ADDRESS
     advertise: Annotated[
         str | None,
         typer.Option(
@@ -222,10 +223,10 @@ def picker(
             help="Address by which the fleet's pickers.addresses knows this picker, if it is not"
             " that of --listen.",
         ),
-    ] = None,
-    xds_: Annotated[
+    ] = None
+    xds: Annotated[
         str, typer.Option("--xds", metavar="HOST:PORT", help="ADS address of the control server.")
-    ] = ADS_ADDRESS,
+    ] = ADS_ADDRESS
     fleet: Annotated[
         Path | None,
         typer.Option(
@@ -234,15 +235,15 @@ def picker(
             help="Fleet file, watched: the picker then runs without a control server, for proxies"
             " that have their own configuration.",
         ),
-    ] = None,
-    dns: DnsOption = None,
+    ] = None
+    dns: DnsOption = None
     metrics: Annotated[
         str,
         typer.Option("--metrics", metavar="HOST:PORT", help="Address of metrics and debug pages."),
-    ] = PICKER_METRICS_ADDRESS,
-    name: Annotated[
+    ] = PICKER_METRICS_ADDRESS
+    id: Annotated[
         str | None, typer.Option("--id", metavar="NAME", help="Unique name of this picker.")
-    ] = None,
+    ] = None
     zone: Annotated[
         str,
         typer.Option(
@@ -251,7 +252,7 @@ def picker(
             metavar="NAME",
             help="Zone of this picker, for pools that prefer replicas of the same zone.",
         ),
-    ] = "",
+    ] = ""
     transport: Annotated[
         Transport,
         typer.Option(
@@ -259,13 +260,13 @@ def picker(
             help="gRPC server: grpc (grpc.aio), or nghttp2, which takes a third of its CPU and"
             " needs tidegate\\[fast]; auto is nghttp2 if that is installed, else grpc.",
         ),
-    ] = Transport.AUTO,
+    ] = Transport.AUTO
     scrape_interval: Annotated[
         float,
         typer.Option(
             "--scrape-interval", min=0.05, max=60, help="Interval of scrapes of a replica, seconds."
         ),
-    ] = 0.25,
+    ] = 0.25
     destinations: Annotated[
         Destinations,
         typer.Option(
@@ -273,7 +274,7 @@ def picker(
             help="Picks for proxies that the control server does not configure: a list in the order"
             " of trials, or one address, for clusters of type ORIGINAL_DST.",
         ),
-    ] = Destinations.LIST,
+    ] = Destinations.LIST
     require_pick: Annotated[
         bool | None,
         typer.Option(
@@ -281,7 +282,7 @@ def picker(
             help="Refuse requests without a pick with 503, or leave them to the proxy; default:"
             " refuse with --fleet, else leave.",
         ),
-    ] = None,
+    ] = None
     require_model: Annotated[
         bool,
         typer.Option(
@@ -289,7 +290,7 @@ def picker(
             help="Refuse inferences in OpenAI's and Anthropic's forms that name no model with 400,"
             " instead of sending them to the default pool.",
         ),
-    ] = False,
+    ] = False
     otlp: Annotated[
         str | None,
         typer.Option(
@@ -298,52 +299,33 @@ def picker(
             help="OpenTelemetry collector (OTLP/HTTP, usually port 4318) that receives spans of"
             " decisions; needs tidegate\\[otel]; default: no spans.",
         ),
-    ] = None,
+    ] = None
     drain: Annotated[
         float,
         typer.Option(
             "--drain", min=0, max=3600, help="Time for open streams at shutdown, seconds."
         ),
-    ] = 10.0,
-    tls_server_name: ServerNameOption = "",
-    *,
-    identity: IdentityFlags,
-    log: LogFlags,
-) -> None:
-    """Run a picker, which selects the replica of each request for Envoy."""
-    if require_pick is None:
-        require_pick = fleet is not None
-    arguments = [
-        *("--workers", str(workers)),
-        *("--listen", listen),
-        *(("--advertise", advertise) if advertise else ()),
-        *("--xds", xds_),
-        *("--metrics", metrics),
-        *(("--id", name) if name else ()),
-        *(("--zone", zone) if zone else ()),
-        *("--transport", transport.value),
-        *("--scrape-interval", str(scrape_interval)),
-        *("--destinations", destinations.value),
-        *(("--require-pick",) if require_pick else ()),
-        *(("--require-model",) if require_model else ()),
-        *(("--otlp", otlp) if otlp else ()),
-        *("--drain", str(drain)),
-        *identity.arguments(),
-        *(("--tls-server-name", tls_server_name) if tls_server_name else ()),
-        *("--log-format", log.log_format.value),
-        *("--log-level", log.log_level.value),
-    ]
-    if fleet is not None:
-        from tidegate.picker.run import run
+    ] = 10.0
+    tls_server_name: ServerNameOption = ""
 
-        raise typer.Exit(run(fleet, arguments, dns or ()))
-    if dns:
+
+def picker(*, flags: PickerFlags, identity: IdentityFlags, log: LogFlags) -> None:
+    """Run a picker, which selects the replica of each request for Envoy."""
+    from ext_proc.settings import PickerSettings
+
+    asked = flags.fleet is not None if flags.require_pick is None else flags.require_pick
+    settings = settings_of(PickerSettings, flags, identity, log, require_pick=asked)
+    if flags.fleet is not None:
+        from tidegate.picker.run import run as run_with_fleet
+
+        raise typer.Exit(run_with_fleet(flags.fleet, settings, flags.dns or ()))
+    if flags.dns:
         from tidegate.terminal.errors import CliError
 
         raise CliError("--dns needs --fleet: the control server finds replicas otherwise")
-    from ext_proc.__main__ import main
+    from ext_proc.__main__ import run
 
-    raise typer.Exit(main(arguments))
+    raise typer.Exit(run(settings))
 
 
 def reporter(

@@ -13,11 +13,14 @@ from ext_proc.settings import PickerSettings
 from gateway import __main__ as gateway
 from gateway.settings import GatewaySettings
 from tidegate.cli.main import app
+from tidegate_common.flags import parsed
 from xds_server import __main__ as control
 from xds_server.settings import ControlSettings
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+    from pydantic import BaseModel
 
     from support.command_line import Run
 
@@ -39,10 +42,18 @@ VALUES = {
     "tls-client": "optional",
     "tls-max-age": "60.0",
     "health-port": "18090",
+    "role": "admin=a.example",
+    "speaks": "a.example=*",
+    "admin-user": "viewer=ann",
+    "admin": "unix:/run/admin",
+    "admin-http": "unix:/run/http",
     "log-format": "json",
     "log-level": "debug",
 }
 """Values for options that do not take any text."""
+ADDRESSES = {
+    *("ads", "advertise", "admin-grpc", "dns", "grpc", "http", "listen", "metrics", "otlp", "xds")
+}
 MORE = {"picker": {"fleet", "dns"}}
 """Options of a verb that its service alone could not follow: it combines both services."""
 FLAGS = {"require-pick", "require-model", "insecure", "admin-by-envoy"}
@@ -71,16 +82,23 @@ def test_a_verb_has_every_option_of_its_service(
 
 @pytest.mark.parametrize("verb", SERVICES)
 def test_a_verb_hands_every_option_on(verb: str, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each value reaches the service under the same name."""
+    """Each value reaches the service as by its own command line, also where one is repeatable."""
     service, settings = SERVICES[verb]
-    names = [name.replace("_", "-") for name in settings.model_fields]
-    flags = {f"--{name}" for name in names if name in FLAGS}
-    names = [name for name in names if name not in FLAGS]
-    told = {f"--{name}": VALUES.get(name, f"{name}-value") for name in names}
-    received: list[list[str]] = []
-    monkeypatch.setattr(service, "main", lambda arguments: received.append(arguments) or 0)
-    ran = run(verb, *flags, *(word for pair in told.items() for word in pair))
+    words: list[str] = []
+    for field in settings.model_fields:
+        name = field.replace("_", "-")
+        value = VALUES.get(name, "127.0.0.1:7" if name in ADDRESSES else f"{name}-value")
+        if verb == "gateway" and name == "admin":
+            value = "127.0.0.1:7"
+        words += [f"--{name}"] if name in FLAGS else [f"--{name}", value]
+    words += ["--role", "viewer=b.example", "--speaks", "b.example=r1"]
+    taken: list[BaseModel] = []
+    monkeypatch.setattr(service, "run", lambda given: taken.append(given) or 0)
+    ran = run(verb, *words)
     assert ran.code == 0, ran.err
-    words = [word for word in received[0] if word not in flags]
-    assert dict(zip(words[::2], words[1::2], strict=True)) == told
-    assert flags <= set(received[0])
+    assert taken == [parsed(settings, words, "")]
+    assert taken[0].model_fields_set == settings.model_fields.keys()
+    assert (taken[0].role, taken[0].speaks) == (  # type: ignore[attr-defined]
+        ("admin=a.example", "viewer=b.example"),
+        ("a.example=*", "b.example=r1"),
+    )

@@ -80,7 +80,9 @@ def checked(kind: type[Settings], given: Mapping[str, Any]) -> Settings | None:
         for problem in error.errors():
             reason = reworded(problem["msg"])
             if problem["loc"]:
-                reason = f"{_option(problem['loc'][0])} {problem['input']!r}: {reason}"
+                value = repr(problem["input"])
+                shown = "" if reason.startswith(value) else f" {value}"
+                reason = f"{_option(problem['loc'][0])}{shown}: {reason}"
             sys.stderr.write(f"{reason}\n")
         return None
 

@@ -62,4 +62,4 @@ async def test_a_port_in_use_is_reported(settings, capsys, port: str) -> None:
 def test_a_wrong_option_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     """The error names the option and gives an example."""
     assert main(["--fleet", "f.yaml", "--ads", "localhost"]) == EXIT_CANNOT_START
-    assert "--ads 'localhost': 'localhost' is no address" in capsys.readouterr().err
+    assert "--ads: 'localhost' is no address" in capsys.readouterr().err

@@ -214,7 +214,9 @@ class DataPort:
         except (BadRequestError, ValueError) as error:
             connection.write(answer("400 Bad Request", orjson.dumps({"error": str(error)})))
             return
-        connection.on_lost = lambda: self._replica.forget(number)
+        stops = asked.dialect in {dialects.CHAT, dialects.COMPLETIONS}
+        gone = self._replica.abort if stops else self._replica.forget
+        connection.on_lost = lambda: gone(number)
         if asked.stream and self._early_headers:
             connection.write(_STREAM_HEAD)
 

@@ -7,7 +7,7 @@ Rules:
 2. The engine core (``bench.engine``) implements batching, chunked prefill and the block cache;
    blocks and token counts are derived from the prompt's text alone (``text.py``).
 3. A listener gets ``first`` once, then ``done`` or ``lost`` once. After ``forget`` it gets no more
-   calls, but the request continues: this engine has no abort.
+   calls; the request continues, as Triton's, or is dropped, as vLLM's (``abort``).
 4. Tokens after the first are delivered in batches: every ``STREAM_S``, and at the end.
 """
 
@@ -86,6 +86,7 @@ class EmulatedReplica:
         self._start = clock()
         self._replica = SimulatedReplica(engine)
         self._hearers: dict[int, ResponseListener] = {}
+        self._tasks: dict[int, ReplicaTask] = {}
         self._begun: set[int] = set()
         self._next = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -134,7 +135,9 @@ class EmulatedReplica:
         number = self._next
         job = Job(number, 0.0, tokens_of(prompt), output, blocks_of(prompt))
         now = self.now
-        self._replica.arrive(ReplicaTask(job, now), now)
+        task = ReplicaTask(job, now)
+        self._replica.arrive(task, now)
+        self._tasks[number] = task
         self._next += 1
         self.counters.requests += 1
         self._hearers[number] = listener
@@ -146,6 +149,15 @@ class EmulatedReplica:
         self._hearers.pop(number, None)
         self._begun.discard(number)
 
+    def abort(self, number: int) -> None:
+        """Drop a request at the end of the current step, unless it has ended."""
+        self.forget(number)
+        self.pump()
+        task = self._tasks.pop(number, None)
+        if task is not None:
+            self._replica.leave(task, self.now)
+            self._schedule()
+
     def set_speed(self, speed: float) -> None:
         """Set the factor on the rate, from the next step on."""
         self._replica.speed = speed
@@ -154,6 +166,7 @@ class EmulatedReplica:
         """Restart at once: drop the cache, counters and all requests."""
         listeners = list(self._hearers.values())
         self._hearers.clear()
+        self._tasks.clear()
         self._begun.clear()
         self._replica = SimulatedReplica(self.engine)
         self.counters = EmulatedCounters()
@@ -185,6 +198,7 @@ class EmulatedReplica:
     def _finished(self, task: ReplicaTask) -> None:
         self.counters.finished += 1
         self.counters.generated += task.job.output_tokens
+        self._tasks.pop(task.job.index, None)
         listener = self._hearers.pop(task.job.index, None)
         self._begun.discard(task.job.index)
         if listener is not None:

@@ -8,9 +8,9 @@ does of a model with instances (``declared``, answers come whole), or not at all
 Triton, streamed; slots are learned). Callers send at their times whatever comes back, once, and
 leave when they have had no byte for ``PATIENCE`` times the first limit. An answer is in time if its
 first byte and its end are within the limits of the traffic, which stand in ``TRAFFIC`` before any
-run; of whole answers only the end counts. Engines go on with what callers have left. Slots are
-learned from 50 answers, and caches are cold at first, so such runs begin with ``CALM_S`` seconds at
-``CALM``, not measured.
+run; of whole answers only the end counts. Triton goes on with what callers have left, vLLM drops
+it. Slots are learned from 50 answers, and caches are cold at first, so such runs begin with
+``CALM_S`` seconds at ``CALM``, not measured.
 
 Each load (a share of what the engines sustain without a wait) is run with the defaults, with each
 fixed ``per_endpoint_in_flight``, and with neither limit nor queue (``off``). The last columns are
@@ -61,7 +61,7 @@ PATIENCE: Final = 3.0
 WARMUP: Final = 0.4
 """Share of the requests at the start that is not measured."""
 CALM: Final = 0.8
-CALM_S: Final = {"decoupled": 25.0, "shared-prefix": 10.0}
+CALM_S: Final = {"decoupled": 40.0, "shared-prefix": 10.0}
 """Seconds at that load before a run, by engines or traffic; the longest counts."""
 DEFAULTS: Final = "defaults"
 OFF: Final = "off"

@@ -64,6 +64,8 @@ class SimulatedReplica:
         self.coming: dict[int, int] = {}
         """Block -> number of tasks with an unfinished prompt that contain it."""
         self._core: EngineCore[ReplicaTask] = EngineCore(engine)
+        self._leaving: list[ReplicaTask] = []
+        """Tasks to drop at the end of this stride."""
         self._start = 0.0
         self._step_s = 0.0
 
@@ -148,11 +150,13 @@ class SimulatedReplica:
             self.coming[block] = self.coming.get(block, 0) + 1
         if self.next_at == inf:
             self._begin(now)
-        elif not core.prefills and core.steps > 1:
-            done = max(1, ceil((now - self._start) / self._step_s))
-            if done < core.steps:
-                core.cut(done)
-                self.next_at = self._start + done * self._step_s
+        else:
+            self._cut(now)
+
+    def leave(self, task: ReplicaTask, now: float) -> None:
+        """Drop a task that has not ended at the end of this step, as an engine that aborts."""
+        self._leaving.append(task)
+        self._cut(now)
 
     def advance(self) -> Ended[ReplicaTask]:
         """End the current stride at ``next_at`` and start the next one."""
@@ -161,6 +165,12 @@ class SimulatedReplica:
         ended = self._core.end()
         for task in ended.first:
             self._prompt_done(task, now)
+        for task in self._leaving:
+            if task not in ended.finished:
+                self._core.cancel(task)
+                if task.first_at is None:
+                    self._not_coming(task)
+        self._leaving.clear()
         self._begin(now)
         return ended
 
@@ -168,6 +178,7 @@ class SimulatedReplica:
         """Drop all state; return its tasks, starting with the oldest of the batch."""
         self.coming.clear()
         self.backlog_tokens = 0
+        self._leaving.clear()
         self.next_at = inf
         return self._core.clear()
 
@@ -178,6 +189,10 @@ class SimulatedReplica:
         self.prompt_tokens += task.job.input_tokens
         self.prompts += 1
         self.first_tokens_s += now - task.sent_at
+        self._not_coming(task)
+
+    def _not_coming(self, task: ReplicaTask) -> None:
+        """Count a task's prompt no more among those to compute."""
         self.backlog_tokens -= task.expected
         coming = self.coming
         for block in task.job.blocks:
@@ -186,6 +201,15 @@ class SimulatedReplica:
                 coming[block] = users
             else:
                 del coming[block]
+
+    def _cut(self, now: float) -> None:
+        """End a stride of several steps with the current one."""
+        core = self._core
+        if not core.prefills and core.steps > 1:
+            done = max(1, ceil((now - self._start) / self._step_s))
+            if done < core.steps:
+                core.cut(done)
+                self.next_at = self._start + done * self._step_s
 
     def _begin(self, now: float) -> None:
         core = self._core

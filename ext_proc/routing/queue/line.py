@@ -15,7 +15,8 @@ PATIENCE_S: Final = 1.0
 LATEST: Final = 64
 """Departures by which the rate is measured."""
 LEAST: Final = 3
-"""Departures below which the rate is unknown."""
+"""Departures below which the rate is unknown until the queue stands; then it is less than one
+departure more would give."""
 
 
 class WaitLine:
@@ -61,7 +62,8 @@ class WaitLine:
         """Return the departures per second; ``None`` = unknown."""
         left = self._left
         if len(left) < LEAST:
-            return None
+            stood = now - self.begun if self.count else 0.0
+            return (len(left) + 1) / stood if stood >= STANDING_S else None
         # The oldest of a full window begins it; before that the window begins with the queue.
         full = len(left) == LATEST
         passed = now - (left[0] if full else self.begun)

@@ -8,10 +8,11 @@ Rules:
 
 1. The proxy tells a first byte up to a second late, so what was under way is known ``LATE_S``
    later, also of answers that have ended by then.
-2. Answers are counted in windows of ``WINDOW`` or the limit. A window tells of slots if
-   ``STREAMED`` of its answers lasted ``LEAST_S`` or more from their first byte on: an answer that
-   comes as a whole is under way for no time, and of answers to peer workers no first byte is known.
-3. A window is *full* if ``BOUND`` of its answers found the limit reached, or ``WAITS`` times as
+2. Answers are counted in windows of ``WINDOW`` or the limit, shorter ones if they are full. One
+   tells of slots if ``STREAMED`` of its answers lasted ``LEAST_S`` or more from their first byte
+   on: an answer that comes as a whole is under way for no time, and of answers to peer workers no
+   first byte is known.
+3. A window is *full* once ``BOUND`` of its answers found the limit reached, or ``WAITS`` times as
    many requests in flight as were under way, and two more. Then the slots are the most answers
    that were under way in the last ``KEPT`` windows. If as many were as the limit allows, none
    waited: the slots rise by a quarter. Each ``TURNS``-th full window tries an eighth more, for an
@@ -185,9 +186,10 @@ class StreamSlots:
         else:
             if in_flight > slots or in_flight >= WAITS * max(answers.most, self._most) + 2:
                 self._bound += count
-            if self._count < max(WINDOW, min(slots + 1, self._peak)):
+            size = max(WINDOW, min(slots + 1, self._peak))
+            full = self._bound >= BOUND * size
+            if self._count < size and not full:
                 return False
-            full = self._bound >= BOUND * self._count
         if not answers.streamed:
             self.slots = self._since = None
         elif answers.most:

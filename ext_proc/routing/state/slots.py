@@ -3,9 +3,10 @@
 Rules:
 
 1. They are *declared* by the engine or its configuration, else *observed*: what runs while requests
-   have waited for room for ``STANDS_S``, in all readings, none of which is old. The highest of the
-   last ``KEPT`` counts, since a cache full of long prompts runs fewer. Where more run than that and
-   none waits, the engine has room for these: a quarter more counts, and the limit follows.
+   wait for room. It must not have changed for ``SAME_S``, or they have waited for ``STANDS_S``, in
+   all readings, none of which is old. The highest of the last ``KEPT`` counts, since a cache full
+   of long prompts runs fewer. Where more run than that and none waits, the engine has room for
+   these: a quarter more counts, and the limit follows.
 2. Else they are *learned*, never from how long answers take, which is their length. Those of an
    engine that streams are in ``begun``, others follow from how fast answers end. Nothing is known
    before ``FIRST`` answers; then they are the most requests that were in flight, at least
@@ -35,9 +36,10 @@ OBSERVED: Final = "observed"
 LEARNED: Final = "learned"
 
 KEPT: Final = 8
+SAME_S: Final = 0.5
 STANDS_S: Final = 2.0
-"""Seconds for which requests must wait in all readings. Where the steps of an engine are full of
-prompts some wait for moments, however many it could run."""
+"""Seconds. Where the steps of an engine are full of prompts, some wait for moments, however many it
+could run; but then ever more run, or fewer."""
 FIRST: Final = 50
 LEAST: Final = 4
 WINDOW: Final = 25
@@ -187,6 +189,8 @@ class Slots:
 
     __slots__ = (
         "_full_since",
+        "_runs",
+        "_same_since",
         "_seen_at",
         "batch",
         "declared",
@@ -204,6 +208,10 @@ class Slots:
         """What ran in the latest readings with requests that waited."""
         self._full_since: float | None = None
         """Since when all readings had some, monotonic seconds; ``None`` = the last one had none."""
+        self._same_since = 0.0
+        """Since when as many ran in these, monotonic seconds."""
+        self._runs = 0.0
+        """How many ran in the latest of these."""
         self.tells = False
         """The engine declares its slots, or tells what runs and waits: none need to be learned."""
         self._seen_at = float("-inf")
@@ -238,8 +246,11 @@ class Slots:
         if running is None or waits is None or not 1 <= running <= MAX_SLOTS:
             return
         if waits >= 1:
-            self._full_since = at if since is None or at - before > FRESH_S else since
-            if at - self._full_since >= STANDS_S:
+            anew = since is None or at - before > FRESH_S
+            self._full_since = at if anew else since
+            if anew or running != self._runs:
+                self._same_since, self._runs = at, running
+            if at - self._full_since >= STANDS_S or at - self._same_since >= SAME_S:
                 self.full.append(int(running))
         elif self.full and running > max(self.full):
             self.full.append(int(running + max(1, running // 4)))

@@ -142,3 +142,22 @@ async def test_pages_are_read_by_the_picker(clock: Clock, name: str) -> None:
         replica.submit(b"x" * 400, 5, Heard(clock))
     page = read_all(PAGES[name](replica), 0.0)
     assert [each.queued for each in page.readings] == [2.0]
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.3])
+async def test_an_aborted_request_frees_its_place(clock, after_s):
+    """Whether it waits or runs; its listener hears nothing, and the next one is served."""
+    replica = EmulatedReplica(EngineConfig(max_running=1), 1.0, clock, clock)
+    first, second, third = Heard(clock), Heard(clock), Heard(clock)
+    number = replica.submit(b"a" * 64, 1000, first)
+    waits = replica.submit(b"b" * 64, 10, second)
+    replica.submit(b"c" * 64, 10, third)
+    run_until(replica, clock, after_s)
+    replica.abort(number)
+    replica.abort(waits)
+    replica.abort(waits)
+    run_until(replica, clock, after_s + 0.3)
+    assert [name for name, _ in third.log] == ["first", "done 10"]
+    assert not second.log
+    assert "done 1000" not in dict(first.log)
+    assert (replica.running, replica.queued) == (0, 0)

@@ -11,7 +11,7 @@ from ext_proc.routing.peers import Share
 from ext_proc.routing.pipeline.decision import Decision
 from ext_proc.routing.queue.waiting import QueuedRequest
 from ext_proc.routing.router import Router
-from ext_proc.routing.state.slots import KEPT, STANDS_S, Known, Slots
+from ext_proc.routing.state.slots import KEPT, SAME_S, STANDS_S, Known, Slots
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.refusal import Refusal
 from ext_proc.routing.values.request import GRPC_STREAM, Features, Form, Request
@@ -89,9 +89,19 @@ def test_a_queue_that_stands_shows_the_slots():
     """However many readings: steps that are full of prompts let requests wait for moments."""
     made = router(1, more=AUTO)
     for at in range(8):
-        made.registry.observe("r0", [full(1.0 + STANDS_S * at / 8, 8.0)])
+        made.registry.observe("r0", [full(1.0 + STANDS_S * at / 8, 7.0 + at % 2)])
         assert told(made) is None
     made.registry.observe("r0", [full(1.0 + STANDS_S, 8.0)])
+    assert told(made) == Limit(9, "observed")
+
+
+def test_a_count_that_stays_shows_the_slots_sooner():
+    """A step that is full of prompts soon runs more, or fewer."""
+    made = router(1, more=AUTO)
+    for at in (1.0, 1.0 + SAME_S / 2):
+        made.registry.observe("r0", [full(at, 8.0)])
+        assert told(made) is None
+    made.registry.observe("r0", [full(1.0 + SAME_S, 8.0)])
     assert told(made) == Limit(9, "observed")
 
 
@@ -109,7 +119,7 @@ def test_a_queue_that_stands_shows_the_slots():
 def test_what_does_not_stand_is_not_observed(last: Reading):
     """Readings that are old, equal, without a queue for room or without a count teach nothing."""
     made = router(1, more=AUTO)
-    for each in (full(1.0, 8.0), full(2.5, 8.0), last):
+    for each in (full(1.0, 7.0), full(2.5, 8.0), last):
         made.registry.observe("r0", [each])
     assert told(made) is None
 

@@ -58,11 +58,11 @@ def test_bands_then_deadlines_then_arrival():
     joined(queue, waiting(name="low", priority=2), waiting(name="first"), waiting(name="second"))
     joined(
         queue,
-        waiting(1.0, name="soon", deadline=3.0),
-        waiting(1.0, name="late", deadline=60.0),
-        now=1.0,
+        waiting(0.5, name="soon", deadline=3.0),
+        waiting(0.5, name="late", deadline=60.0),
+        now=0.5,
     )
-    assert order(queue, 1.0) == ["soon", "first", "second", "late", "low"]
+    assert order(queue, 0.5) == ["soon", "first", "second", "late", "low"]
     assert (queue.count, queue.bytes) == (0, 0)
 
 
@@ -139,11 +139,20 @@ def test_a_rate_is_unknown_at_first():
     """So nothing is refused by it; and what an idle queue let go says nothing of a full one."""
     queue = Queue(random.Random(1))
     joined(queue, *(waiting() for _ in range(LEAST)))
+    assert queue.wait_s("llm", "m", STANDING_S / 2) is None
     drained(queue, 1.0, until=LEAST - 1)
-    assert queue.wait_s("llm", "m", 5.0) is None
     order(queue, 5.0)
     joined(queue, waiting(60.0), now=60.0)
-    assert queue.rate("llm", "m", 61.0) is None
+    assert queue.rate("llm", "m", 60.0 + STANDING_S / 2) is None
+
+
+def test_a_queue_that_stands_leaves_slower_than_one_departure_more():
+    """So requests are refused although hardly any has left yet."""
+    queue = Queue(random.Random(1))
+    joined(queue, *(waiting() for _ in range(4)))
+    assert queue.rate("llm", "m", 2.0) == 0.5
+    queue.pump("llm", lambda _: "r1" if queue.count == 4 else None, 2.0)
+    assert queue.rate("llm", "m", 4.0) == 0.5
 
 
 @pytest.mark.parametrize(
@@ -171,11 +180,11 @@ def test_what_waits_is_described():
     """By pool, model and band; what is not known is None."""
     queue = Queue(random.Random(1))
     joined(queue, waiting(size=5), waiting(priority=2, size=5))
-    line = {"high": 1, "low": 1, "not_empty_s": 2.0, "leave_per_s": None, "expected_wait_s": None}
-    assert queue.describe(2.0) == {
+    line = {"high": 1, "low": 1, "not_empty_s": 0.5, "leave_per_s": None, "expected_wait_s": None}
+    assert queue.describe(0.5) == {
         "waiting": 2,
         "bytes": 10,
         "lines": [{"pool": "llm", "model": "m", **line}],
     }
     empty = dict.fromkeys(line) | {"high": 0, "low": 0}
-    assert queue.line("llm", "other", 2.0) == empty
+    assert queue.line("llm", "other", 0.5) == empty

@@ -132,8 +132,9 @@ def running(envoy_count: int = 1, pickers: int = 1) -> Simulation:
         sim.join(number + 1)
     for number in range(pickers):
         sim.join(number + 11, "picker")
-    run = sim.publish(Stage("add", "envoy", envoys("a", "a")), Stage("use", "picker", pools("a")))
+    state = Stage("add", "envoy", envoys("a", "a")), Stage("use", "picker", pools("a"))
+    sim.publish(*state)
     for number in sim.waiting:
         sim.answer(number)
-    assert sim.outcome(run).state == "done"
+    assert sim.outcome(sim.publish(*state)).state == "done"  # now all have stood through one
     return sim

@@ -71,7 +71,9 @@ class Change:
 
 def summary(outcome: PublicationOutcome) -> str:
     """Return the outcome of a publication in one sentence."""
-    rejecting = [f"{p.client} ({p.type}: {_reason(p.message)})" for p in outcome.problems]
+    refusing = [p for p in outcome.problems if p.state == "NACKED"]
+    rejecting = [f"{p.client} ({p.type}: {_reason(p.message)})" for p in refusing]
+    late = [f"{p.client} ({p.type})" for p in outcome.problems if p.state == "STALLED"]
     if outcome.state == "abandoned":
         text = f"{REFUSED} {', '.join(rejecting)}"
     elif outcome.state == "superseded":
@@ -82,6 +84,8 @@ def summary(outcome: PublicationOutcome) -> str:
         text = f"{ACCEPTED} {outcome.acked} of {outcome.clients} clients{over}{took}"
         if rejecting:
             text += f"; not by {', '.join(rejecting)}"
+    if late and outcome.state != "superseded":
+        text += f"; late: {', '.join(late)}"
     return text[:MAX_OUTCOME_CHARS]
 
 

@@ -38,13 +38,13 @@ class Client:
     """Number of NACKs before the running publication."""
     refusing: bool = False
     """The client was NACKED when the running publication began."""
-    left: Literal["", "NACKED", "STALLED", "BEHIND", "CROSSED", "QUARANTINED", "WAVE"] = ""
+    left: Literal["", "NACKED", "STALLED", "NEW", "BEHIND", "CROSSED", "QUARANTINED", "WAVE"] = ""
     """Why no stage waits for the client; empty = stages wait for it.
 
-    NACKED: it rejected a resource. STALLED: it is late with an answer (``patience``). BEHIND: it
-    holds a bridge snapshot (``retired``). CROSSED: its routes have left the bridge, its clusters
-    follow after ``BRIDGE_S``. QUARANTINED: it refuses what others accept (``quarantine``). WAVE:
-    the stage has not come to it yet (``waves``).
+    NACKED: it rejected a resource. STALLED: it is late with an answer (``patience``). NEW: it has
+    never answered. BEHIND: it holds a bridge snapshot (``retired``). CROSSED: its routes have left
+    the bridge, its clusters follow after ``BRIDGE_S``. QUARANTINED: it refuses what others accept
+    (``quarantine``). WAVE: the stage has not come to it yet (``waves``).
     """
     clusters_requested: bool = False
     """The client has sent its first CDS request."""
@@ -78,6 +78,11 @@ class Client:
         """It had a state before the running publication: of this server, or of one before."""
         return self.stood or self.stream.resumed
 
+    @property
+    def unheard(self) -> bool:
+        """It has answered nothing yet, here or on an earlier stream, so it serves nothing yet."""
+        return self.debt.slowest_s is None and not self.stream.resumed
+
     def late_at(self, limit_s: float = STAGE_DEADLINE_S) -> float:
         """Return when it is late, monotonic seconds; infinite if it owes nothing."""
         return self.debt.late_at(self.standing.type_url, limit_s)
@@ -103,13 +108,14 @@ class Client:
         else:
             self.left = "STALLED" if self.is_late(now) else ""
 
-    def problem(self) -> ClientProblem | None:
+    def problem(self, now: float) -> ClientProblem | None:
         """Return why the client does not hold its snapshot; ``None`` if it does or still may."""
         standing = self.standing
         short = short_type(standing.type_url)
         if standing.state == "NACKED":
             return ClientProblem(self.node, "NACKED", short, standing.message)
-        if self.left == "STALLED" and standing.state == "PENDING":
+        late = self.left == "STALLED" or (self.left == "NEW" and self.is_late(now))
+        if late and standing.state == "PENDING":
             reason = f"has not acknowledged {short} in time"
             return ClientProblem(self.node, "STALLED", short, reason)
         return None
@@ -136,7 +142,7 @@ def outcome_of(
         state,
         len(clients),
         acked,
-        tuple(problem for c in clients if (problem := c.problem()) is not None),
+        tuple(problem for c in clients if (problem := c.problem(now)) is not None),
         tuple(run.channels),
         None if state == "waiting" else now - run.started,
         "" if stage is None else stage.label,

@@ -5,14 +5,14 @@ A publication is a list of stages, each a whole snapshot for one audience (Envoy
 Rules:
 
 1. A stage sets its audience's snapshot. The next stage begins when every client of that audience
-   is SYNCED, has rejected a resource (NACKED), or is late (STALLED): ``patience`` says when, by a
-   clock of each client's own, which a newer publication does not restart. An ``urgent`` stage waits
-   for no answer.
+   is SYNCED, has rejected a resource (NACKED), is late (STALLED) or has never answered (NEW):
+   ``patience`` says when it is late, by a clock of each client's own, which a newer publication
+   does not restart. An ``urgent`` stage waits for no answer.
 2. A stage with ``wait_for_drained`` waits for the pickers' reports (``drains``). A stage with
    ``grace_s`` begins that long after the answers to the previous stage: an Envoy acknowledges
    before its workers apply the change, and requests may be in progress.
-3. A NACKED or STALLED client no longer delays stages: it stays on the stage that it has reached
-   while the others continue. As soon as it is SYNCED there it catches up stage by stage, and once
+3. A NACKED, STALLED or NEW client delays no stage: it stays on the one that it has reached while
+   the others continue. As soon as it is SYNCED there it catches up stage by stage, and once
    it has reached the newest stage it counts again. A new publication includes NACKED clients
    again; a late one is sent the new snapshot, but it counts only after it has answered. A NACK from
    before the publication delays no stage and withholds nothing from the client.
@@ -306,8 +306,8 @@ class Publisher:
         return now >= self._drains.held_until(stage, run.hold_since, pickers)
 
     def _pickers(self) -> list[Client]:
-        clients = self._course.clients.values()
-        return [c for c in clients if c.audience == "picker" and c.reports and not c.left]
+        pickers = [c for c in self._course.clients.values() if c.audience == "picker"]
+        return [c for c in pickers if c.reports and not c.left and not c.unheard]
 
     def _abandon(self, run: PublicationRun, stage: Stage, now: float) -> Sent:
         early = self._course.waves.open

@@ -7,7 +7,7 @@ Rules:
    a silent client is late once and not once per change.
 2. It is *late* once it has owed an answer for its patience: ``FACTOR`` times its slowest answer so
    far, at least ``LEAST_S``, or ``WARMING_S`` for types that Envoy acknowledges only when they are
-   warm; at most the limit given. Before its first answer its patience is the limit.
+   warm; at most the limit given. Before its first answer on a stream it has the limit.
 3. A client is *slow* after ``SLOW_ANSWERS`` answers more that took longer than ``LEAST_S`` than
    answers in time, until as many were in time as were not. Types that must warm do not count; the
    count is between 0 and ``MAX_SLOW``. So a client which is slow most of the time stays so, and one

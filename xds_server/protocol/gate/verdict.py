@@ -2,7 +2,8 @@
 
 Rules:
 
-1. A stage waits for each client of its audience that owes an answer and is not late (``patience``).
+1. A stage waits for each client of its audience that owes an answer and is not late (``patience``),
+   but not for one that has never answered: it serves nothing yet, and follows stage by stage.
 2. A refusal counts against the publication where its client has a veto and the stage can be taken
    back (``Client.has_veto``, ``PublicationRun.revocable``).
 3. With ``rollback`` one such refusal ends the publication. The refusal of a client that has refused
@@ -47,8 +48,8 @@ def judge(run: PublicationRun, stage: Stage, clients: Iterable[Client], now: flo
             _note_refusal(run, stage, client, now)
         elif standing.state == "PENDING":
             late_at = min(client.late_at(stage.deadline_s), run.entered + stage.deadline_s)
-            if now >= late_at:
-                client.left, client.left_at = "STALLED", now
+            if client.unheard or now >= late_at:
+                client.left, client.left_at = "NEW" if client.unheard else "STALLED", now
                 continue
             pending.append(client)
             if late_at <= run.late_at:  # of several the last: answers come in order

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
 from support.publications import Simulation, envoys, five, pools, running
+from tidegate_api.names import CLUSTER_TYPE
 from xds_server.protocol.gate.patience import LEAST_S, WARMING_S
-from xds_server.protocol.messages import short_type
+from xds_server.protocol.messages import SotwRequest, short_type
 from xds_server.protocol.publication import MAX_STAGES
 from xds_server.protocol.snapshot import Snapshot
+from xds_server.protocol.stream import SotwStream
 from xds_server.protocol.tracker import Content, TypeTracker
 from xds_server.protocol.transaction import PublicationOutcome, Stage
+
+if TYPE_CHECKING:
+    from xds_server.protocol.publication import Audience
 
 
 def test_without_clients_a_publication_passes_at_once() -> None:
@@ -141,8 +147,51 @@ def test_a_late_client_is_led_to_the_newest_state_once_it_answers() -> None:
             sim.answer(answering)
         assert sim.outcome(run).state == "done"
     sim.answer(2)
-    assert sim.publisher._course.clients[2].problem() is None
+    assert sim.publisher._course.clients[2].problem(sim.now) is None
     assert sim.publisher._course.clients[2].stream._snapshot == sim.publisher.in_force("envoy")
+
+
+@pytest.mark.parametrize("audience", ["envoy", "picker"])
+def test_clients_that_never_answer_hold_nothing_under_any_name(audience: Audience) -> None:
+    """Each new node id had the whole patience: a mute pod that restarts delayed each change."""
+    sim = running()
+    for number in (20, 21):
+        sim.join(number, audience)
+        run = sim.publish(*five("a", "b" if number == 20 else "c", drain=frozenset({"r1"})))
+        sim.report(r1=0)
+        for answering in (1, 11, 1, 11, 1):
+            sim.answer(answering)
+            sim.report(r1=0)
+        assert (sim.outcome(run).state, sim.outcome(run).problems) == ("done", ())
+        sim.at(sim.now + 15.0)
+        assert [each.client for each in sim.outcome(sim.publish()).problems] == [f"n{number}"]
+        sim.leave(number)
+
+
+def test_a_client_that_never_answered_follows_once_it_does() -> None:
+    """It is led over the stages like a late one, and is waited for from then on."""
+    sim = running()
+    sim.join(2)
+    sim.publish(*five("a", "b"))
+    for answering in (1, 11, 1, 11, 1, 2):
+        sim.answer(answering)
+    run = sim.publish(*five("b", "c"))
+    for answering in (1, 11, 1, 11, 1):
+        sim.answer(answering)
+    assert (sim.outcome(run).state, sim.outcome(run).stage) == ("waiting", "add")
+    sim.answer(2)
+    assert sim.outcome(run).stage == "use"
+
+
+def test_a_client_that_resumes_holds_a_change_before_its_first_answer() -> None:
+    """It serves what an earlier server gave it."""
+    sim = running()
+    sim.publisher.connect(2, "n2", "envoy", SotwStream("2"), sim.now)
+    sim.waiting[2], sim.got[2] = [], []
+    sim.take(sim.publisher.request(2, SotwRequest(CLUSTER_TYPE, (), "x"), sim.now)[0])
+    run = sim.publish(*five("a", "b"))
+    sim.answer(1)
+    assert sim.outcome(run).stage == "add"
 
 
 def test_a_late_client_that_reconnects_is_not_waited_for_again() -> None:
@@ -290,7 +339,7 @@ def test_the_first_publication_is_never_abandoned() -> None:
     sim.answer(1, error="bad")
     sim.publisher.tick(0.0)
     assert sim.outcome(run).state == "done"
-    assert sim.outcome(run).problems[0].state == "NACKED"
+    assert sim.publisher._course.clients[1].standing.state == "NACKED"
 
 
 def test_an_old_nack_delays_nothing() -> None:
@@ -360,9 +409,8 @@ def test_a_client_that_connects_midway_gets_the_current_stage() -> None:
     sim.now = 2.0
     sim.join(2)
     assert sim.got[2] == ["CDS", "RDS"]
-    sim.answer(1)
-    assert sim.outcome(run).state == "waiting"
     sim.answer(2)
+    sim.answer(1)
     assert (sim.outcome(run).state, sim.outcome(run).channels) == ("done", ("CDS",))
 
 

@@ -9,8 +9,9 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import AfterValidator, ConfigDict, Field
 
 from tidegate_api.addresses import ADS_ADDRESS, PICKER_ADDRESS, PICKER_METRICS_ADDRESS
+from tidegate_common.flags import Shown
 from tidegate_common.logs import LogFormat, LogLevel  # noqa: TC001 - pydantic reads annotations
-from tidegate_common.tls.settings import IdentitySettings
+from tidegate_common.tls.settings import IdentitySettings, ServerName
 
 EXIT_USAGE: Final = 2
 
@@ -33,10 +34,10 @@ def _addresses(given: str) -> str:
     return given
 
 
-Address = Annotated[str, AfterValidator(_address)]
+Address = Annotated[str, AfterValidator(_address), Shown("HOST:PORT")]
 """``host:port``, IPv6 in brackets."""
 
-Addresses = Annotated[str, AfterValidator(_addresses)]
+Addresses = Annotated[str, AfterValidator(_addresses), Shown("HOST:PORT")]
 """One or more addresses, separated by commas."""
 
 MAX_WORKERS: Final = 64
@@ -65,40 +66,44 @@ class PickerSettings(IdentitySettings):
     PORTS: ClassVar = ("listen", "metrics")
 
     workers: Annotated[int, Field(ge=1, le=MAX_WORKERS)] = 1
-    """Processes that decide as one picker. Each has its own addresses: those listed, separated by
-    commas, or the given port and the ports after it."""
+    """Worker processes of this picker; worker N listens on the port plus N. Lists of addresses,
+    separated by commas, give each its own."""
     listen: Addresses = PICKER_ADDRESS
-    """Address of the gRPC server that Envoy calls."""
+    """ext_proc address for Envoys."""
     advertise: Addresses | None = None
-    """Address by which the fleet's `pickers.addresses` knows this picker, if it is not `listen`.
-    Envoys with several pickers use it to return log entries to the picker that made the pick."""
+    """Address by which the fleet's pickers.addresses knows this picker, if it is not that of
+    --listen. Envoys with several pickers return log entries to the one that made the pick."""
     xds: Address = ADS_ADDRESS
-    """Address of the control server."""
-    tls_server_name: Annotated[str, Field(max_length=253)] = ""
-    """Name in the control server's certificate, if it is not the host of `--xds`."""
+    """ADS address of the control server."""
     metrics: Addresses = PICKER_METRICS_ADDRESS
-    """Address that serves `/metrics`, `/debug/state` and `/healthz`."""
-    id: Annotated[str, Field(min_length=1, max_length=128)] = Field(default_factory=default_id)
-    """Name of this picker, unique among all pickers."""
-    zone: Annotated[str, Field(max_length=128)] = ""
-    """Zone of this picker; pools with `prefer_zone` prefer replicas of the same `zone`."""
+    """Address of metrics and debug pages."""
+    id: Annotated[str, Field(min_length=1, max_length=128), Shown("NAME")] = Field(
+        default_factory=default_id
+    )
+    """Unique name of this picker."""
+    zone: Annotated[str, Field(max_length=128), Shown("NAME", "TIDEGATE_ZONE")] = ""
+    """Zone of this picker, for pools that prefer replicas of the same zone."""
     transport: Transport = "auto"
-    """gRPC implementation: `grpc` (grpc.aio), or `nghttp2`, which takes a third of the CPU and
-    needs the extra `fast`. `auto` is `nghttp2` where that is installed."""
+    """gRPC server: grpc (grpc.aio), or nghttp2, which takes a third of its CPU and needs
+    tidegate[fast]; auto is nghttp2 if that is installed, else grpc."""
     scrape_interval: Annotated[float, Field(ge=0.05, le=60)] = 0.25
-    """Seconds between two scrapes of a replica."""
+    """Interval of scrapes of a replica, seconds."""
     destinations: Destinations = "list"
-    """What picks are for proxies that the control server does not configure: a `list` of addresses
-    in the order of trials, or `one`, for clusters of type ORIGINAL_DST, which read no list."""
+    """Picks for proxies that the control server does not configure: a list in the order of trials,
+    or one address, for clusters of type ORIGINAL_DST."""
     require_pick: bool = False
     """Refuse requests without a pick with 503, instead of leaving them to the proxy."""
     require_model: bool = False
     """Refuse inferences in OpenAI's and Anthropic's forms that name no model with 400, instead of
     sending them to the default pool."""
     otlp: Address | None = None
-    """OpenTelemetry collector (OTLP over gRPC, no TLS) that receives a span for each decision whose
-    caller traces the request. Needs the extra `otel`."""
+    """OpenTelemetry collector (OTLP/HTTP, usually port 4318) that receives spans of decisions;
+    needs tidegate[otel]; default: no spans."""
     drain: Annotated[float, Field(ge=0, le=3600)] = 10.0
-    """Seconds that open streams may continue after SIGTERM."""
+    """Time for open streams at shutdown, seconds."""
+    tls_server_name: ServerName = ""
+    """Name in the server's certificate, if it is not the host of its address."""
     log_format: LogFormat = "console"
+    """Log format (on stderr)."""
     log_level: LogLevel = "info"
+    """Lowest level to log."""

@@ -15,10 +15,13 @@ from tidegate_api.addresses import (
     GATEWAY_HTTP_ADDRESS,
     GATEWAY_METRICS_ADDRESS,
 )
+from tidegate_common.flags import Shown
 from tidegate_common.logs import LogFormat, LogLevel  # noqa: TC001 - pydantic reads annotations
-from tidegate_common.tls.settings import IdentitySettings
+from tidegate_common.tls.settings import IdentitySettings, ServerName
 
-Address = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}$")]
+Address = Annotated[
+    str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}$"), Shown("HOST:PORT")
+]
 """``host:port``, IPv6 in brackets."""
 
 
@@ -36,32 +39,36 @@ class GatewaySettings(IdentitySettings):
     PORTS: ClassVar = ("http", "grpc", "admin", "admin_grpc", "metrics")
 
     http: Address = GATEWAY_HTTP_ADDRESS
-    """Address of the HTTP server that Envoy forwards questions to."""
+    """HTTP address for Envoys."""
     grpc: Address = GATEWAY_GRPC_ADDRESS
-    """Address of the gRPC server that Envoy forwards questions to."""
+    """gRPC address for Envoys."""
     admin: Address = GATEWAY_ADMIN_ADDRESS
-    """Address for operators over HTTP: calls that change replicas, which go to all of them."""
+    """HTTP address for operators: loads, unloads, trace and log settings of all replicas."""
     admin_grpc: Address = GATEWAY_ADMIN_GRPC_ADDRESS
-    """The same over gRPC."""
+    """gRPC address for operators."""
     xds: Address = ADS_ADDRESS
-    """Address of the control server."""
-    tls_server_name: Annotated[str, Field(max_length=253)] = ""
-    """Name in the control server's certificate, if it is not the host of `--xds`."""
+    """ADS address of the control server."""
     metrics: Address = GATEWAY_METRICS_ADDRESS
-    """Address that serves `/metrics` and `/healthz`."""
-    id: Annotated[str, Field(min_length=1, max_length=128)] = Field(default_factory=_default_id)
-    """Name of this gateway, unique among all clients of the control server."""
-    admin_by_envoy: bool = False
-    """Take changes of replicas from Envoys too, for clients of theirs that are operators: they say
-    whose certificate it is (`x-forwarded-client-cert`). For listeners with `operators`."""
+    """Address of metrics."""
+    id: Annotated[str, Field(min_length=1, max_length=128), Shown("NAME")] = Field(
+        default_factory=_default_id
+    )
+    """Unique name of this gateway."""
     timeout: Annotated[float, Field(ge=0.05, le=60)] = 5.0
-    """Seconds that a question waits for replicas; those that are late are named in the answer."""
+    """Time for replicas to answer, seconds; those that are late are named in the answer."""
     admin_timeout: Annotated[float, Field(ge=1, le=3600)] = 600.0
-    """Seconds that a change of replicas, such as loading a model, may take."""
+    """Time for a change of replicas, seconds."""
     ready_percent: Annotated[float, Field(gt=0, le=100)] = 50.0
-    """Share of each pool's replicas that must be usable for the server to be ready, in percent; at
-    least one must be, and replicas that drain do not count."""
+    """Share of each pool's replicas that must be usable for the server to be ready; at least one
+    must be, and replicas that drain do not count."""
     drain: Annotated[float, Field(ge=0, le=3600)] = 10.0
-    """Seconds that open calls may continue after SIGTERM."""
+    """Time for open calls at shutdown, seconds."""
+    tls_server_name: ServerName = ""
+    """Name in the server's certificate, if it is not the host of its address."""
+    admin_by_envoy: bool = False
+    """Take changes of replicas from Envoys too, whose clients are operators by the certificate that
+    Envoy names."""
     log_format: LogFormat = "console"
+    """Log format (on stderr)."""
     log_level: LogLevel = "info"
+    """Lowest level to log."""

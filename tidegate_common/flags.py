@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, get_args, get_origin
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,6 +32,15 @@ _OURS: Final = tuple(
     )
 )
 """Sentences of pydantic and ours."""
+
+
+class Shown(NamedTuple):
+    """How the option of a setting is shown, in the setting's annotation."""
+
+    metavar: str = ""
+    """What stands for its value; empty = nothing."""
+    variable: str | None = None
+    """Environment variable that gives its value, too."""
 
 
 def reworded(message: str) -> str:

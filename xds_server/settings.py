@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from tidegate_api.addresses import ADMIN_ADDRESS, ADS_ADDRESS, CONTROL_METRICS_ADDRESS
+from tidegate_common.flags import Shown
 from tidegate_common.logs import LogFormat, LogLevel  # noqa: TC001 - as above
 from tidegate_common.tls.roles import READERS
 from tidegate_common.tls.settings import IdentitySettings
@@ -45,11 +46,11 @@ def _role_of_user(given: str) -> str:
 Serve = Literal["all", "clusters"]
 """What Envoys are served: all of their configuration, or no listeners, filters and routes."""
 
-ListenAddress = Annotated[str, AfterValidator(_listen_address)]
+ListenAddress = Annotated[str, AfterValidator(_listen_address), Shown("HOST:PORT")]
 """``ip:port``, IPv6 in brackets; port 0 = a free port."""
 
 
-AdminAddresses = Annotated[str, AfterValidator(_admin_addresses)]
+AdminAddresses = Annotated[str, AfterValidator(_admin_addresses), Shown("ADDRESS")]
 """``local`` (the socket of the user), ``unix:PATH`` or ``ip:port``; several are separated by
 commas."""
 
@@ -59,40 +60,46 @@ class ControlSettings(IdentitySettings):
 
     PORTS: ClassVar = ("ads", "admin", "admin_http", "metrics")
 
-    fleet: Path
-    """The fleet file, which is also watched."""
+    fleet: Annotated[Path, Shown("FLEET")]
+    """Fleet file."""
     ads: ListenAddress = ADS_ADDRESS
-    """Address for Envoys and pickers."""
+    """ADS address for Envoys and pickers."""
     admin: AdminAddresses = ADMIN_ADDRESS
-    """Addresses for operators. On `ip:port` without TLS and without tokens everyone who reaches it
-    may do everything."""
+    """Admin addresses of the control server: local (a Unix socket of this user), unix:PATH or
+    IP:PORT; several with commas."""
+    metrics: ListenAddress = CONTROL_METRICS_ADDRESS
+    """Address of Prometheus metrics."""
+    serve: Serve = "all"
+    """What Envoys get: all of their configuration, or clusters, endpoints and limits only, for
+    Envoys with listeners and routes of their own."""
+    state: Annotated[Path | None, Shown("DIR")] = None
+    """Folder of revisions; default: memory only."""
+    dns: Annotated[tuple[HostPort, ...] | None, Shown("IP:PORT")] = None
+    """Name server for replicas by name, repeatable; default: /etc/resolv.conf."""
     admin_http: AdminAddresses = ""
-    """Addresses of the same API over HTTP with JSON; none if empty."""
-    admin_host: Annotated[tuple[str, ...], Field(max_length=64)] | None = None
-    """Host name by which HTTP clients call it, besides `localhost` and IP addresses, repeatable."""
-    admin_group: str | None = None
-    """Group whose members may open Unix sockets, as operators; the user of the server alone if
-    omitted."""
+    """Addresses of the admin API over HTTP with JSON; default: none."""
+    admin_host: Annotated[tuple[str, ...], Field(max_length=64), Shown("NAME")] | None = None
+    """Host name by which HTTP clients call it, besides localhost and IP addresses, repeatable."""
+    admin_group: Annotated[str | None, Shown("GROUP")] = None
+    """Group whose members may open Unix sockets, as operators; default: the user of the server
+    alone."""
     admin_user: (
-        Annotated[tuple[Annotated[str, AfterValidator(_role_of_user)], ...], Field(max_length=256)]
+        Annotated[
+            tuple[Annotated[str, AfterValidator(_role_of_user)], ...],
+            Field(max_length=256),
+            Shown("ROLE=USER"),
+        ]
         | None
     ) = None
-    """Role of a member of that group, `ROLE=USER`, repeatable."""
-    admin_tokens: Path | None = None
+    """Role (viewer, operator, admin) of a member of that group, repeatable."""
+    admin_tokens: Annotated[Path | None, Shown("FILE")] = None
     """File of the hashes of bearer tokens (`tidegate tokens`), read again when it changes."""
-    audit: Path | None = None
-    """Folder of the record of all admin calls; that of `--state` if omitted, and the log without
-    one."""
-    metrics: ListenAddress = CONTROL_METRICS_ADDRESS
-    """Address of `/metrics` and `/healthz`."""
-    serve: Serve = "all"
-    """What Envoys are served; `clusters` for Envoys with listeners and routes of their own."""
-    state: Path | None = None
-    """Folder for revisions; in memory if omitted."""
-    dns: tuple[HostPort, ...] | None = None
-    """Name servers for replicas by name; those of `/etc/resolv.conf` if omitted."""
+    audit: Annotated[Path | None, Shown("DIR")] = None
+    """Folder of the record of all admin calls; default: that of --state, or the log."""
     log_format: LogFormat = "console"
+    """Log format (on stderr)."""
     log_level: LogLevel = "info"
+    """Lowest level to log."""
 
     @model_validator(mode="after")
     def _users_have_a_group(self) -> Self:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import typer.main
 from pages import code, table
 
-from tidegate.cli.main import VERBS, app
+from tidegate.cli.main import VERBS, complete
 
 _COMMON_FROM: Final = 3
 """An option that so many verbs share, with the same text, is described once."""
@@ -22,7 +22,7 @@ _OF_REQUESTS = ("explain", "request")
 
 def tables() -> dict[str, str]:
     """Return the text of each verb, of the options that many share, and of the list of verbs."""
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands = typer.main.get_command(complete()).commands  # type: ignore[attr-defined]
     options = {_key(each): each for one in commands.values() for each in _options(one)}
     uses = Counter(_key(each) for one in commands.values() for each in _options(one))
     shared = {key for key, count in uses.items() if count >= _COMMON_FROM}

@@ -10,8 +10,8 @@ import typer
 
 from tidegate.cli.mistakes import WRONG_USE, sentence
 from tidegate.cli.options import expand_bundles
+from tidegate.cli.services import with_settings
 from tidegate.cli.verbs import (
-    answering,
     benching,
     changing,
     comparing,
@@ -29,7 +29,7 @@ from tidegate.cli.verbs.rollouts import canary
 from tidegate.terminal.errors import FAILED, USAGE, CliError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
 app = typer.Typer(
     name="tidegate",
@@ -72,14 +72,34 @@ class Verb(NamedTuple):
     panel: str
     run: Callable[..., None]
     example: str
+    settings: str = ""
+    """Settings of the service that it runs, ``module:Class``; empty = it runs none."""
 
 
 VERBS: Final = (
     Verb("demo", _RUN, running.demo, "tidegate demo --replicas 3 --exit"),
     Verb("up", _RUN, running.up, "tidegate up -f fleet.yaml"),
-    Verb("xds", _RUN, running.xds, "tidegate xds --fleet fleet.yaml --state /var/lib/tidegate"),
-    Verb("picker", _RUN, running.picker, "tidegate picker --xds 127.0.0.1:18000 --id picker-1"),
-    Verb("gateway", _RUN, answering.gateway, "tidegate gateway --xds 127.0.0.1:18000"),
+    Verb(
+        "xds",
+        _RUN,
+        running.xds,
+        "tidegate xds --fleet fleet.yaml --state /var/lib/tidegate",
+        "xds_server.settings:ControlSettings",
+    ),
+    Verb(
+        "picker",
+        _RUN,
+        running.picker,
+        "tidegate picker --xds 127.0.0.1:18000 --id picker-1",
+        "ext_proc.settings:PickerSettings",
+    ),
+    Verb(
+        "gateway",
+        _RUN,
+        running.gateway,
+        "tidegate gateway --xds 127.0.0.1:18000",
+        "gateway.settings:GatewaySettings",
+    ),
     Verb(
         "reporter",
         _RUN,
@@ -137,19 +157,44 @@ VERBS: Final = (
 )
 """All verbs, in the order of the help page."""
 
+
+def _listed(verb: Verb) -> Callable[..., None]:
+    """Return what the list of verbs needs of a verb."""
+    if not verb.settings:
+        return expand_bundles(verb.run)
+
+    def run() -> None:
+        """Stand for the verb until it is asked for."""
+
+    run.__doc__ = verb.run.__doc__
+    return run
+
+
 for _one in VERBS:
     app.command(_one.name, rich_help_panel=_one.panel, epilog=f"Example: {_one.example}")(
-        expand_bundles(_one.run)
+        _listed(_one)
     )
+
+
+def complete(words: Collection[str] | None = None) -> typer.Typer:
+    """Return the command line with all options of the verbs in ``words``; ``None`` = of all."""
+    for verb, known in zip(VERBS, app.registered_commands, strict=True):
+        if verb.settings and (words is None or verb.name in words):
+            known.callback = with_settings(verb.run, verb.settings)
+    return app
 
 
 EXAMPLES: Final = {verb.name: verb.example for verb in VERBS}
 TRACEBACK: Final = "TIDEGATE_TRACEBACK"
 """Environment variable: if set, an error of ours shows where it happened."""
+COMPLETION: Final = "_TIDEGATE_COMPLETE"
+"""Environment variable by which a shell asks for completions."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and raise ``SystemExit``: a code of ``terminal.errors``, 130 Ctrl-C."""
+    words = sys.argv[1:] if argv is None else argv
+    complete(None if COMPLETION in os.environ else words)
     try:
         code = app(args=argv, prog_name="tidegate", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)

@@ -12,21 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
 import typer
 
-from tidegate.terminal.errors import USAGE, CliError
+from tidegate.terminal.errors import CliError
 from tidegate.terminal.output import Output
 from tidegate_api.addresses import ADMIN_ADDRESS
-from tidegate_common.flags import checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tidegate_api.admin.v1.admin_pb2 import ChangeOptions
-    from tidegate_common.flags import Settings
     from tidegate_common.tls.rpc import ClientTls
 
 DEFAULT_TIMEOUT_S: Final = 30.0
 MAX_TIMEOUT_S: Final = 86_400.0
-DEFAULT_MAX_AGE_S: Final = 3600.0
 
 
 class XdsProtocol(StrEnum):
@@ -34,13 +31,6 @@ class XdsProtocol(StrEnum):
 
     DELTA = "delta"
     SOTW = "sotw"
-
-
-class ClientCheckName(StrEnum):
-    """Whether clients need a certificate."""
-
-    REQUIRED = "required"
-    OPTIONAL = "optional"
 
 
 class LogFormatName(StrEnum):
@@ -67,6 +57,15 @@ ServerOption = Annotated[
         metavar="ADDRESS",
         help="Admin address of the control server (`tidegate xds --admin`): HOST:PORT, unix:PATH,"
         " or local, the socket of this user.",
+    ),
+]
+AdminOption = Annotated[
+    str,
+    typer.Option(
+        "--admin",
+        metavar="ADDRESS",
+        help="Admin addresses of the control server: local (a Unix socket of this user), unix:PATH"
+        " or IP:PORT; several with commas.",
     ),
 ]
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Output format.")]
@@ -238,94 +237,11 @@ class ForcedFlags(ChangeFlags):
 
 
 @dataclass(frozen=True, slots=True)
-class IdentityFlags:
-    """Options of every verb that runs a service with ports."""
-
-    tls_cert: CertOption = None
-    tls_key: KeyOption = None
-    tls_ca: CaOption = None
-    tls_client: Annotated[
-        ClientCheckName,
-        typer.Option("--tls-client", help="Whether clients need a certificate."),
-    ] = ClientCheckName.REQUIRED
-    tls_max_age: Annotated[
-        float,
-        typer.Option(
-            "--tls-max-age",
-            min=1,
-            max=MAX_TIMEOUT_S,
-            metavar="SECONDS",
-            help="Age at which a connection over TLS is replaced, seconds.",
-        ),
-    ] = DEFAULT_MAX_AGE_S
-    role: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--role",
-            metavar="ROLE=NAME",
-            help="Name in certificates (spiffe://... or DNS) that has a role, repeatable; default:"
-            " spiffe://tidegate/ROLE and all below it.",
-        ),
-    ] = None
-    speaks: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--speaks",
-            metavar="NAME=ID",
-            help="Id (of a replica, or of a picker) for which a name in certificates speaks,"
-            " repeatable; * = all. spiffe://tidegate/reporter/ID and .../picker/ID need none.",
-        ),
-    ] = None
-    health_port: Annotated[
-        int | None,
-        typer.Option(
-            "--health-port",
-            min=0,
-            max=65_535,
-            metavar="PORT",
-            help="Port for /healthz alone, without TLS, beside --metrics.",
-        ),
-    ] = None
-
-    insecure: Annotated[
-        bool,
-        typer.Option(
-            "--insecure",
-            help="Let other machines reach ports without TLS, where something else protects them.",
-        ),
-    ] = False
-
-
-@dataclass(frozen=True, slots=True)
 class LogFlags:
     """Options of every verb that runs a service."""
 
     log_format: LogFormatOption = LogFormatName.CONSOLE
     log_level: LogLevelOption = LogLevelName.INFO
-
-
-def settings_of(kind: type[Settings], *bundles: Any, **more: Any) -> Settings:
-    """Return the settings of a service that a verb runs; what is not given has its default.
-
-    Args:
-        kind: The settings.
-        bundles: Bundles of options; those that are no settings are left out.
-        more: Further settings, which come before those of bundles.
-
-    Raises:
-        typer.Exit: One is wrong; stderr says which.
-    """
-    given = {
-        one.name: value
-        for each in bundles
-        for one in fields(each)
-        if one.name in kind.model_fields
-        and ((value := getattr(each, one.name)) not in (None, "", []) or one.default)
-    }
-    settings = checked(kind, given | more)
-    if settings is None:
-        raise typer.Exit(USAGE)
-    return settings
 
 
 def expand_bundles(verb: Callable[..., None]) -> Callable[..., None]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Self
 import structlog
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from tidegate_common.flags import Shown
 from tidegate_common.tls import roles
 from tidegate_common.tls.binds import open_ports
 from tidegate_common.tls.contexts import ClientCheck, server_context
@@ -34,46 +35,48 @@ def _speaker(given: str) -> str:
     return given
 
 
+ServerName = Annotated[str, Field(max_length=253), Shown("NAME", "TIDEGATE_TLS_SERVER_NAME")]
+
+
 class IdentitySettings(BaseModel):
     """Certificates, roles and what may be plain."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    tls_cert: Path | None = None
-    """Certificate (PEM) of this process, for all its ports and towards others; with it, every port
-    is TLS. `--tls-key` and `--tls-ca` belong to it."""
-    tls_key: Path | None = None
-    """Its private key (PEM), without a passphrase."""
-    tls_ca: Path | None = None
-    """Authorities (PEM) that sign the certificates of peers."""
+    tls_cert: Annotated[Path | None, Shown("FILE", "TIDEGATE_TLS_CERT")] = None
+    """Own certificate (PEM)."""
+    tls_key: Annotated[Path | None, Shown("FILE", "TIDEGATE_TLS_KEY")] = None
+    """Its key (PEM)."""
+    tls_ca: Annotated[Path | None, Shown("FILE", "TIDEGATE_TLS_CA")] = None
+    """Authorities that sign peers' certificates (PEM)."""
     tls_client: ClientCheck = "required"
-    """Whether clients need a certificate: `required`, or `optional`."""
-    tls_max_age: Annotated[float, Field(ge=1, le=86_400)] = DEFAULT_MAX_AGE_S
-    """Seconds after which a connection over TLS is replaced by a new one."""
+    """Whether clients need a certificate."""
+    tls_max_age: Annotated[float, Field(ge=1, le=86_400), Shown("SECONDS")] = DEFAULT_MAX_AGE_S
+    """Age at which a connection over TLS is replaced, seconds."""
     role: (
         Annotated[
-            tuple[Annotated[str, AfterValidator(_named)], ...], Field(max_length=roles.MAX_NAMES)
+            tuple[Annotated[str, AfterValidator(_named)], ...],
+            Field(max_length=roles.MAX_NAMES),
+            Shown("ROLE=NAME"),
         ]
         | None
     ) = None
-    """Name in certificates that has a role, `ROLE=NAME`, repeatable; a URI that ends in `/*` stands
-    for all below it. Roles are envoy, picker, reporter, viewer, operator and admin; if omitted,
-    `spiffe://tidegate/ROLE` and all below it."""
+    """Name in certificates (spiffe://... or DNS) that has a role, repeatable; a URI that ends in /*
+    stands for all below it; default: spiffe://tidegate/ROLE and all below it."""
     speaks: (
         Annotated[
             tuple[Annotated[str, AfterValidator(_speaker)], ...],
             Field(max_length=roles.MAX_NAMES),
+            Shown("NAME=ID"),
         ]
         | None
     ) = None
-    """Id for which a name in certificates speaks, `NAME=ID`, repeatable: of a replica, for a
-    reporter, or of a picker; `*` = all. A URI below one that is mapped with `/*` needs none: what
-    follows is the id, as in `spiffe://tidegate/reporter/r1`."""
-    health_port: Annotated[int, Field(ge=0, le=65_535)] | None = None
-    """Port that serves only `/healthz`, without TLS, on the address of `--metrics`."""
-
+    """Id (of a replica, or of a picker) for which a name in certificates speaks, repeatable; * =
+    all. A URI below one that is mapped with /* needs none, as spiffe://tidegate/reporter/ID."""
+    health_port: Annotated[int, Field(ge=0, le=65_535), Shown("PORT")] | None = None
+    """Port for /healthz alone, without TLS, beside --metrics."""
     insecure: bool = False
-    """Let ports be reached from other machines without TLS, where something else protects them."""
+    """Let other machines reach ports without TLS, where something else protects them."""
 
     PORTS: ClassVar[tuple[str, ...]] = ()
     """The settings that are addresses of ports."""
@@ -152,4 +155,4 @@ def secured(settings: IdentitySettings) -> Secured | None:
     )
 
 
-__all__ = ["IdentitySettings", "Role", "Secured", "secured"]
+__all__ = ["IdentitySettings", "Role", "Secured", "ServerName", "secured"]

@@ -1,77 +1,36 @@
-"""Verbs that keep running: ``demo``, ``up``, ``xds``, ``picker``, ``reporter``; ``envoy-stop``."""
+"""Verbs that keep running: ``demo``, ``up``, the services; and ``envoy-stop``."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
-from pathlib import Path
-from typing import Annotated
+from pathlib import Path  # noqa: TC003 - typer reads annotations at runtime
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tidegate.cli.mistakes import address, addresses, page
-from tidegate.cli.operators import (  # noqa: TC001 - typer reads annotations at runtime
-    AdminOption,
-    OperatorFlags,
-)
 from tidegate.cli.options import (
+    AdminOption,
     ClientTlsFlags,
-    IdentityFlags,
     LogFlags,
     ProtocolOption,
-    ServerNameOption,
     XdsProtocol,
-    settings_of,
 )
 from tidegate.stack.bounds import STOP_PAUSE_S, STOP_TIMEOUT_S
 from tidegate_api.addresses import (
     ADMIN_ADDRESS,
     ADS_ADDRESS,
     CONTROL_METRICS_ADDRESS,
-    PICKER_ADDRESS,
     PICKER_METRICS_ADDRESS,
 )
+
+if TYPE_CHECKING:
+    from ext_proc.settings import PickerSettings
+    from gateway.settings import GatewaySettings
+    from xds_server.settings import ControlSettings
 
 MIN_REPLICAS = 3
 """Two replicas of the stable variant and one of the canary."""
 MAX_REPLICAS = 8
-
-
-class Transport(StrEnum):
-    """gRPC server implementation of the picker."""
-
-    AUTO = "auto"
-    GRPC = "grpc"
-    NGHTTP2 = "nghttp2"
-
-
-class Destinations(StrEnum):
-    """What picks are for proxies that the control server does not configure."""
-
-    LIST = "list"
-    ONE = "one"
-
-
-class Serve(StrEnum):
-    """What the control server serves to Envoys."""
-
-    ALL = "all"
-    CLUSTERS = "clusters"
-
-
-FleetOption = Annotated[Path, typer.Option("--fleet", metavar="FLEET", help="Fleet file.")]
-DnsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--dns",
-        metavar="IP:PORT",
-        help="Name server for replicas by name, repeatable; default: /etc/resolv.conf.",
-    ),
-]
-StateOption = Annotated[
-    Path | None,
-    typer.Option("--state", metavar="DIR", help="Folder of revisions; default: memory only."),
-]
 
 
 def demo(
@@ -139,7 +98,10 @@ def up(
             help="Metrics of the picker; its further workers have the next ports.",
         ),
     ] = PICKER_METRICS_ADDRESS,
-    state: StateOption = None,
+    state: Annotated[
+        Path | None,
+        typer.Option("--state", metavar="DIR", help="Folder of revisions; default: memory only."),
+    ] = None,
     protocol: ProtocolOption = XdsProtocol.DELTA,
 ) -> None:
     """Run a control server, a picker and Envoy for running replicas, until Ctrl-C."""
@@ -160,73 +122,15 @@ def up(
     raise typer.Exit(asyncio.run(run(options)))
 
 
-@dataclass(frozen=True, slots=True)
-class ControlFlags:
-    """Options of a control server; ``ControlSettings`` has their meaning."""
-
-    ads: Annotated[
-        str, typer.Option("--ads", metavar="HOST:PORT", help="ADS address for Envoys and pickers.")
-    ] = ADS_ADDRESS
-    admin: AdminOption = ADMIN_ADDRESS
-    metrics: Annotated[
-        str, typer.Option("--metrics", metavar="HOST:PORT", help="Address of Prometheus metrics.")
-    ] = CONTROL_METRICS_ADDRESS
-    serve: Annotated[
-        Serve,
-        typer.Option(
-            "--serve",
-            help="What Envoys get: all of their configuration, or clusters, endpoints and limits"
-            " only, for Envoys with listeners and routes of their own.",
-        ),
-    ] = Serve.ALL
-    state: StateOption = None
-    dns: DnsOption = None
-
-
-def xds(
-    fleet: FleetOption,
-    *,
-    control: ControlFlags,
-    operators: OperatorFlags,
-    identity: IdentityFlags,
-    log: LogFlags,
-) -> None:
+def xds(settings: ControlSettings) -> None:
     """Run the control server, which configures Envoys and pickers over ADS."""
     from xds_server.__main__ import run
-    from xds_server.settings import ControlSettings
 
-    settings = settings_of(ControlSettings, control, operators, identity, log, fleet=fleet)
     raise typer.Exit(run(settings))
 
 
-@dataclass(frozen=True, slots=True)
-class PickerFlags:
-    """Options of a picker; ``PickerSettings`` has their meaning."""
-
-    workers: Annotated[
-        int,
-        typer.Option(
-            "--workers",
-            min=1,
-            max=64,
-            help="Worker processes of this picker; worker N listens on the port plus N.",
-        ),
-    ] = 1
-    listen: Annotated[
-        str, typer.Option("--listen", metavar="HOST:PORT", help="ext_proc address for Envoys.")
-    ] = PICKER_ADDRESS
-    advertise: Annotated[
-        str | None,
-        typer.Option(
-            "--advertise",
-            metavar="HOST:PORT",
-            help="Address by which the fleet's pickers.addresses knows this picker, if it is not"
-            " that of --listen.",
-        ),
-    ] = None
-    xds: Annotated[
-        str, typer.Option("--xds", metavar="HOST:PORT", help="ADS address of the control server.")
-    ] = ADS_ADDRESS
+def picker(
+    settings: PickerSettings,
     fleet: Annotated[
         Path | None,
         typer.Option(
@@ -235,46 +139,15 @@ class PickerFlags:
             help="Fleet file, watched: the picker then runs without a control server, for proxies"
             " that have their own configuration.",
         ),
-    ] = None
-    dns: DnsOption = None
-    metrics: Annotated[
-        str,
-        typer.Option("--metrics", metavar="HOST:PORT", help="Address of metrics and debug pages."),
-    ] = PICKER_METRICS_ADDRESS
-    id: Annotated[
-        str | None, typer.Option("--id", metavar="NAME", help="Unique name of this picker.")
-    ] = None
-    zone: Annotated[
-        str,
+    ] = None,
+    dns: Annotated[
+        list[str] | None,
         typer.Option(
-            "--zone",
-            envvar="TIDEGATE_ZONE",
-            metavar="NAME",
-            help="Zone of this picker, for pools that prefer replicas of the same zone.",
+            "--dns",
+            metavar="IP:PORT",
+            help="Name server for replicas by name, repeatable; default: /etc/resolv.conf.",
         ),
-    ] = ""
-    transport: Annotated[
-        Transport,
-        typer.Option(
-            "--transport",
-            help="gRPC server: grpc (grpc.aio), or nghttp2, which takes a third of its CPU and"
-            " needs tidegate\\[fast]; auto is nghttp2 if that is installed, else grpc.",
-        ),
-    ] = Transport.AUTO
-    scrape_interval: Annotated[
-        float,
-        typer.Option(
-            "--scrape-interval", min=0.05, max=60, help="Interval of scrapes of a replica, seconds."
-        ),
-    ] = 0.25
-    destinations: Annotated[
-        Destinations,
-        typer.Option(
-            "--destinations",
-            help="Picks for proxies that the control server does not configure: a list in the order"
-            " of trials, or one address, for clusters of type ORIGINAL_DST.",
-        ),
-    ] = Destinations.LIST
+    ] = None,
     require_pick: Annotated[
         bool | None,
         typer.Option(
@@ -282,48 +155,27 @@ class PickerFlags:
             help="Refuse requests without a pick with 503, or leave them to the proxy; default:"
             " refuse with --fleet, else leave.",
         ),
-    ] = None
-    require_model: Annotated[
-        bool,
-        typer.Option(
-            "--require-model",
-            help="Refuse inferences in OpenAI's and Anthropic's forms that name no model with 400,"
-            " instead of sending them to the default pool.",
-        ),
-    ] = False
-    otlp: Annotated[
-        str | None,
-        typer.Option(
-            "--otlp",
-            metavar="HOST:PORT",
-            help="OpenTelemetry collector (OTLP/HTTP, usually port 4318) that receives spans of"
-            " decisions; needs tidegate\\[otel]; default: no spans.",
-        ),
-    ] = None
-    drain: Annotated[
-        float,
-        typer.Option(
-            "--drain", min=0, max=3600, help="Time for open streams at shutdown, seconds."
-        ),
-    ] = 10.0
-    tls_server_name: ServerNameOption = ""
-
-
-def picker(*, flags: PickerFlags, identity: IdentityFlags, log: LogFlags) -> None:
+    ] = None,
+) -> None:
     """Run a picker, which selects the replica of each request for Envoy."""
-    from ext_proc.settings import PickerSettings
-
-    asked = flags.fleet is not None if flags.require_pick is None else flags.require_pick
-    settings = settings_of(PickerSettings, flags, identity, log, require_pick=asked)
-    if flags.fleet is not None:
+    required = fleet is not None if require_pick is None else require_pick
+    settings = settings.model_copy(update={"require_pick": required})
+    if fleet is not None:
         from tidegate.picker.run import run as run_with_fleet
 
-        raise typer.Exit(run_with_fleet(flags.fleet, settings, flags.dns or ()))
-    if flags.dns:
+        raise typer.Exit(run_with_fleet(fleet, settings, dns or ()))
+    if dns:
         from tidegate.terminal.errors import CliError
 
         raise CliError("--dns needs --fleet: the control server finds replicas otherwise")
     from ext_proc.__main__ import run
+
+    raise typer.Exit(run(settings))
+
+
+def gateway(settings: GatewaySettings) -> None:
+    """Run a gateway, which answers questions about the fleet as one Triton would."""
+    from gateway.__main__ import run
 
     raise typer.Exit(run(settings))
 

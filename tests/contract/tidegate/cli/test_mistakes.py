@@ -9,7 +9,7 @@ import grpc
 import pytest
 import typer.main
 
-from tidegate.cli.main import VERBS, Verb, app
+from tidegate.cli.main import VERBS, Verb, complete
 from tidegate.cli.mistakes import close
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def test_words_of_the_transport_are_not_repeated(
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
 def test_every_example_is_a_right_command_line(verb: Verb) -> None:
     """What a help page shows can be typed: options exist, and values are of their kinds."""
-    command = typer.main.get_command(app).commands[verb.name]  # type: ignore[attr-defined]
+    command = typer.main.get_command(complete()).commands[verb.name]  # type: ignore[attr-defined]
     program, name, *words = shlex.split(verb.example.partition(" > ")[0])
     assert (program, name) == ("tidegate", verb.name)
     with command.make_context(name, words) as context:

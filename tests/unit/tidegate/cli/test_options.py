@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from inspect import signature
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
-from tidegate.cli.options import ReadFlags, expand_bundles
+from tidegate.cli.options import LogFormatName, LogLevelName, ReadFlags, expand_bundles
 from tidegate.terminal.output import Output
 from tidegate_api.addresses import ADMIN_ADDRESS
+from tidegate_common.logs import LogFormat, LogLevel
 
 
 def test_a_bundle_becomes_its_options() -> None:
@@ -29,3 +30,10 @@ def test_a_bundle_becomes_its_options() -> None:
     run(name="b", server="1.2.3.4:5", output=Output.JSON, **plain)
     assert taken == [("b", ReadFlags(server="1.2.3.4:5", output=Output.JSON))]
     assert run.__doc__ == "Do it."
+
+
+def test_log_options_are_those_of_the_services() -> None:
+    """The command line's words for logs are those that the services take."""
+    where = "tidegate/cli/options.py and tidegate_common/logs.py differ"
+    assert tuple(LogFormatName) == get_args(LogFormat), where
+    assert tuple(LogLevelName) == get_args(LogLevel), where

@@ -44,6 +44,7 @@ from xds_server.applications.keepers.canary_keeper import CanaryKeeper
 from xds_server.applications.keepers.health_broadcast import HealthBroadcaster
 from xds_server.applications.keepers.placement_keeper import PlacementKeeper
 from xds_server.applications.keepers.standby_keeper import StandbyKeeper
+from xds_server.applications.keepers.unpicked_keeper import UnpickedKeeper
 from xds_server.applications.loading.acting import ModelActions
 from xds_server.applications.loading.keeper import LoadKeeper
 from xds_server.applications.loading.leaving import LeavingModels
@@ -248,6 +249,7 @@ async def _running(settings: ControlSettings) -> AsyncIterator[None]:
             broadcaster.run(),
             _standby_keeper(control, ads, store).run(),
             placed.run(),
+            UnpickedKeeper(control, ads.reports.replicas.merged, lambda: ads.settled).run(),
             canaries.run(),
             _compared(arms, canaries),
             StatusLog(board.verdict).run(),

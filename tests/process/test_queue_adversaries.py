@@ -21,6 +21,7 @@ from tidegate.stack.envoy import (
 from tidegate.stack.processes.ports import HeldPorts
 from tidegate.stack.processes.waiting import http_ok, wait_until
 from tidegate_api.names import PICKER_CLUSTER, REASON_HEADER, TIMEOUT_HEADER
+from xds_server.applications.keepers.unpicked_keeper import UnpickedKeeper
 
 HELD = 500
 INFER = "/v2/models/toy-llm/infer"
@@ -280,26 +281,70 @@ async def test_a_picker_that_stops_in_order_answers_what_waits(stack):
     await stack.serving()
 
 
-@pytest.mark.parametrize("mode", ["closed", "open"])
-async def test_500_requests_of_a_picker_that_dies_do_not_flood_the_replicas(stack, mode):
-    """Closed: all are told to come again. Open: they wait in Envoy, and none is lost.
+async def test_what_a_picker_lets_pass_no_other_bound_refuses(stack):
+    """The bound is of requests without a pick, also where the limits have risen since."""
+    await bounded(stack, 2)
+    fleet = stack.first_fleet()
+    fleet["pools"][0]["circuit_breaker"]["per_endpoint_in_flight"] = 20
+    await stack.apply(fleet)
+    asked = [stack.ask() for _ in range(40)]
+    assert await stack.busy(40)
+    let_all(stack)
+    assert await statuses(*asked) == [200] * 40
+    await stack.apply(stack.first_fleet())
 
-    For that `max_connections_per_endpoint` must be set; without it all go at once.
+
+async def answered(tasks, count):
+    """Return whether so many requests have an answer."""
+    return sum(each.done() for each in tasks) == count
+
+
+async def bounded(stack, most):
+    """Tell Envoy, by what pickers report, how many requests without a pick go on at once."""
+    keeper = UnpickedKeeper(
+        stack.control, stack.ads.reports.replicas.merged, lambda: stack.ads.settled
+    )
+
+    async def told():
+        await keeper.look()
+        async with stack.http.get(f"http://{stack.envoy_admin}/runtime") as answer:
+            values = (await answer.json())["entries"]
+        key = "circuit_breakers.llm/stable/http.high.max_requests"
+        return values[key]["final_value"] == str(most)
+
+    assert await eventually(told)
+
+
+@pytest.mark.parametrize("mode", ["closed", "open", "open, by connections"])
+async def test_500_requests_of_a_picker_that_dies_do_not_flood_the_replicas(stack, mode):
+    """Closed: all are told to come again. Open: those beyond the limits are.
+
+    With `max_connections_per_endpoint` they wait in Envoy, and none is lost.
     """
     fleet = stack.first_fleet()
-    fleet["pools"][0]["routing"]["without_picker"] = mode
-    fleet["pools"][0]["circuit_breaker"]["max_connections_per_endpoint"] = 4
+    fleet["pools"][0]["routing"]["without_picker"] = mode.partition(",")[0]
+    if "," in mode:
+        fleet["pools"][0]["circuit_breaker"]["max_connections_per_endpoint"] = 4
     await stack.apply(fleet)
+    await bounded(stack, 1024 if "," in mode else 2)
     first = await all_busy(stack)
     waits = [stack.ask() for _ in range(HELD)]
     assert await stack.waiting(HELD)
     await stack.supervisor.kill(PICKER)
+    if mode == "open":
+        assert await eventually(lambda: answered(waits, HELD - 2))
+        assert sum(len(each.held) for each in stack.replicas) == 4
     let_all(stack)
     answers = [await each for each in (*first, *waits)]
     if mode == "closed":
         assert {status for status, _ in answers} == {503}
         assert {headers["retry-after"] for _, headers in answers} == {"1"}
         assert sum(len(each.headers) for each in stack.replicas) == 2
+    elif mode == "open":
+        refused = [headers for status, headers in answers if status == 503]
+        assert len(refused) == HELD - 2
+        assert {headers["retry-after"] for headers in refused} == {"1"}
+        assert sum(len(each.headers) for each in stack.replicas) == 4
     else:
         assert {status for status, _ in answers} == {200}
         assert max(each.most for each in stack.replicas) <= 4

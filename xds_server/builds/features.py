@@ -86,7 +86,8 @@ FEATURES: Final = (
     ),
     Feature(
         (1, 38, 0),
-        "a request whose body the picker read in part may stay on the route of another pool",
+        "a request whose body the picker read in part may stay on the route of another pool; what"
+        " waited in a picker that dies goes on at once",
         LISTENER_TYPE,
         (
             *_FILTER,

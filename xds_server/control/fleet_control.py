@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from xds_server.control.rollout import Planned, Published
     from xds_server.control.steps import Step
     from xds_server.fleet.findings import PublishedSick
-    from xds_server.fleet.members.placed import Leaving, Placed
+    from xds_server.fleet.members.placed import Leaving, Placed, Unpicked
     from xds_server.fleet.members.standbys import Promoted
     from xds_server.fleet.model.fleet import Fleet
     from xds_server.fleet.revision import FileState, FleetState
@@ -161,6 +161,11 @@ class Control:
     async def publish_placed(self, placed: Placed) -> None:
         """Publish the fleet in force with these models of replicas listed; makes no revision."""
         self._rollout.placed = placed
+        await self.publish_sick(self._rollout.sick)
+
+    async def publish_unpicked(self, unpicked: Unpicked) -> None:
+        """Publish the fleet in force with these bounds of requests without a pick."""
+        self._rollout.unpicked = unpicked
         await self.publish_sick(self._rollout.sick)
 
     def recall_leaving(self, leaving: Leaving) -> None:

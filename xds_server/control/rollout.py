@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from xds_server.fleet.diff import is_relief
 from xds_server.fleet.members.members import Members
-from xds_server.fleet.members.placed import leaving, placing
+from xds_server.fleet.members.placed import bounding, leaving, placing
 from xds_server.fleet.members.standbys import standing
 from xds_server.fleet.view import View
 from xds_server.protocol.snapshot import Snapshot
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from xds_server.control.publisher import PublicationHandle, SnapshotPublisher
     from xds_server.fleet.findings import PublishedSick
-    from xds_server.fleet.members.placed import Leaving, Placed
+    from xds_server.fleet.members.placed import Leaving, Placed, Unpicked
     from xds_server.fleet.model.fleet import Fleet
     from xds_server.fleet.revision import FleetState
     from xds_server.fleet.view import CanaryMark
@@ -114,6 +114,8 @@ class Rollout:
         """Replicas to mark as sick in each publication."""
         self.placed: Placed = ()
         """Models of replicas to list in each publication."""
+        self.unpicked: Unpicked = ()
+        """Bounds of requests without a pick, for each publication."""
         self.leaving: Leaving = ()
         """Models that leave replicas, for each publication."""
         self.canaries: Mapping[str, CanaryMark] = {}
@@ -203,6 +205,7 @@ class Rollout:
 
     def _view(self, state: FleetState) -> View:
         fleet = leaving(placing(state.published, self.placed), self.leaving)
+        fleet = bounding(fleet, self.unpicked)
         return View(fleet, state.all_incarnations, self.sick, self._seed, self.canaries)
 
     def _in_waves(self, state: FleetState) -> bool:

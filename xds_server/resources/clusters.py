@@ -31,6 +31,7 @@ from envoy_data_plane.envoy.config.core.v3 import (
     Http1ProtocolOptions,
     Http2ProtocolOptions,
     HttpProtocolOptions,
+    RoutingPriority,
     RuntimeDouble,
     SocketOption,
     TcpKeepalive,
@@ -95,6 +96,8 @@ _PICKER_MAX_STREAMS = 100_000
 _USER_TIMEOUT = SocketOption(description="TCP_USER_TIMEOUT", level=6, name=18, int_value=20_000)
 """Milliseconds after which a connection breaks on which the replica's host confirms nothing. The
 numbers are those of Linux (``netinet/tcp.h``)."""
+
+_PRIORITIES = (RoutingPriority.DEFAULT, RoutingPriority.HIGH)
 
 _DEFAULT_LIMITS = CircuitBreaker()
 _DEFAULT_RAMP = SlowStartSpec()
@@ -227,6 +230,21 @@ def protocol_options(
     return {_UPSTREAM_OPTIONS: PackedAny.pack(options)}
 
 
+def _thresholds(priority: RoutingPriority) -> CircuitBreakersThresholds:
+    """Return the limits of one priority: *high* are requests without a pick (``runtime``)."""
+    return CircuitBreakersThresholds(
+        priority=priority,
+        max_connections=_DEFAULT_LIMITS.max_connections,
+        max_pending_requests=_DEFAULT_LIMITS.max_pending,
+        max_requests=_DEFAULT_LIMITS.max_requests,
+        track_remaining=True,
+        retry_budget=CircuitBreakersThresholdsRetryBudget(
+            budget_percent=Percent(value=_DEFAULT_LIMITS.retry_budget_percent),
+            min_retry_concurrency=_DEFAULT_LIMITS.min_retries,
+        ),
+    )
+
+
 def variant_cluster(pool: PoolSpec, variant: VariantSpec, ref: ClusterRef) -> bytes:
     """Return the serialized ``Cluster`` of one variant and protocol."""
     per_host, tls = pool.circuit_breaker.max_connections_per_endpoint, pool.upstream_tls
@@ -269,21 +287,11 @@ def variant_cluster(pool: PoolSpec, variant: VariantSpec, ref: ClusterRef) -> by
         ),
         upstream_bind_config=BindConfig(socket_options=[_USER_TIMEOUT]),
         circuit_breakers=CircuitBreakers(
-            thresholds=[
-                CircuitBreakersThresholds(
-                    max_connections=_DEFAULT_LIMITS.max_connections,
-                    max_pending_requests=_DEFAULT_LIMITS.max_pending,
-                    max_requests=_DEFAULT_LIMITS.max_requests,
-                    track_remaining=True,
-                    retry_budget=CircuitBreakersThresholdsRetryBudget(
-                        budget_percent=Percent(value=_DEFAULT_LIMITS.retry_budget_percent),
-                        min_retry_concurrency=_DEFAULT_LIMITS.min_retries,
-                    ),
-                )
+            thresholds=[_thresholds(priority) for priority in _PRIORITIES],
+            per_host_thresholds=[
+                CircuitBreakersThresholds(priority=priority, max_connections=per_host)
+                for priority in (_PRIORITIES if per_host else ())
             ],
-            per_host_thresholds=[CircuitBreakersThresholds(max_connections=per_host)]
-            if per_host
-            else [],
         ),
         transport_socket=None if tls is None else upstream(pool.name, tls, ref.protocol),
         typed_extension_protocol_options=protocol_options(

@@ -80,7 +80,7 @@ from xds_server.resources.filters.again import again_filter, restore_filter
 from xds_server.resources.filters.body_model import before_picker, without_pick
 from xds_server.resources.filters.discovered import picker_filter, strip_filter
 from xds_server.resources.filters.held_uploads import hold_filters
-from xds_server.resources.filters.picked_pool import match_again
+from xds_server.resources.filters.matched_again import moved_filter, unpicked_filter
 from xds_server.resources.filters.placed import placed_filter
 from xds_server.resources.filters.unknown_models import unknown_model_filter
 from xds_server.resources.filters.usage import usage_filter
@@ -292,7 +292,13 @@ def _manager(
             picker_filter(),
             *map(
                 HttpFilter.parse,
-                (match_again(), *without_pick(), *hold_filters(), placed_filter()),
+                (
+                    moved_filter(),
+                    *without_pick(),
+                    *hold_filters(),
+                    placed_filter(),
+                    unpicked_filter(),
+                ),
             ),
             *filters_after(spec, pool_limits=pool_limits),
             usage_filter(),

@@ -18,6 +18,7 @@ manager documentation for the keys of circuit breakers.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import xxhash
@@ -83,35 +84,41 @@ def aggression_key(pool: str) -> str:
     return f"tidegate.slow_start.{pool}.aggression"
 
 
-def runtime(fleet: Fleet, also: Fleet | None = None) -> bytes:
+def runtime(
+    fleet: Fleet, also: Fleet | None = None, unpicked: Mapping[str, int] = MappingProxyType({})
+) -> bytes:
     """Return the serialized ``Runtime``.
 
     Args:
         fleet: The fleet whose values are in force.
         also: A fleet whose pools and clusters exist too; for common keys ``fleet`` takes
             precedence.
+        unpicked: Most requests without a pick to each cluster, by its name; those of a cluster
+            that is not named are bounded as all others.
     """
     values: dict[str, Any] = {
         "re2.max_program_size.error_level": _MAX_PATTERN,
         **shares(fleet.listener),
     }
     for pool in also.pools if also is not None else ():
-        values.update(_values(pool))
+        values.update(_values(pool, unpicked))
     for pool in fleet.pools:
-        values.update(_values(pool))
+        values.update(_values(pool, unpicked))
     message = rtds_pb2.Runtime(name=RUNTIME_NAME)
     message.layer.update(values)
     return message.SerializeToString(deterministic=True)  # type: ignore[no-any-return]  # untyped library
 
 
-def _values(pool: PoolSpec) -> dict[str, float]:
+def _values(pool: PoolSpec, unpicked: Mapping[str, int]) -> dict[str, float]:
     breaker = pool.circuit_breaker
     values = {aggression_key(pool.name): pool.slow_start.aggression}
     for ref in clusters_of(pool):
-        prefix = f"circuit_breakers.{ref}.default"
-        values[f"{prefix}.max_connections"] = breaker.max_connections
-        values[f"{prefix}.max_pending_requests"] = breaker.max_pending
-        values[f"{prefix}.max_requests"] = breaker.max_requests
-        values[f"{prefix}.retry_budget.budget_percent"] = breaker.retry_budget_percent
-        values[f"{prefix}.retry_budget.min_retry_concurrency"] = breaker.min_retries
+        most = min(breaker.max_requests, unpicked.get(str(ref), breaker.max_requests))
+        for priority, requests in (("default", breaker.max_requests), ("high", most)):
+            prefix = f"circuit_breakers.{ref}.{priority}"
+            values[f"{prefix}.max_connections"] = breaker.max_connections
+            values[f"{prefix}.max_pending_requests"] = breaker.max_pending
+            values[f"{prefix}.max_requests"] = requests
+            values[f"{prefix}.retry_budget.budget_percent"] = breaker.retry_budget_percent
+            values[f"{prefix}.retry_budget.min_retry_concurrency"] = breaker.min_retries
     return values

@@ -210,8 +210,10 @@ class Memo:
 
     def runtime(self, fleet: Fleet, also: Fleet | None) -> bytes:
         """Return ``runtime``, which depends on the protocols of the endpoints only."""
-        bare, more = _stripped(fleet), _other(fleet, also)
-        return self.recall("runtime", (bare, more), lambda: runtime(bare, more))
+        bare, more, unpicked = _stripped(fleet), _other(fleet, also), fleet.unpicked
+        return self.recall(
+            "runtime", (bare, more, unpicked), lambda: runtime(bare, more, dict(unpicked))
+        )
 
     def secrets(self, fleet: Fleet, also: Fleet | None) -> Mapping[str, bytes]:
         """Return ``secrets``, which depends on the protocols of the endpoints only."""
@@ -304,8 +306,9 @@ def _stripped_pool(pool: PoolSpec) -> PoolSpec:
 
 @ByIdentity
 def _stripped(fleet: Fleet) -> Fleet:
-    """Return the fleet with one placeholder endpoint per set of protocols in each pool."""
-    return fleet.model_copy(update={"pools": tuple(map(_stripped_pool, fleet.pools))})
+    """Return the fleet without bounds, with one placeholder per set of protocols in each pool."""
+    pools = tuple(map(_stripped_pool, fleet.pools))
+    return fleet.model_copy(update={"pools": pools}).bounding(())
 
 
 def _placeholder(http: bool, grpc: bool) -> EndpointSpec:

@@ -1,1 +1,1 @@
-"""Publish what pickers report of replicas: sick ones, placed models, stand-bys in use."""
+"""Publish what pickers report of replicas: sick ones, placed models, bounds, stand-bys."""

@@ -1,7 +1,8 @@
-"""Models of replicas, as clients are told of them: state beside the revision. Pure.
+"""What clients are told of replicas beside the revision: models, and bounds. Pure.
 
-What is listed for Envoys follows from pickers' reports (``applications.keepers.placed``), what
-leaves replicas, for pickers, from operations (``applications.loading.leaving``). Fleets and pools
+What is listed for Envoys follows from pickers' reports (``applications.keepers.placed``), as do the
+bounds of requests without a pick (``applications.keepers.unpicked``); what leaves replicas, for
+pickers, from operations (``applications.loading.leaving``). Fleets and pools
 of which nothing is told stay the same objects, and so do equal results.
 """
 
@@ -24,6 +25,8 @@ Placed: TypeAlias = tuple[tuple[str, _OfPool], ...]
 
 Leaving: TypeAlias = _OfPool
 """Endpoint ids and the models that leave each, in all pools."""
+Unpicked: TypeAlias = tuple[tuple[str, int], ...]
+"""Clusters and the most requests without a pick to each; one that is missing has no such bound."""
 _Tell: TypeAlias = "Callable[[EndpointSpec, tuple[str, ...]], EndpointSpec]"
 
 _FORMS: Final = 4
@@ -44,6 +47,17 @@ def leaving(fleet: Fleet, marks: Leaving) -> Fleet:
         if here:
             by_pool.append((pool.name, here))
     return _told(fleet, tuple(by_pool), EndpointSpec.losing)
+
+
+def bounding(fleet: Fleet, unpicked: Unpicked) -> Fleet:
+    """Return a fleet whose requests without a pick are bounded so."""
+    if not unpicked:
+        return fleet
+    known = _bounded(fleet)
+    if unpicked not in known:
+        known.clear()
+        known[unpicked] = fleet.bounding(unpicked)
+    return known[unpicked]
 
 
 def _told(fleet: Fleet, placed: Placed, tell: _Tell) -> Fleet:
@@ -77,6 +91,12 @@ def _told_in(pool: PoolSpec, listed: _OfPool, tell: _Tell) -> PoolSpec:
 @ByIdentity
 def _forms(_: Fleet) -> dict[tuple[_Tell, Placed], Fleet]:
     """Return the published forms of a fleet, by what is told."""
+    return {}
+
+
+@ByIdentity
+def _bounded(_: Fleet) -> dict[Unpicked, Fleet]:
+    """Return the last published form of a fleet with bounds."""
     return {}
 
 

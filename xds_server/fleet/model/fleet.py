@@ -431,3 +431,16 @@ class Fleet(Strict):
     load and replicas found sick do not wait for waves."""
     pools: Annotated[tuple[PoolSpec, ...], Field(min_length=1)]
     """The pools of replicas."""
+
+    _unpicked: tuple[tuple[str, int], ...] = PrivateAttr(default=())
+
+    @property
+    def unpicked(self) -> tuple[tuple[str, int], ...]:
+        """Clusters, and most requests without a pick to each, as Envoys are told."""
+        return self._unpicked
+
+    def bounding(self, unpicked: tuple[tuple[str, int], ...]) -> Fleet:
+        """Return this fleet with these bounds of requests without a pick."""
+        made = self.model_copy()
+        made._unpicked = unpicked  # noqa: SLF001 - an object of this class
+        return made

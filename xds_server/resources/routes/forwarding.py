@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from envoy.extensions.retry.host.previous_hosts.v3 import previous_hosts_pb2
 
 from tidegate_api.pools import ENVOY_POLICY, MAX_REPEATS
-from xds_server.resources.filters.picked_pool import follow_picker
+from xds_server.resources.filters.matched_again import bound_unpicked, follow_picker
 from xds_server.resources.filters.placed import choose_by_model
 from xds_server.resources.fractions import fraction
 from xds_server.resources.reads import allow_reads, repeat_known_ends
@@ -59,6 +59,7 @@ def forward(route: Any, pool: PoolSpec, *, streaming: bool) -> None:
         _mirrored(action, pool.shadow, pool)
     if not streaming:
         process(route, pool.routing, pool.routing.body)
+        bound_unpicked(route)
         if len(pool.variants) > 1 and pool.routing.body == "peek":
             follow_picker(route)
     else:

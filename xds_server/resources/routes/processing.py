@@ -11,6 +11,7 @@ from envoy.extensions.filters.http.ext_proc.v3 import ext_proc_pb2, processing_m
 
 from tidegate_api.names import PICKER_FILTER
 from xds_server.resources.filters.held_uploads import hold_nothing, hold_uploads
+from xds_server.resources.filters.matched_again import bound_nothing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -82,5 +83,6 @@ def at_least_peek(body: BodyMode) -> BodyMode:
 def without_picker(route: Any) -> None:
     """Keep the picker out of a route."""
     hold_nothing(route)
+    bound_nothing(route)
     off = ext_proc_pb2.ExtProcPerRoute(disabled=True)
     route.typed_per_filter_config[PICKER_FILTER].Pack(off, deterministic=True)

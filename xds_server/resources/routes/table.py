@@ -3,7 +3,8 @@
 Source: ``envoy/config/route/v3/route_components.proto``. Written with ``xds-protos``, whose
 encoding is fast. Canary weights are runtime values (``weights.py``). The first match wins:
 
-1. *picked*: the picker has chosen pool and variant; its headers select the cluster.
+1. *picked*: the picker has chosen pool and variant; its headers select the cluster. *without-pick*:
+   it has chosen nothing, and Envoy matches again (``matched_again``).
 2. *own*: Envoy answers or forwards without a picker: health, server metadata, calls to single
    replicas, which are refused; or the gateway answers (``gateway.py``), also about models.
 3. *named*: the path or a documented header names the pool. Routes by a version in the path come
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from envoy.config.core.v3 import base_pb2
 from envoy.config.route.v3 import route_components_pb2, route_pb2
 
 from tidegate_api.names import (
@@ -58,7 +60,11 @@ from xds_server.resources.edge.limits import limit_requests
 from xds_server.resources.filters.again import only_pickers
 from xds_server.resources.filters.body_model import read_without
 from xds_server.resources.filters.discovered import admitted
-from xds_server.resources.filters.picked_pool import follow_picker
+from xds_server.resources.filters.matched_again import (
+    bound_unpicked,
+    follow_picker,
+    match_unpicked,
+)
 from xds_server.resources.filters.unknown_models import answer_unknown_model
 from xds_server.resources.filters.usage import read_usage
 from xds_server.resources.routes import gateway, paths
@@ -154,6 +160,8 @@ def _fill(
     own_paths = {path for pool in known for path in pool.match.paths}
     for ref, pool in pickable.items():
         host.routes.extend(_picked(pool, ref, own_paths))
+    for ref, pool in pickable.items():
+        host.routes.extend(_without_pick(pool, ref, own_paths))
     if alone:
         other = _answer("hidden", Call({"prefix": "/"}, ()), 404, "")
         other.match.headers.append(header_present(CONTROL_POOL_HEADER))
@@ -204,6 +212,18 @@ def _picked(pool: PoolSpec, ref: ClusterRef, own_paths: Iterable[str]) -> Iterat
         route.route.cluster = str(ref)
         forward(route, pool, streaming=streaming)
         yield route
+
+
+def _without_pick(pool: PoolSpec, ref: ClusterRef, own_paths: Iterable[str]) -> Iterator[Any]:
+    """Yield the route to a cluster of requests without a pick, which are bounded by themselves."""
+    call = paths.unary_calls() if ref.protocol == "grpc" else paths.picked(own_paths)
+    route = _route(f"without-pick/{ref}", call, [])
+    match_unpicked(route.match, ref)
+    route.route.cluster = str(ref)
+    forward(route, pool, streaming=False)
+    route.route.priority = base_pb2.HIGH
+    route.request_headers_to_remove.extend(READ_HEADERS)
+    yield route
 
 
 def _own(fleet: Fleet, sight: gateway.Sight | None) -> Iterator[Any]:
@@ -359,6 +379,7 @@ def _drawn_unnamed(form: UnnamedForm, body: BodyMode) -> Iterator[Any]:
     for route in _drawn(name, form.call, [], form.default, form.protocol, streaming=False):
         if len(form.sharing) > 1 or form.default.routing.policy != ENVOY_POLICY:
             process(route, form.default.routing, body)
+            bound_unpicked(route)
             if body == "peek":  # the picker knows pools that this listener or host has not
                 follow_picker(route)
         form.read(route, leave_compressed=True)

@@ -49,6 +49,34 @@ def test_each_cluster_has_its_limits() -> None:
     assert layer["tidegate.slow_start.llm.aggression"] == 2.5
 
 
+def test_requests_without_a_pick_are_bounded_by_themselves() -> None:
+    """The bound is that of the priority *high*, and never above the cluster's own."""
+    layer = values(runtime(tight(), unpicked={"llm/stable/http": 4, "llm/stable/grpc": 90}))
+    most = {
+        (protocol, priority): layer[
+            f"circuit_breakers.llm/stable/{protocol}.{priority}.max_requests"
+        ]
+        for protocol in ("http", "grpc")
+        for priority in ("default", "high")
+    }
+    assert most == {
+        ("http", "default"): 7,
+        ("http", "high"): 4,
+        ("grpc", "default"): 7,
+        ("grpc", "high"): 7,
+    }
+
+
+def test_bounds_change_the_layer_alone() -> None:
+    """Limits that are learned change often: no route and no cluster is made anew."""
+    old, new = fleet(pool()), fleet(pool()).bounding((("llm/stable/http", 4),))
+    before = plan(None, View(old))[0].snapshot
+    after = plan(View(old), View(new))[-1].snapshot
+    assert {url for url in after.type_urls if after.version(url) != before.version(url)} == {
+        RUNTIME_TYPE
+    }
+
+
 def test_patterns_of_many_paths_are_accepted() -> None:
     """Envoy refuses routes with a compiled pattern above 100, which six paths exceed."""
     assert values(runtime(fleet()))["re2.max_program_size.error_level"] >= 1000

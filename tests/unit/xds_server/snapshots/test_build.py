@@ -270,7 +270,7 @@ def test_connections_to_one_replica_can_be_limited() -> None:
     """This is Envoy's only limit per host."""
     of = fleet(pool(circuit_breaker={"max_connections_per_endpoint": 7}))
     breakers = clusters(of)["llm/stable/http"].circuit_breakers
-    assert [limit.max_connections.value for limit in breakers.per_host_thresholds] == [7]
+    assert [limit.max_connections.value for limit in breakers.per_host_thresholds] == [7, 7]
     usual = clusters(fleet())["llm/stable/http"].circuit_breakers
     assert not usual.per_host_thresholds
 

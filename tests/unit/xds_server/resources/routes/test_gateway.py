@@ -37,7 +37,7 @@ def first(routes: list[Any], path: str, method: str, **headers: str) -> Any:
             if match.prefix
             else re.fullmatch(match.safe_regex.regex, path)
         )
-        if at and all(_holds(each, given) for each in match.headers):
+        if at and not match.filter_state and all(_holds(each, given) for each in match.headers):
             return route
     raise AssertionError(path)
 

@@ -45,7 +45,7 @@ def test_only_pools_that_request_reports() -> None:
     )
     found = shown(asks, other)
     for name, (sent, report) in found.items():
-        ours = name.startswith(("a/", "picked/a/"))
+        ours = name.startswith(("a/", "picked/a/", "without-pick/a/"))
         assert report == ours, name
         assert sent == (ours or name.startswith("unnamed/")), name
     assert any(name.startswith("unnamed/") for name in found)

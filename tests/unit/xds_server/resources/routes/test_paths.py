@@ -99,7 +99,7 @@ def hit(method: str, path: str, headers: dict[str, str], among=ROUTES):
     """Return the first route that matches, as Envoy would find it."""
     given_headers = {**headers, ":method": method}
     for pattern, route in among:
-        if pattern.fullmatch(path) is None:
+        if pattern.fullmatch(path) is None or route.match.filter_state:
             continue
         for header in route.match.headers:
             if header.present_match:

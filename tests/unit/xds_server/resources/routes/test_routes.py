@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from envoy.config.core.v3 import base_pb2
 from envoy.config.route.v3 import route_pb2
 from envoy.extensions.filters.http.ext_proc.v3 import ext_proc_pb2, processing_mode_pb2
 
@@ -31,6 +32,8 @@ def processing(route):
 def matches(route, path: str, headers: dict[str, str]) -> bool:
     """Match as Envoy does, for the matchers that are used here."""
     match = route.match
+    if match.filter_state:  # of requests without a pick
+        return False
     kind = match.WhichOneof("path_specifier")
     if kind == "prefix" and not path.startswith(match.prefix):
         return False
@@ -70,6 +73,26 @@ def test_every_route_has_a_name_of_its_own() -> None:
     config = route_pb2.RouteConfiguration.FromString(data)
     names = [route.name for route in config.virtual_hosts[0].routes]
     assert len(set(names)) == len(names)
+
+
+def test_without_a_pick_a_request_goes_on_in_another_priority() -> None:
+    """There its cluster has breakers of its own; streams, and what asks no picker, stay."""
+    made = parse(route_configuration(fleet(pool())))
+    apart = {name: route for name, route in made.items() if route.match.filter_state}
+    assert set(apart) == {
+        f"without-pick/llm/{variant}/{protocol}"
+        for variant in ("stable", "canary")
+        for protocol in ("http", "grpc")
+    }
+    for name, route in made.items():
+        assert (route.route.priority == base_pb2.HIGH) == (name in apart)
+    for name, route in apart.items():
+        (state,) = route.match.filter_state
+        assert name == f"without-pick/{state.string_match.exact}"
+        assert route.route.cluster == state.string_match.exact
+    bounded = {name for name, r in made.items() if state.key in r.typed_per_filter_config}
+    assert "llm/http" in bounded
+    assert not {name for name in bounded if "stream" in name or name.startswith("server/")}
 
 
 def test_a_path_with_the_model_draws_the_variant_by_weight() -> None:

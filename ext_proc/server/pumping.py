@@ -7,6 +7,8 @@ Rules:
 2. While any waits, they are tried every ``LOOK_S`` as well: a limit, a replica or the end of
    abandoned work makes room without a sign, and waits end.
 3. Nothing is scheduled while none waits.
+4. Before they are tried, what peer workers have sent is read: of what these began or ended nothing
+   else tells a worker to which no request comes.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ class Pumping:
         router: The request router.
         clock: Monotonic seconds.
         wall_clock: Unix seconds.
+        refresh: Reads what peer workers have sent; ``None`` = there are none.
     """
 
     def __init__(
@@ -40,10 +43,12 @@ class Pumping:
         router: RequestRouter,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
+        refresh: Callable[[], None] | None = None,
     ) -> None:
         self._router = router
         self._clock = clock
         self._wall_clock = wall_clock
+        self._refresh = refresh
         self._soon = False
         self._timer: asyncio.TimerHandle | None = None
         router.on_room = self.on_room
@@ -66,7 +71,12 @@ class Pumping:
             self.begin()
 
     def _pump(self) -> None:
-        self._soon = False
+        self._soon = True  # what is read now is tried now
+        try:
+            if self._refresh is not None:
+                self._refresh()
+        finally:
+            self._soon = False
         try:
             self._router.pump(self._clock(), self._wall_clock())
         except Exception:  # noqa: BLE001 - the next look tries again

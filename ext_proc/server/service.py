@@ -88,7 +88,7 @@ class PickerServer:
         chats: Chats of pools that name a template, by pool.
         on_loads: Receives a replica's id and the load-report headers of its response.
         tracing: Creates spans; ``None`` = tracing is off.
-        refresh: Called before each message that may lead to a decision; ``None`` = nothing to do.
+        refresh: Called before all that may lead to a decision; ``None`` = nothing to do.
         transport: gRPC implementation.
         security: Identity and roles of the port; ``None`` = no TLS.
         clock: Monotonic seconds.
@@ -135,7 +135,7 @@ class PickerServer:
             records,
         )
         self._holds = Holds()
-        self._pumping = Pumping(router, clock, wall_clock)
+        self._pumping = Pumping(router, clock, wall_clock, refresh)
         self._sending: set[asyncio.Future[None]] = set()
         self._handlers = tuple(handlers)
         self._transport = transport

@@ -68,8 +68,9 @@ def parsed(kind: type[Settings], argv: Sequence[str] | None, about: str) -> Sett
     for name, field in kind.model_fields.items():
         action = "append" if _repeats(field.annotation) else "store"
         help_ = f"{field.description}".replace("%", "%%")
-        if not field.is_required():
-            help_ += f" Default: {field.get_default(call_default_factory=True)}."
+        default = None if field.is_required() else field.get_default(call_default_factory=True)
+        if default not in (None, "", False):
+            help_ += f" Default: {default}."
         parser.add_argument(
             _option(name),
             action="store_true" if field.annotation is bool else action,

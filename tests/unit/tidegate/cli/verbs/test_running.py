@@ -98,3 +98,18 @@ def test_an_option_has_bounds_variable_and_default_of_its_setting() -> None:
     assert options["transport"].default == "auto"
     assert options["role"].multiple
     assert options["id"].default is None
+
+
+@pytest.mark.parametrize("verb", SERVICES)
+def test_a_service_explains_its_settings_itself(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As ``python -m ext_proc --help``."""
+    service, settings = SERVICES[verb]
+    with pytest.raises(SystemExit) as ended:
+        service.main(["--help"])
+    assert not ended.value.code
+    shown = capsys.readouterr().out
+    assert not [
+        each for each in settings.model_fields if f"--{each.replace('_', '-')}" not in shown
+    ]

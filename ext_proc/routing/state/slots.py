@@ -36,7 +36,7 @@ OBSERVED: Final = "observed"
 LEARNED: Final = "learned"
 
 KEPT: Final = 8
-SAME_S: Final = 0.5
+SAME_S: Final = 0.75
 STANDS_S: Final = 2.0
 """Seconds. Where the steps of an engine are full of prompts, some wait for moments, however many it
 could run; but then ever more run, or fewer."""

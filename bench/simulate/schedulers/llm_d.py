@@ -19,6 +19,12 @@ scores at random. Scores are within 0..1:
 * ``no-hit-lru``: for a prompt that no endpoint holds, the rank of the endpoints by their last such
   prompt, 1 for the least recent and 0 for the latest; otherwise 0.5.
 
+Queue (gateway-api-inference-extension, ``utilizationdetector/detector.go`` of 275ac760, 2026, which
+llm-d's router uses): a replica's saturation is ``max(queued / 5, kv / 0.8)``, the pool's is the
+mean. From 1 on requests of a negative priority are refused (*sheddable*), all others go on. With
+flow control (llm-d-router, feature gate) all requests wait while the pool is saturated, 5,000 at
+most and for 60 s at most. Readings older than 200 ms count as 1; simulated ones are not.
+
 The optimised baseline of later versions is the affinity filter. As in the router, the scorers read
 telemetry every 50 ms (``refresh-metrics-interval``); its age shrinks in proportion.
 """
@@ -28,7 +34,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from bench.simulate.schedulers.base import SimulatedChoice
-from bench.simulate.schedulers.local import LocalLoad, LocalScheduler, SeenBlocks
+from bench.simulate.schedulers.local import (
+    GatedScheduler,
+    LocalLoad,
+    LocalScheduler,
+    SeenBlocks,
+)
 
 if TYPE_CHECKING:
     from bench.simulate.schedulers.base import SimulatedSample, World
@@ -41,6 +52,10 @@ KV: Final = 2.0
 PREFIX: Final = 3.0
 NO_HIT: Final = 2.0
 POLL_S: Final = 0.05
+QUEUE_DEPTH: Final = 5.0
+KV_USED: Final = 0.8
+FLOW_MOST: Final = 5_000
+FLOW_WAIT_S: Final = 60.0
 
 
 class AffinityFilter(LocalScheduler):
@@ -165,3 +180,39 @@ class WeightedScorers(LocalScheduler):
         self._index.forget(replica)
         self._queued[replica], self._kv_used[replica] = 0, 0.0
         self._cold.pop(replica, None)
+
+
+class Saturation:
+    """The gate of the utilization detector: it is open while the pool is not saturated.
+
+    Args:
+        world: The simulation.
+    """
+
+    def __init__(self, world: World) -> None:
+        absent = world.scenario.joiner
+        replicas = [each for each in range(world.scenario.replicas) if each != absent]
+        self._scores = dict.fromkeys(replicas, 0.0)
+
+    def opens(self, now: float) -> bool:  # noqa: ARG002 - interface
+        """Return whether the mean of the replicas' saturation is below 1."""
+        return sum(self._scores.values()) < len(self._scores)
+
+    def ended(self, now: float) -> None:
+        """Do nothing; it goes by telemetry alone."""
+
+    def observe(self, replica: int, sample: SimulatedSample) -> None:
+        """Take a replica's queue and KV cache."""
+        self._scores[replica] = max(sample.queued / QUEUE_DEPTH, sample.kv_used / KV_USED)
+
+
+def sheddable(world: World) -> GatedScheduler:
+    """Return the chart's scorers, where all requests have a negative priority."""
+    return GatedScheduler(WeightedScorers(world), Saturation(world), most=0, wait_s=0.0)
+
+
+def flow_control(world: World) -> GatedScheduler:
+    """Return the chart's scorers behind flow control with its defaults."""
+    return GatedScheduler(
+        WeightedScorers(world), Saturation(world), most=FLOW_MOST, wait_s=FLOW_WAIT_S
+    )

@@ -1,16 +1,17 @@
-"""Shared state of the re-implemented schedulers: their own dispatches."""
+"""Shared parts of the re-implemented schedulers: their own dispatches, and queues before them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from bench.simulate.schedulers.base import SimulatedChoice
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from random import Random
 
-    from bench.simulate.schedulers.base import SimulatedSample, World
+    from bench.simulate.schedulers.base import SimulatedSample, SimulatedScheduler, World
     from bench.simulate.workload import Job
 
 
@@ -120,6 +121,105 @@ class FewestRequests(LocalScheduler):
             return None
         self.own.charge(job, order[0], job.input_tokens)
         return SimulatedChoice(order)
+
+
+class Gate(Protocol):
+    """When a router lets a further job go."""
+
+    def opens(self, now: float) -> bool:
+        """Return whether a job may go now; it goes then."""
+        ...
+
+    def ended(self, now: float) -> None:
+        """Handle the end of a job that went."""
+        ...
+
+    def observe(self, replica: int, sample: SimulatedSample) -> None:
+        """Handle the telemetry of a replica."""
+        ...
+
+
+class GatedScheduler:
+    """A scheduler whose jobs wait until a gate opens, first in first out, before it chooses.
+
+    Args:
+        chooser: Chooses the replica of a job when it goes.
+        gate: Says when it may.
+        most: Jobs that wait at most; further ones are shed.
+        wait_s: Longest wait, seconds; then a job is shed.
+    """
+
+    def __init__(
+        self, chooser: SimulatedScheduler, gate: Gate, *, most: int, wait_s: float
+    ) -> None:
+        self._chooser = chooser
+        self._gate = gate
+        self._most = most
+        self._wait_s = wait_s
+        self._jobs: deque[tuple[Job, float, Callable[[SimulatedChoice | None, float], None]]]
+        self._jobs = deque()
+
+    @property
+    def poll_s(self) -> float | None:
+        """Return the interval of the scheduler that chooses."""
+        return self._chooser.poll_s
+
+    @property
+    def waiting(self) -> int:
+        """Return the number of jobs that wait."""
+        return len(self._jobs)
+
+    def choose(self, job: Job, now: float) -> SimulatedChoice | None:
+        """Choose for a job if the gate is open."""
+        return self._chooser.choose(job, now) if self._gate.opens(now) else None
+
+    def submit(
+        self, job: Job, now: float, told: Callable[[SimulatedChoice | None, float], None]
+    ) -> None:
+        """Let a job go, wait, or shed it."""
+        self.pump(now)
+        if not self._jobs and self._gate.opens(now):
+            told(self._chooser.choose(job, now), now)
+        elif len(self._jobs) < self._most:
+            self._jobs.append((job, now, told))
+        else:
+            told(None, now)
+
+    def pump(self, now: float) -> None:
+        """Shed what has waited for too long, and let go what can go."""
+        jobs = self._jobs
+        while jobs:
+            job, since, told = jobs[0]
+            if now - since >= self._wait_s:
+                jobs.popleft()
+                told(None, now)
+            elif self._gate.opens(now):
+                jobs.popleft()
+                told(self._chooser.choose(job, now), now)
+            else:
+                return
+
+    def moved(self, job: Job, replica: int, now: float) -> None:
+        """Forward to the scheduler that chooses."""
+        self._chooser.moved(job, replica, now)
+
+    def answering(self, job: Job, now: float) -> None:
+        """Forward to the scheduler that chooses."""
+        self._chooser.answering(job, now)
+
+    def settled(self, job: Job, now: float) -> None:
+        """Forward to the gate and the scheduler that chooses."""
+        self._gate.ended(now)
+        self._chooser.settled(job, now)
+
+    def observe(self, replica: int, sample: SimulatedSample, now: float) -> None:
+        """Forward to the gate and the scheduler that chooses."""
+        self._gate.observe(replica, sample)
+        self._chooser.observe(replica, sample, now)
+
+    def membership(self, replica: int, change: str, now: float) -> None:
+        """Forward to the scheduler that chooses."""
+        self._chooser.membership(replica, change, now)
 
 
 class SeenBlocks:

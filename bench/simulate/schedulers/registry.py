@@ -9,12 +9,18 @@ from bench.simulate.schedulers.aibrix import PrefixCache
 from bench.simulate.schedulers.cache_aware import CacheAware
 from bench.simulate.schedulers.chwbl import BoundedHash
 from bench.simulate.schedulers.dynamo import Dynamo
-from bench.simulate.schedulers.llm_d import NO_HIT, AffinityFilter, WeightedScorers
+from bench.simulate.schedulers.llm_d import (
+    NO_HIT,
+    AffinityFilter,
+    WeightedScorers,
+    flow_control,
+    sheddable,
+)
 from bench.simulate.schedulers.local import FewestRequests
 from bench.simulate.schedulers.oracle import Oracle, Probe
 from bench.simulate.schedulers.production import ProductionScheduler
 from bench.simulate.schedulers.several_pickers import SeveralPickers
-from bench.simulate.schedulers.smg import LeastLoad
+from bench.simulate.schedulers.smg import LeastLoad, queued
 from ext_proc.packages import load_policies
 from ext_proc.routing.policies import POLICIES
 
@@ -26,9 +32,12 @@ if TYPE_CHECKING:
 OTHERS: Final[dict[str, Callable[[World], SimulatedScheduler]]] = {
     "cache-aware": CacheAware,
     "smg-least-load": LeastLoad,
+    "smg-queue": queued,
     "dynamo": Dynamo,
     "llm-d": AffinityFilter,
     "llm-d-chart": WeightedScorers,
+    "llm-d-sheddable": sheddable,
+    "llm-d-flow-control": flow_control,
     "llm-d-no-hit-lru": partial(WeightedScorers, no_hit=NO_HIT),
     "aibrix": PrefixCache,
     "kubeai-chwbl": BoundedHash,

@@ -5,6 +5,13 @@ the router's own prompt tokens since the last poll (every 10 s), ``k`` is the po
 most 0.999), and throughput is 2,000 tokens/s if unknown. Ties go to the lowest index. Before the
 first poll, the score is the router's own requests times 1,024 tokens.
 
+Queue (lightseekorg/smg, ``docs/concepts/reliability/rate-limiting.md`` of 47fb5730; the same in
+``middleware.rs`` of sglang's gateway, 0317c97a): a token bucket of ``--max-concurrent-requests``,
+which is filled at as many tokens a second unless told otherwise, and gets a token back when an
+answer ends. Without a token a request waits, 100 at most and for 60 s at most. By default it is
+off; the page advises 16 to 32 per replica for large GPUs, here the engine's slots. The gateway's
+default policy, ``cache_aware``, chooses the replica.
+
 Difference: throughput is always the default, so the KV term has a quarter of the weight that it
 would have with the engine's true prefill rate.
 """
@@ -14,7 +21,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from bench.simulate.schedulers.base import SimulatedChoice
-from bench.simulate.schedulers.local import LocalScheduler
+from bench.simulate.schedulers.cache_aware import CacheAware
+from bench.simulate.schedulers.local import GatedScheduler, LocalScheduler
 
 if TYPE_CHECKING:
     from bench.simulate.schedulers.base import SimulatedSample, World
@@ -25,6 +33,8 @@ THROUGHPUT: Final = 2_000.0
 MEAN_PREFILL: Final = 1_024.0
 POLL_S: Final = 10.0
 MAX_KV: Final = 0.999
+QUEUE_SIZE: Final = 100
+QUEUE_WAIT_S: Final = 60.0
 
 
 class LeastLoad(LocalScheduler):
@@ -66,3 +76,40 @@ class LeastLoad(LocalScheduler):
         """Drop the last poll of a restarted replica."""
         self._polled[replica] = None
         self._since[replica] = 0.0
+
+
+class TokenBucket:
+    """The gate of the rate limiter: it is open while there is a token.
+
+    Args:
+        size: Most tokens.
+        per_s: Tokens that are added in a second.
+    """
+
+    def __init__(self, size: float, per_s: float) -> None:
+        self._size = self._tokens = size
+        self._per_s = per_s
+        self._at = 0.0
+
+    def opens(self, now: float) -> bool:
+        """Take a token, if there is one."""
+        self._tokens = min(self._size, self._tokens + (now - self._at) * self._per_s)
+        self._at = now
+        if self._tokens < 1.0:
+            return False
+        self._tokens -= 1.0
+        return True
+
+    def ended(self, now: float) -> None:  # noqa: ARG002 - interface
+        """Put the token back."""
+        self._tokens = min(self._size, self._tokens + 1.0)
+
+    def observe(self, replica: int, sample: SimulatedSample) -> None:
+        """Do nothing; it knows no telemetry."""
+
+
+def queued(world: World) -> GatedScheduler:
+    """Return the default policy behind a bucket of as many tokens as the fleet has slots."""
+    slots = float(world.scenario.replicas * world.scenario.engine.max_running)
+    gate = TokenBucket(slots, slots)
+    return GatedScheduler(CacheAware(world), gate, most=QUEUE_SIZE, wait_s=QUEUE_WAIT_S)

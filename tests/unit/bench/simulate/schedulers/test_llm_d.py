@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bench.simulate.schedulers.base import SimulatedSample
-from bench.simulate.schedulers.llm_d import NO_HIT, AffinityFilter, WeightedScorers
-from support.simulated import job, world
+from bench.simulate.schedulers.llm_d import NO_HIT, AffinityFilter, Saturation, WeightedScorers
+from support.simulated import job, sample, world
 
 
 def test_four_fifths_of_the_prompt_make_sticky() -> None:
@@ -62,3 +62,15 @@ def test_prompts_that_none_holds_go_round() -> None:
     picks = [rule.choose(job(number, 100 + number), 0.0).replicas[0] for number in range(6)]
     assert sorted(picks[:3]) == [0, 1, 2]
     assert picks[3:] == picks[:3]
+
+
+def test_the_pool_is_saturated_by_the_mean_of_its_replicas() -> None:
+    """Of each the fuller of queue and KV cache counts: 5 requests that wait, or 0.8 in use."""
+    gate = Saturation(world(2))
+    assert gate.opens(0.0)
+    gate.observe(0, sample(kv_used=0.8)._replace(queued=1))
+    assert gate.opens(0.0)
+    gate.observe(1, sample()._replace(queued=5))
+    assert not gate.opens(0.0)
+    gate.observe(1, sample(kv_used=0.79))
+    assert gate.opens(0.0)

@@ -6,8 +6,15 @@ import random
 
 import pytest
 
-from bench.simulate.schedulers.local import LocalLoad, LocalScheduler, SeenBlocks
-from support.simulated import job
+from bench.simulate.schedulers.local import (
+    FewestRequests,
+    GatedScheduler,
+    LocalLoad,
+    LocalScheduler,
+    SeenBlocks,
+)
+from bench.simulate.schedulers.smg import TokenBucket
+from support.simulated import job, world
 
 
 def test_a_charge_is_given_back_where_it_moved() -> None:
@@ -51,3 +58,22 @@ def test_seen_blocks_are_bounded_and_leave_leaf_first() -> None:
     assert seen.match(1, (1,)) == 0
     seen.forget(0)
     assert seen.held(0) == 0
+
+
+def test_jobs_wait_before_a_gate_in_their_order() -> None:
+    """Beyond the most that wait they are shed, and after the longest wait too."""
+    rule = GatedScheduler(FewestRequests(world(2)), TokenBucket(1, 0.0), most=2, wait_s=10.0)
+    told: list[tuple[int, bool, float]] = []
+    for number in range(4):
+        rule.submit(
+            job(number),
+            number,
+            lambda choice, at, n=number: told.append((n, choice is not None, at)),
+        )
+    assert told == [(0, True, 0.0), (3, False, 3.0)]
+    rule.settled(job(0), 4.0)
+    rule.pump(4.0)
+    assert told[2:] == [(1, True, 4.0)]
+    rule.pump(12.0)
+    assert told[3:] == [(2, False, 12.0)]
+    assert rule.waiting == 0

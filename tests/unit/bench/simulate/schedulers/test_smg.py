@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.simulate.schedulers.smg import LeastLoad
+from bench.simulate.schedulers.smg import LeastLoad, TokenBucket
 from support.simulated import job, sample, world
 
 
@@ -57,3 +57,13 @@ def test_before_the_first_poll_requests_count() -> None:
     rule.membership(0, "silent", 0.0)
     rule.membership(1, "silent", 0.0)
     assert rule.choose(job(9), 0.0) is None
+
+
+def test_a_bucket_is_filled_by_time_and_by_ends() -> None:
+    """So with its default rate it holds nothing back that comes slower than that."""
+    bucket = TokenBucket(2, 1.0)
+    assert [bucket.opens(0.0) for _ in range(3)] == [True, True, False]
+    bucket.ended(0.0)
+    assert [bucket.opens(0.0) for _ in range(2)] == [True, False]
+    assert [bucket.opens(1.0) for _ in range(2)] == [True, False]
+    assert [bucket.opens(9.0) for _ in range(3)] == [True, True, False]

@@ -1,29 +1,34 @@
 """Quality of the decisions of several workers compared with one picker, in simulated time.
 
     python -m bench.workers_quality [--workers 2] [--delay 0.015] [--requests 3000] [--seeds 8]
+    python -m bench.workers_quality --hosts [--requests 3000] [--seeds 8]
 
 Eight simulated replicas and the policy ``auto``: one picker, several workers that replicate events
 to each other with a delay, and several workers that do not. The routers and events are those of the
 picker. The jobs come from a trace or from the ``sessions`` generator. Prints TTFT, end-to-end
 latency and the fraction of cached tokens, as medians over seeds, and the ratio to one picker,
 paired by seed. All variants of a seed have the same arrivals.
+
+With ``--hosts``: groups of pickers of several hosts, whose records arrive as late as those of
+workers, and the link's delay later. Prints a table in Markdown: the mean TTFT of one picker, and
+that of each group as a ratio to it, the median of seeds and their extremes.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import deque
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from statistics import median
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from rich.console import Console
 from rich.table import Table
 
 from bench.simulate.fleet import SimulatedFleet
-from bench.simulate.generators import sessions
+from bench.simulate.generators import sessions, shared_prefix
 from bench.simulate.measure import RunMetrics, measure
 from bench.simulate.replica import SimulatedReplica
 from bench.simulate.scenario import Scenario
@@ -36,6 +41,8 @@ from ext_proc.workers.account import Account
 from ext_proc.workers.bus import READ_AGAIN_S, SOON_S
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from bench.simulate.schedulers.base import SimulatedChoice
     from bench.simulate.workload import Job, Workload
     from ext_proc.routing.peers import ReplicationEvent
@@ -54,16 +61,19 @@ class SharedPickers(SeveralPickers):
     Args:
         policy: Policy of the pool.
         world: The simulation; its scenario contains the number of workers.
-        delay_s: Time from a batch's first event to its delivery, seconds.
+        delay_s: Time from a batch's first event to its end, seconds.
+        link_s: Time from a batch's end to its delivery, seconds: that of a network.
     """
 
-    def __init__(self, policy: str, world: World, delay_s: float) -> None:
+    def __init__(self, policy: str, world: World, delay_s: float, link_s: float = 0.0) -> None:
         super().__init__(partial(ProductionScheduler, policy), world)
         self._delay_s = delay_s
+        self._link_s = link_s
         self._routers = [each._router for each in self._schedulers]  # noqa: SLF001 - as the bus does
         self._accounts = [Account() for _ in self._routers]
         self._batches: list[list[Message]] = [[] for _ in self._routers]
         self._due: deque[tuple[float, int]] = deque()
+        self._under_way: deque[tuple[float, int, list[Message]]] = deque()
         self._waiting: set[int] = set()
         """Workers with an open batch."""
         self._now = 0.0
@@ -84,6 +94,9 @@ class SharedPickers(SeveralPickers):
             self._waiting.discard(sender)
             words = [*self._batches[sender], *self._accounts[sender].sums()]
             self._batches[sender].clear()
+            self._under_way.append((at + self._link_s, sender, words))
+        while self._under_way and self._under_way[0][0] <= now:
+            at, sender, words = self._under_way.popleft()
             for number, router in enumerate(self._routers):
                 if number != sender:
                     for word in words:
@@ -107,7 +120,12 @@ class SharedPickers(SeveralPickers):
 
 
 def simulate(
-    jobs: Workload, rate: float, seed: int, pickers: int, delay_s: float | None
+    jobs: Workload,
+    rate: float,
+    seed: int,
+    pickers: int,
+    delay_s: float | None,
+    link_s: float = 0.0,
 ) -> RunMetrics:
     """Run one simulation; ``delay_s`` is ``None`` for workers without replication."""
     scenario = Scenario(pickers=pickers)
@@ -124,7 +142,7 @@ def simulate(
     scheduler = (
         SeveralPickers(partial(ProductionScheduler, "auto"), world)
         if delay_s is None
-        else SharedPickers("auto", world, delay_s)
+        else SharedPickers("auto", world, delay_s, link_s)
     )
     records = SimulatedFleet(scenario, fleet, scheduler).run(jobs.jobs, times)
     return measure(
@@ -135,6 +153,50 @@ def simulate(
         span_s=times[-1],
         measured=scenario.measured(times),
     )
+
+
+_TRACE: Final = Path(__file__).parent / "traces" / "conversation_trace.jsonl"
+
+
+@cache
+def _conversation(count: int) -> Workload:
+    return read_trace(_TRACE).first(count)
+
+
+TRAFFIC: Final[dict[str, tuple[float, Callable[[int, int], Workload]]]] = {
+    "sessions, 14/s": (14.0, lambda count, seed: sessions(count, Random(seed))),  # noqa: S311 - runs must repeat
+    "conversation, 3/s": (3.0, lambda count, _: _conversation(count)),
+    "shared-prefix, 12/s": (12.0, lambda count, seed: shared_prefix(count, Random(seed))),  # noqa: S311 - likewise
+}
+"""Requests per second, and the jobs of a number and a seed."""
+GROUPS: Final[dict[str, tuple[int, float | None, float]]] = {
+    "two, 1 ms": (2, LATE_S, 0.001),
+    "two, 20 ms": (2, LATE_S, 0.020),
+    "four, 1 ms": (4, LATE_S, 0.001),
+    "two that share nothing": (2, None, 0.0),
+}
+"""Pickers, seconds until their records are sent and read (``None`` = never), and of the link."""
+
+
+def _means(
+    drawn: list[Workload], rate: float, group: tuple[int, float | None, float]
+) -> list[float]:
+    return [simulate(jobs, rate, seed, *group).ttft_mean or 0.0 for seed, jobs in enumerate(drawn)]
+
+
+def _hosts(requests: int, seeds: int) -> None:
+    """Print the table of groups of pickers."""
+    print(f"| traffic | one | {' | '.join(GROUPS)} |")
+    print("|---" * (2 + len(GROUPS)) + "|")
+    for name, (rate, jobs) in TRAFFIC.items():
+        drawn = [jobs(requests, seed) for seed in range(seeds)]
+        alone = _means(drawn, rate, (1, None, 0.0))
+        cells = [f"{median(alone):.3f} s"]
+        for group in GROUPS.values():
+            means = _means(drawn, rate, group)
+            ratios = [mean / one for mean, one in zip(means, alone, strict=True)]
+            cells.append(f"{median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
 def workload(args: argparse.Namespace, seed: int) -> Workload:
@@ -153,7 +215,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--trace", type=Path, help="in place of the generated sessions")
     parser.add_argument("--rate", type=float, default=14.0, help="requests per second")
+    parser.add_argument("--hosts", action="store_true", help="the table of groups of pickers")
     args = parser.parse_args()
+    if args.hosts:
+        _hosts(args.requests, args.seeds)
+        return
     columns = ("ttft_mean", "ttft_p99", "e2e_p50", "e2e_p99", "hit_ratio", "spread_requests")
     table = Table(title=f"{args.requests} requests, {args.seeds} seeds, {args.rate:g}/s")
     table.add_column("pickers")

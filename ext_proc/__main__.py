@@ -48,7 +48,7 @@ def run(settings: PickerSettings, source: PoolSource | None = None) -> int:
     try:
         # Resolved once for all workers.
         settings = settings.model_copy(update={"transport": transport.named(settings.transport)})
-        plans = plan(settings)
+        plans = plan(settings, from_file=source is not None)
     except (PlanError, MissingExtraError) as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_USAGE

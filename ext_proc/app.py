@@ -39,6 +39,7 @@ from ext_proc.feedback.fold import Feedback
 from ext_proc.feedback.metrics import FeedbackMetrics
 from ext_proc.feedback.places import Places
 from ext_proc.feedback.service import LogService
+from ext_proc.observability.group_metrics import GroupMetrics
 from ext_proc.observability.metrics import Metrics, debug_app
 from ext_proc.observability.page_server import serve_page
 from ext_proc.observability.replica_metrics import ToldMetrics, show_replicas
@@ -50,9 +51,11 @@ from ext_proc.routing.router import Router
 from ext_proc.server.port import security_of
 from ext_proc.server.service import PickerServer
 from ext_proc.server.transport import named
+from ext_proc.settings import AddressError
 from ext_proc.telemetry.hub import Hub
 from ext_proc.telemetry.push import ending
-from ext_proc.workers.bus import Bus
+from ext_proc.workers.bus import Bus, WorkerPlace
+from ext_proc.workers.group.members import GroupPlan
 from ext_proc.workers.plan import picker_of
 from tidegate_common.tls.channel import open_channel
 from tidegate_common.tls.denied import DeniedPeers
@@ -68,7 +71,6 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.pool import Pool
     from ext_proc.settings import PickerSettings
     from ext_proc.workers.account import LocalEvent
-    from ext_proc.workers.bus import WorkerPlace
 
 _log = structlog.stdlib.get_logger("ext_proc")
 
@@ -98,6 +100,7 @@ class Picker:
         self._transport = named(settings.transport)
         self._secured, self._refused = secured_by(settings), DeniedPeers()
         self._place = place
+        self._replicates = place is not None or settings.group_listen is not None
         self._bus: Bus | None = None
         self._announced = False
         self._rng = random.Random()  # noqa: S311 - ties and jitter, not secrets
@@ -105,8 +108,8 @@ class Picker:
         self._router = Router(
             self._rng,
             zone=settings.zone,
-            on_event=None if place is None else self._publish,
-            on_sequence=None if place is None else self._catch_up,
+            on_event=self._publish if self._replicates else None,
+            on_sequence=self._catch_up if self._replicates else None,
         )
         router = self._router
         self._traffic = TrafficCounts(Places(router.registry).find)
@@ -132,6 +135,7 @@ class Picker:
             router.queue.counts,
         )
         CertificateMetrics(shown, "tidegate_picker", self._secured)
+        GroupMetrics(shown, lambda: () if self._bus is None else self._bus.members())
         contexts = ReplicaContexts()
         self._telemetry = Hub(
             router.registry,
@@ -161,7 +165,7 @@ class Picker:
             router,
             picker=settings.id,
             life=life,
-            on_judged=None if place is None else self._publish,
+            on_judged=self._publish if self._replicates else None,
             on_chat=self._chats.counted,
         )
         self._logs = LogService(
@@ -182,7 +186,7 @@ class Picker:
             chats=self._chats.ready,
             on_loads=self._telemetry.reported,
             tracing=self._tracing,
-            refresh=None if place is None else self._refresh,
+            refresh=self._refresh if self._replicates else None,
             transport=self._transport,
             security=security_of(self._secured, self._refused.note),
             options=ExchangeOptions(
@@ -274,18 +278,22 @@ class Picker:
 
     async def _start(self) -> None:
         settings = self._settings
-        if self._place is not None:
+        if self._replicates:
             self._bus = Bus(
-                self._place,
+                self._place or WorkerPlace(None, 0, 1),
                 self._router.peers,
                 on_telemetry=self._telemetry.take,
                 on_judged=self._feedback.follow,
                 on_found=self._probing.follow,
                 on_lead=self._lead,
                 listings=self._probing.listings,
+                group=self._group(),
             )
             self._stack.callback(self._bus.close)
-            self._bus.open()
+            try:
+                self._bus.open()
+            except OSError as error:
+                raise AddressError(f"--group-listen {settings.group_listen}: {error}") from None
         bound = await self._server.start(settings.listen)
         page = await self._stack.enter_async_context(
             serve_page(
@@ -351,6 +359,19 @@ class Picker:
             ),
         )
 
+    def _group(self) -> GroupPlan | None:
+        settings = self._settings
+        if settings.group_listen is None or settings.group_members is None or not self._secured:
+            return None
+        return GroupPlan(
+            settings.id,
+            0 if self._place is None else self._place.number,
+            settings.group_listen,
+            tuple(settings.group_members.split(",")),
+            self._secured,
+            self._refused,
+        )
+
     def _connected(self, connected: bool) -> None:
         self._metrics.connected.set(connected)
         if connected and self._reporter is not None:
@@ -388,8 +409,6 @@ class Picker:
         if fleet is None:
             raise RuntimeError("enter the picker first")
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
         parts = [
             asyncio.create_task(fleet.run(), name="fleet"),
             asyncio.create_task(self._telemetry.run(), name="telemetry"),
@@ -406,7 +425,7 @@ class Picker:
             parts.append(asyncio.create_task(self._reporter.run(), name="reports"))
         if self._bus is not None:
             parts.append(asyncio.create_task(self._bus.run(), name="bus"))
-            loop.add_reader(sys.stdin.fileno(), self._stop.set)
+        self._heed(loop)
         announced = asyncio.create_task(self._announce(fleet), name="announce")
         stopped = asyncio.create_task(self._stop.wait(), name="stop")
         # Objects alive now live until the end: exempt them from garbage collection.
@@ -422,11 +441,21 @@ class Picker:
         for task in (*parts, announced, stopped):
             task.cancel()
         await asyncio.gather(*parts, announced, stopped, return_exceptions=True)
+        self._heed_no_more(loop)
+        return 1 if crashed else 0
+
+    def _heed(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Stop at a signal, and at the end of the parent process."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        if self._place is not None:
+            loop.add_reader(sys.stdin.fileno(), self._stop.set)
+
+    def _heed_no_more(self, loop: asyncio.AbstractEventLoop) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
-        if self._bus is not None:
+        if self._place is not None:
             loop.remove_reader(sys.stdin.fileno())
-        return 1 if crashed else 0
 
     async def _announce(self, fleet: PoolFeed) -> None:
         await fleet.ready.wait()

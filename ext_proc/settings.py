@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import socket
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from tidegate_api.addresses import ADS_ADDRESS, PICKER_ADDRESS, PICKER_METRICS_ADDRESS
 from tidegate_common.flags import Shown
@@ -41,6 +41,8 @@ Addresses = Annotated[str, AfterValidator(_addresses), Shown("HOST:PORT")]
 """One or more addresses, separated by commas."""
 
 MAX_WORKERS: Final = 64
+MAX_MEMBERS: Final = 64
+"""Most addresses of a group."""
 
 
 class AddressError(OSError):
@@ -75,6 +77,11 @@ class PickerSettings(IdentitySettings):
     --listen. Envoys with several pickers return log entries to the one that made the pick."""
     xds: Address = ADS_ADDRESS
     """ADS address of the control server."""
+    group_listen: Annotated[Addresses | None, Shown("HOST:PORT")] = None
+    """Address for the other pickers of a group, over TLS; with --group-members."""
+    group_members: Annotated[Addresses | None, Shown("HOST:PORT,...")] = None
+    """The --group-listen of all pickers, on several hosts, that decide as one, and of each of their
+    workers; this one's own may be among them."""
     metrics: Addresses = PICKER_METRICS_ADDRESS
     """Address of metrics and debug pages."""
     id: Annotated[str, Field(min_length=1, max_length=128), Shown("NAME")] = Field(
@@ -107,3 +114,17 @@ class PickerSettings(IdentitySettings):
     """Log format (on stderr)."""
     log_level: LogLevel = "info"
     """Lowest level to log."""
+
+    @model_validator(mode="after")
+    def _group(self) -> Self:
+        if (self.group_listen is None) != (self.group_members is None):
+            raise ValueError("--group-listen and --group-members belong together; give both")
+        if self.group_members is None:
+            return self
+        if self.tls_cert is None:
+            raise ValueError("--group-listen needs --tls-cert, --tls-key and --tls-ca")
+        if (count := self.group_members.count(",") + 1) > MAX_MEMBERS:
+            raise ValueError(
+                f"--group-members: {count} addresses; at most {MAX_MEMBERS} are allowed"
+            )
+        return self

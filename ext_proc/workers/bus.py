@@ -1,5 +1,7 @@
 """Connects one worker with its peers: replicates its events, follows theirs, elects the leader.
 
+Peers are the other workers of its host and the members of its group on others (``group``).
+
 Rules:
 
 1. In-flight load is sent as sums (``account``): after a charge at once if nothing was sent for
@@ -19,7 +21,8 @@ Rules:
 5. Peer workers are dialled once pools are known, because events of unknown replicas are dropped. A
    worker is ready when it has read the snapshots of the peers that it dialled.
 6. A worker that starts requests the prefix index from the first peer that it reaches, so that a
-   restart costs no affinity.
+   restart costs no affinity. Of another host's it requests it on each connection: what was sent
+   while there was none is missing.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from ext_proc.feedback.entries import Judged
 from ext_proc.routing.cache.trials import INDEX_EVENTS
@@ -41,8 +44,10 @@ from ext_proc.telemetry.hub import PUSH
 from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
 from ext_proc.workers.account import FOLDED, Account
 from ext_proc.workers.encode import Encoder
-from ext_proc.workers.links import Inlet, Outlet, heartbeat, path_of
-from ext_proc.workers.news import Looked, LookWanted, Probed, SnapshotEnd
+from ext_proc.workers.group.clock import moved
+from ext_proc.workers.group.members import GroupMembers
+from ext_proc.workers.links import Inlet, Outlet, dialled, path_of
+from ext_proc.workers.news import Hello, Looked, LookWanted, Probed, SnapshotEnd
 from ext_proc.workers.records import framed
 
 if TYPE_CHECKING:
@@ -55,6 +60,7 @@ if TYPE_CHECKING:
     from ext_proc.routing.suspicion import SuspicionEvent
     from ext_proc.telemetry.news import TelemetryUpdate
     from ext_proc.workers.account import LocalEvent
+    from ext_proc.workers.group.members import GroupPlan
     from ext_proc.workers.records import Message
 
 SOON_S: Final = 0.01
@@ -79,11 +85,28 @@ _AT_ONCE: Final = frozenset({Leased, Released, Died, SuspectRun})
 class WorkerPlace:
     """A worker's place among its peers."""
 
-    folder: Path
-    """Folder of the workers' sockets, private to the workers of one picker."""
+    folder: Path | None
+    """Folder of the workers' sockets, private to the workers of one picker; ``None`` = there are no
+    others on this host."""
     number: int
     """Number of the worker, from 0."""
     count: int
+
+
+class MemberState(NamedTuple):
+    """A member of the group as this one sees it."""
+
+    id: str | None
+    address: str
+    caught_up: bool
+    """It is connected, and its snapshot has been read."""
+    open_tickets: int
+    silent_s: float | None
+    """Seconds since its last bytes were read; ``None`` = it is not connected."""
+    received_bytes: int
+    connections_lost: int
+    connections_failed: int
+    """Connections that were closed because of what it sent."""
 
 
 class Replicated(Protocol):
@@ -123,6 +146,7 @@ class Bus:
         on_found: Receives what a peer found at replicas, or wants to be found.
         on_lead: Called with whether this worker leads, at the start and at each change.
         listings: Returns the latest listings of replicas, for a worker that joins.
+        group: Members on other hosts; ``None`` = there are none.
         clock: Monotonic seconds.
     """
 
@@ -131,6 +155,7 @@ class Bus:
         place: WorkerPlace,
         shared: Replicated,
         *,
+        group: GroupPlan | None = None,
         on_telemetry: Callable[[TelemetryUpdate], None],
         on_judged: Callable[[Judged, float], None],
         on_found: Callable[[Probed | Looked | LookWanted], None],
@@ -151,16 +176,24 @@ class Bus:
         """Events not sent yet, each with its time."""
         self._account = Account()
         self._encoder = Encoder()
-        self._outlet = Outlet(path_of(place.folder, place.number), self._begin, self._index)
+        self._name = f"worker {place.number}" if group is None else group.own
+        self._outlet = Outlet(self._begin, self._index)
+        self._paths: dict[int, Path] = (
+            {}
+            if place.folder is None
+            else {number: path_of(place.folder, number) for number in range(place.count)}
+        )
         self._inlets = {
-            number: Inlet(
-                path_of(place.folder, number),
-                partial(self._follow, number),
-                partial(self._lost, number),
-            )
-            for number in range(place.count)
+            number: Inlet(str(path), partial(self._follow, number), partial(self._lost, number))
+            for number, path in self._paths.items()
             if number != place.number
         }
+        self._group = None if group is None else GroupMembers(group, self._outlet, clock)
+        if self._group is not None:
+            for number, member in self._group.members.items():
+                self._inlets[number] = Inlet(
+                    member.address, partial(self._hear, number), partial(self._lost, number)
+                )
         self._pushes: dict[int, set[str]] = {number: set() for number in self._inlets}
         """Endpoints that push to each peer worker."""
         self._joined: set[int] = set()
@@ -174,6 +207,7 @@ class Bus:
         """The batch contains a charge."""
         self._read_at = float("-inf")
         self._sent_at = float("-inf")
+        self._greeted_at = float("-inf")
         self._began = clock()
         self._needs_index = True
         """The index has not been requested from a peer yet."""
@@ -190,9 +224,13 @@ class Bus:
         """Listen, dial the peers and elect the leader.
 
         Raises:
-            OSError: The folder cannot be used.
+            OSError: The folder or the group's address cannot be used.
         """
-        self._outlet.open()
+        own = self._paths.get(self._place.number)
+        if own is not None:
+            self._outlet.listen(own)
+        if self._group is not None:
+            self._group.open()
         self._open = True
         self._on_lead(False)
         self.tick()
@@ -204,6 +242,8 @@ class Bus:
             self._timer.cancel()
         for inlet in self._inlets.values():
             inlet.close()
+        if self._group is not None:
+            self._group.close()
         self._outlet.close()
 
     async def run(self) -> None:
@@ -219,33 +259,50 @@ class Bus:
         self.tick()
         with suppress(TimeoutError):
             async with asyncio.timeout(GRACE_S):
-                while any(
-                    up.up and number not in self._joined for number, up in self._inlets.items()
-                ):
+                while any(self._awaited(number) for number in self._inlets):
                     self._changed.clear()
                     await self._changed.wait()
+
+    def _awaited(self, number: int) -> bool:
+        """Return whether a peer's snapshot is under way."""
+        group = self._group
+        if group is not None and number in group.members and group.members[number].dialling:
+            return True
+        return self._inlets[number].up and number not in self._joined
 
     def tick(self) -> None:
         """Dial disconnected peers, disconnect silent ones, and send a heartbeat."""
         now = self._loop.time()
-        for inlet in self._inlets.values():
+        for number, inlet in self._inlets.items():
             if inlet.up and now - inlet.received_at > SILENT_S:
                 inlet.read()  # this worker may have been busy
                 if now - inlet.received_at > SILENT_S:
                     inlet.close()
-            elif (
-                not inlet.up
-                and self._shared.has_members
-                and inlet.dial(with_index=self._needs_index)
-            ):
-                self._needs_index = False
+            elif not inlet.up and self._shared.has_members:
+                self._dial(number, inlet)
         if self._encoder.full:
             self._outlet.renew()
             self._encoder = Encoder()
-        if now - self._sent_at >= 2 * TICK_S:
-            self._sent_at = now
-            self._outlet.send(heartbeat())
+        if now - self._greeted_at >= 2 * TICK_S:
+            self._greeted_at = now
+            self._outlet.send(self._hello())
         self._elect()
+
+    def _dial(self, number: int, inlet: Inlet) -> None:
+        path = self._paths.get(number)
+        if path is None:
+            if self._group is not None:
+                self._group.dial(number, inlet, lambda _: self._changed.set())
+            return
+        sock = dialled(path)
+        if sock is not None and inlet.adopt(sock, with_index=self._needs_index):
+            self._needs_index = False
+
+    def _hello(self) -> bytes:
+        """Return a frame that says who sends and when; it also shows that this worker is alive."""
+        part = bytearray()
+        self._encoder.put(Hello(self._name, self._clock()), part)
+        return framed(part)
 
     def _elect(self) -> None:
         before = [inlet.up for number, inlet in self._inlets.items() if number < self._place.number]
@@ -309,7 +366,7 @@ class Bus:
     def _begin(self) -> bytes:
         """Return the beginning of a connection: names, listings, in-flight load and leases."""
         self.flush()  # to existing readers; the new one gets this from the snapshot
-        encoder, out = self._encoder, bytearray()
+        encoder, out = self._encoder, bytearray(self._hello())
         for event in (*self._snapshot(), SnapshotEnd()):
             part = bytearray()
             encoder.put(event, part)
@@ -349,6 +406,13 @@ class Bus:
         for inlet in self._inlets.values():
             inlet.read()
 
+    def _hear(self, number: int, message: Message) -> None:
+        """Follow a message of a member of the group."""
+        if self._group is not None:
+            member = self._group.heard(number, message)
+            if member is not None:
+                self._follow(number, moved(message, member.offset.seconds))
+
     def _follow(self, peer_worker: int, message: Message) -> None:
         self.followed += 1
         if isinstance(message, _REPLICATION_EVENTS):
@@ -374,6 +438,8 @@ class Bus:
         for endpoint in self._pushes[peer_worker]:
             self._on_telemetry(PushEnded(endpoint))
         self._pushes[peer_worker].clear()
+        if self._group is not None and peer_worker in self._group.members:
+            self._group.lost(peer_worker)
         self._elect()
 
     # --- State ----------------------------------------------------------------------------------
@@ -396,5 +462,26 @@ class Bus:
                     "connections_failed": inlet.failed,
                 }
                 for number, inlet in self._inlets.items()
+                if number in self._paths
             },
+            "group": None if self._group is None else [each._asdict() for each in self.members()],
         }
+
+    def members(self) -> list[MemberState]:
+        """Return what is known of the members of the group, but of this picker itself."""
+        if self._group is None:
+            return []
+        by, now = self._shared.open_by(), self._loop.time()
+        return [
+            MemberState(
+                member.id,
+                member.address,
+                member.id is not None and number in self._joined,
+                by.get(number, 0),
+                now - self._inlets[number].received_at if self._inlets[number].up else None,
+                self._inlets[number].received,
+                member.lost,
+                self._inlets[number].failed,
+            )
+            for number, member in self._group.others()
+        ]

@@ -33,7 +33,7 @@ from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.request import SequenceKey
 from ext_proc.routing.values.ticket import Ticket
 from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
-from ext_proc.workers.news import Looked, LookWanted, Probed, SnapshotEnd
+from ext_proc.workers.news import Hello, Looked, LookWanted, Probed, SnapshotEnd
 from ext_proc.workers.records import (
     BLOCK_BYTES,
     EFFECTS,
@@ -355,6 +355,7 @@ _JSON_MESSAGES: Final[dict[str, Callable[..., Message]]] = {
     "probed": _probed,
     "looked": _looked,
     "look-wanted": lambda endpoint: LookWanted(_key(endpoint)),
+    "hello": lambda member, at: Hello(_text(member), _finite(_number(at))),
     "begun": SnapshotEnd,
     "died": _died,
     "suspect-body": _suspect_body,

@@ -23,7 +23,7 @@ from ext_proc.routing.suspicion import (
     SuspectRun,
 )
 from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
-from ext_proc.workers.news import Looked, LookWanted, Probed, SnapshotEnd
+from ext_proc.workers.news import Hello, Looked, LookWanted, Probed, SnapshotEnd
 from ext_proc.workers.records import (
     EFFECT_NUMBERS,
     INSERTED,
@@ -82,6 +82,7 @@ class Encoder:
             Probed: self._probed,
             Looked: self._looked,
             LookWanted: self._look_wanted,
+            Hello: self._hello,
             SnapshotEnd: self._snapshot_end,
             Died: self._died,
             SuspectBody: self._suspect_body,
@@ -194,6 +195,9 @@ class Encoder:
             answered,
             *counts,
         )
+
+    def _hello(self, event: Hello, into: bytearray) -> None:
+        _json(into, ["hello", *event])
 
     def _snapshot_end(self, _: SnapshotEnd, into: bytearray) -> None:
         _json(into, ["begun"])

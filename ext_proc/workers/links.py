@@ -1,9 +1,10 @@
-"""The sockets between the workers of one machine.
+"""The connections between workers: Unix sockets on one machine, TLS over TCP in a group of pickers.
 
 Rules:
 
 1. Each worker listens on its own socket in a private folder, and dials those of all others. It
-   sends its messages on accepted connections and receives its peers' on dialled ones.
+   sends its messages on accepted connections and receives its peers' on dialled ones. Connections
+   of a group are made by ``group.port`` and then used in the same way.
 2. A connection begins with names and a snapshot; then all messages follow in order, each once. When
    it ends, the reader discards the sender's in-flight load, and dials again for a new snapshot.
 3. No worker blocks on another. Bytes that a socket does not accept at once are buffered, up to
@@ -11,7 +12,7 @@ Rules:
 4. When ``send`` returns, the bytes are in the reader's socket, unless that is full. So a reader
    that reads its socket before a decision knows everything that was sent before.
 5. A message that cannot be decoded or applied ends the connection: a partial message would be worse
-   than a new snapshot.
+   than a new snapshot. So do more than ``MAX_BYTES_PER_S``.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from __future__ import annotations
 import asyncio
 import select
 import socket
+import ssl
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from ext_proc.workers.decode import Decoder
-from ext_proc.workers.records import VERSION, framed
+from ext_proc.workers.records import VERSION, GarbledError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,6 +38,10 @@ if TYPE_CHECKING:
 MAX_BACKLOG: Final = 32 * 2**20
 """Maximum bytes buffered for one reader."""
 MAX_READERS: Final = 256
+MAX_BYTES_PER_S: Final = 2**26
+"""Maximum bytes received from one peer in a second."""
+WOULD_BLOCK: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+"""What non-blocking sockets raise where they must wait."""
 READ_BYTES: Final = 2**18
 READS: Final = 8
 """Maximum reads in one call."""
@@ -50,6 +56,10 @@ EVENTS_ONLY: Final = b"-"
 _log = structlog.stdlib.get_logger("ext_proc.workers")
 
 
+class UnwelcomeError(Exception):
+    """The connection must end; whoever raises it has said why."""
+
+
 def path_of(folder: Path, worker: int) -> Path:
     """Return the path of a worker's socket."""
     return folder / f"{worker}.sock"
@@ -59,95 +69,100 @@ class Outlet:
     """The sending side: messages of this worker, for all peers that dial.
 
     Args:
-        path: Path of the socket to listen on.
         begin: Returns the bytes with which a new connection begins, whole frames.
         rest: Yields further small frames for a reader that requested the index.
     """
 
-    def __init__(
-        self, path: Path, begin: Callable[[], bytes], rest: Callable[[], Iterator[bytes]]
-    ) -> None:
-        self._path = path
+    def __init__(self, begin: Callable[[], bytes], rest: Callable[[], Iterator[bytes]]) -> None:
         self._begin = begin
         self._rest = rest
         self._loop = asyncio.get_running_loop()
-        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._server: socket.socket | None = None
         self._greeting: dict[socket.socket, bytes] = {}
         self.readers: dict[socket.socket, _Reader] = {}
         """Current readers by connection."""
         self.dropped = 0
         """Number of readers disconnected because they were too far behind."""
 
-    def open(self) -> None:
-        """Listen.
+    def listen(self, path: Path) -> None:
+        """Listen on a Unix socket.
 
         Raises:
             OSError: The path cannot be bound.
         """
-        self._path.unlink(missing_ok=True)
-        self._server.setblocking(False)
-        self._server.bind(str(self._path))
-        self._server.listen(MAX_READERS)
-        self._loop.add_reader(self._server, self._accept)
+        path.unlink(missing_ok=True)
+        server = self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        server.setblocking(False)
+        server.bind(str(path))
+        server.listen(MAX_READERS)
+        self._loop.add_reader(server, self._accept, server)
 
     def close(self) -> None:
         """Close all connections and stop listening; further calls do nothing."""
-        if self._server.fileno() < 0:
-            return
-        self._loop.remove_reader(self._server)
-        self._server.close()
+        server, self._server = self._server, None
+        if server is not None:
+            self._loop.remove_reader(server)
+            server.close()
         for sock in [*self._greeting, *self.readers]:
-            self._drop(sock)
+            self.drop(sock)
 
     def send(self, frame: bytes) -> None:
         """Send a frame to all readers."""
         for sock, reader in list(self.readers.items()):
             if not reader.send(frame):
                 self.dropped += 1
-                self._drop(sock)
+                self.drop(sock)
 
     def renew(self) -> None:
         """Close all connections; their readers dial again."""
         for sock in list(self.readers):
-            self._drop(sock)
+            self.drop(sock)
 
-    def _accept(self) -> None:
+    def admit(self, sock: socket.socket) -> None:
+        """Take a connection that does not block, and whose peer may be a reader."""
+        if len(self._greeting) + len(self.readers) >= MAX_READERS:
+            sock.close()
+            return
+        self._greeting[sock] = b""
+        self._loop.add_reader(sock, self._listen, sock)
+        self._listen(sock)  # TLS may have read its first bytes already
+
+    def _accept(self, server: socket.socket) -> None:
         with suppress(OSError):
-            sock, _ = self._server.accept()
-            if len(self._greeting) + len(self.readers) >= MAX_READERS:
-                sock.close()
-                return
+            sock, _ = server.accept()
             sock.setblocking(False)
-            self._greeting[sock] = b""
-            self._loop.add_reader(sock, self._listen, sock)
+            self.admit(sock)
 
     def _listen(self, sock: socket.socket) -> None:
         """Read a greeting; after it a reader sends nothing, and reading only detects its end."""
         try:
             data = sock.recv(_GREETING)
-        except BlockingIOError:
+        except WOULD_BLOCK:
             return
         except OSError:
             data = b""
         greeting = self._greeting.get(sock)
         if not data or greeting is None:
-            self._drop(sock)
+            self.drop(sock)
             return
         greeting = self._greeting[sock] = greeting + data
         if len(greeting) < _GREETING:
             return
         if greeting[:-1] != HELLO:
-            self._drop(sock)
+            self.drop(sock)
             return
         del self._greeting[sock]
         more = self._rest() if greeting[-1:] == WITH_INDEX else iter(())
         begin = self._begin()
         reader = self.readers[sock] = _Reader(sock, self._loop, more)
         if not reader.send(begin):
-            self._drop(sock)
+            self.drop(sock)
         reader.send_more()
 
-    def _drop(self, sock: socket.socket) -> None:
+    def drop(self, sock: socket.socket) -> None:
+        """Close a connection; one that is closed stays so."""
+        if sock.fileno() < 0:
+            return
         self._greeting.pop(sock, None)
         reader = self.readers.pop(sock, None)
         if reader is not None:
@@ -173,7 +188,7 @@ class _Reader:
         if not self._unsent:
             try:
                 sent = self._sock.send(frame)
-            except BlockingIOError:
+            except WOULD_BLOCK:
                 sent = 0
             except OSError:
                 return True  # reading detects its end
@@ -203,7 +218,7 @@ class _Reader:
     def _flush(self) -> None:
         try:
             sent = self._sock.send(self._unsent)
-        except BlockingIOError:
+        except WOULD_BLOCK:
             return
         except OSError:
             sent = len(self._unsent)
@@ -218,18 +233,18 @@ class Inlet:
     It is read as messages arrive, until ``rest`` is called; then only the peer's end wakes us.
 
     Args:
-        path: Path of the peer's socket.
-        on_message: Called with each message.
+        name: The peer, for the log.
+        on_message: Called with each message; it raises ``UnwelcomeError`` to end the connection.
         on_lost: Called when the connection has ended.
     """
 
     def __init__(
         self,
-        path: Path,
+        name: str,
         on_message: Callable[[Message], None],
         on_lost: Callable[[], None],
     ) -> None:
-        self._path = path
+        self.name = name
         self._on_message = on_message
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
@@ -237,24 +252,24 @@ class Inlet:
         self._end: select.epoll | None = None
         """Readable when the peer worker has gone."""
         self._decoder = Decoder()
+        self._second = 0
+        self._in_second = 0
+        """Bytes received in ``_second`` of the loop's time."""
         self.received_at = float("-inf")
         """Loop time of the last received bytes."""
+        self.received = 0
+        """Bytes received on all connections."""
         self.failed = 0
-        """Number of connections closed because of an invalid message."""
+        """Number of connections closed because of an invalid message, or too many."""
 
     @property
     def up(self) -> bool:
         """Return whether the peer worker is connected."""
         return self._sock is not None
 
-    def dial(self, *, with_index: bool) -> bool:
-        """Connect unless connected; return whether the peer is connected."""
-        if self._sock is not None:
-            return True
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.setblocking(False)
+    def adopt(self, sock: socket.socket, *, with_index: bool) -> bool:
+        """Greet on a new connection and receive from it; return whether that went well."""
         try:
-            sock.connect(str(self._path))
             sock.send(HELLO + (WITH_INDEX if with_index else EVENTS_ONLY))
         except OSError:
             sock.close()
@@ -280,7 +295,7 @@ class Inlet:
                 return
             try:
                 data = sock.recv(READ_BYTES)
-            except BlockingIOError:
+            except WOULD_BLOCK:
                 return
             except OSError:
                 data = b""
@@ -288,16 +303,29 @@ class Inlet:
                 self.close()
                 return
             self.received_at = self._loop.time()
+            self.received += len(data)
             try:
+                self._count(len(data))
                 for message in self._decoder.feed(data):
                     self._on_message(message)
-            except Exception:  # noqa: BLE001 - rule 5
-                self.failed += 1
-                _log.exception("sibling_not_understood", path=str(self._path))
+            except UnwelcomeError:
                 self.close()
                 return
-            if len(data) < READ_BYTES:
+            except Exception:  # noqa: BLE001 - rule 5
+                self.failed += 1
+                _log.exception("sibling_not_understood", path=self.name)
+                self.close()
                 return
+            if len(data) < READ_BYTES and not isinstance(sock, ssl.SSLSocket):
+                return
+
+    def _count(self, size: int) -> None:
+        second = int(self.received_at)
+        if second != self._second:
+            self._second, self._in_second = second, 0
+        self._in_second += size
+        if self._in_second > MAX_BYTES_PER_S:
+            raise GarbledError(f"more than {MAX_BYTES_PER_S} bytes in a second")
 
     def close(self) -> None:
         """Close the connection."""
@@ -312,6 +340,13 @@ class Inlet:
             self._on_lost()
 
 
-def heartbeat() -> bytes:
-    """Return an empty frame, which only shows that the sender is alive."""
-    return framed(b"")
+def dialled(path: Path) -> socket.socket | None:
+    """Return a connection to a worker's socket; ``None`` = nobody listens there."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    try:
+        sock.connect(str(path))
+    except OSError:
+        sock.close()
+        return None
+    return sock

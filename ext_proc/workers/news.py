@@ -18,6 +18,15 @@ class SnapshotEnd(NamedTuple):
     """The snapshot at the beginning of a connection is complete."""
 
 
+class Hello(NamedTuple):
+    """Who sends on a connection, at its beginning and again while it lasts."""
+
+    member: str
+    """Id of the picker, or of its worker."""
+    at: float
+    """When it is sent, by the sender's monotonic clock, seconds."""
+
+
 class Probed(NamedTuple):
     """Result of a readiness probe of a replica for a pool."""
 

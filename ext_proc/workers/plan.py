@@ -19,15 +19,24 @@ def picker_of(worker: str, number: int) -> str:
     return worker.removesuffix(f".w{number}")
 
 
-def plan(settings: PickerSettings) -> list[PickerSettings]:
+def plan(settings: PickerSettings, *, from_file: bool = False) -> list[PickerSettings]:
     """Return the settings of each worker; those of a single-process picker are unchanged.
 
     If several addresses are listed, each worker gets one of them. If one is given, the first worker
     gets it, and the others get the ports after it.
 
+    Args:
+        settings: The picker's settings.
+        from_file: It reads the fleet file itself, so its seed of hashes is its own.
+
     Raises:
-        PlanError: The addresses do not suffice or overlap.
+        PlanError: The addresses do not suffice or overlap, or it cannot be in a group.
     """
+    if from_file and settings.group_listen is not None:
+        raise PlanError(
+            "--group-listen: pickers of one group have one control server, which gives them the"
+            " seed of prompt hashes; give --xds in place of --fleet"
+        )
     count = settings.workers
     listen = spread("listen", settings.listen, count)
     metrics = spread("metrics", settings.metrics, count)
@@ -36,7 +45,12 @@ def plan(settings: PickerSettings) -> list[PickerSettings]:
         if settings.advertise is None
         else spread("advertise", settings.advertise, count)
     )
-    both = [*listen, *metrics]
+    group = (
+        [None] * count
+        if settings.group_listen is None
+        else spread("group-listen", settings.group_listen, count)
+    )
+    both = [*listen, *metrics, *filter(None, group)]
     twice = sorted({each for each in both if both.count(each) > 1 and not each.endswith(":0")})
     if twice:
         raise PlanError(
@@ -53,6 +67,7 @@ def plan(settings: PickerSettings) -> list[PickerSettings]:
                 "listen": listen[number],
                 "metrics": metrics[number],
                 "advertise": advertise[number],
+                "group_listen": group[number],
                 "health_port": settings.health_port and settings.health_port + number,
             }
         )

@@ -1,4 +1,4 @@
-"""The binary format of messages between the workers of one machine. Pure.
+"""The binary format of messages between workers. Pure.
 
 Rules:
 
@@ -8,7 +8,8 @@ Rules:
    same name as long as the stream lasts.
 3. Messages caused by requests are packed; the others are JSON.
 4. Bytes that violate the format or its bounds raise ``GarbledError``: the reader closes the stream.
-5. Times are those of the machine's monotonic clock, which all its processes share.
+5. Times are those of the sender's monotonic clock, which the processes of one machine share. The
+   reader on another machine moves them to its own (``group.clock``).
 """
 
 from __future__ import annotations
@@ -22,14 +23,21 @@ if TYPE_CHECKING:
     from ext_proc.feedback.entries import Judged
     from ext_proc.routing.peers import ReplicationEvent
     from ext_proc.telemetry.news import TelemetryUpdate
-    from ext_proc.workers.news import Looked, LookWanted, Probed, SnapshotEnd
+    from ext_proc.workers.news import Hello, Looked, LookWanted, Probed, SnapshotEnd
 
     Message: TypeAlias = (
-        ReplicationEvent | TelemetryUpdate | Judged | Probed | Looked | LookWanted | SnapshotEnd
+        ReplicationEvent
+        | TelemetryUpdate
+        | Judged
+        | Probed
+        | Looked
+        | LookWanted
+        | Hello
+        | SnapshotEnd
     )
     """Content of a record."""
 
-VERSION: Final = 7
+VERSION: Final = 8
 MAX_FRAME: Final = 2**20
 """Maximum bytes of a frame."""
 MAX_NAMES: Final = 2**16

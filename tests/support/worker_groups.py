@@ -9,13 +9,21 @@ from pathlib import Path
 
 from ext_proc.routing.router import Router
 from ext_proc.workers.bus import Bus, WorkerPlace
+from ext_proc.workers.group.members import GroupPlan
 from support.crew import router
 
 
 class Worker:
     """A router on the bus that records what it receives."""
 
-    def __init__(self, folder: Path, number: int, count: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        number: int,
+        count: int,
+        clock: Callable[[], float],
+        group: GroupPlan | None = None,
+    ) -> None:
         self.telemetry: list = []
         self.judged: list = []
         self.leads: list[bool] = []
@@ -35,6 +43,7 @@ class Worker:
             on_found=self.found.append,
             on_lead=self.leads.append,
             listings=lambda: self.listings,
+            group=group,
             clock=clock,
         )
 

@@ -1,0 +1,1 @@
+"""Links between the pickers of several hosts, on which they replicate as workers of one host do."""

@@ -1,0 +1,69 @@
+"""Moves the times of messages from another machine's monotonic clock to this one's. Pure.
+
+Rules:
+
+1. The difference of the clocks is the least of (time of receipt - time of sending) among the
+   greetings of the last one to two ``WINDOW_S``: never less than the true one, and above it by the
+   shortest way of that time. So clocks that run unequally are followed.
+2. Every time in a message is moved: what happened at the sender appears later by that way at most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+from ext_proc.routing.cache.index_events import Inserted
+from ext_proc.routing.peers import LatencySample
+from ext_proc.routing.state.leases import Leased
+from ext_proc.routing.suspicion import CallerLeft, Died, Gone, SuspectRun
+from ext_proc.telemetry.news import ReadingsUpdate
+from ext_proc.workers.news import Looked
+
+if TYPE_CHECKING:
+    from ext_proc.workers.records import Message
+
+WINDOW_S: Final = 30.0
+
+
+class ClockOffset:
+    """The difference between this machine's clock and a sender's; see the module's rules."""
+
+    def __init__(self) -> None:
+        self._least = self._before = inf
+        self._began = -inf
+
+    def note(self, sent: float, received: float) -> None:
+        """Take a greeting.
+
+        Args:
+            sent: Seconds of the sender's clock.
+            received: Seconds of this machine's clock.
+        """
+        if received - self._began >= WINDOW_S:
+            self._before, self._least, self._began = self._least, inf, received
+        self._least = min(self._least, received - sent)
+
+    @property
+    def seconds(self) -> float:
+        """What is added to the sender's times; infinite before the first greeting."""
+        return min(self._least, self._before)
+
+
+def moved(message: Message, by: float) -> Message:
+    """Return a message whose times are later by some seconds."""
+    if isinstance(message, (Inserted, Died, Gone, CallerLeft, SuspectRun)):
+        return message._replace(at=message.at + by)
+    if isinstance(message, LatencySample):
+        ticket, ended = message
+        return LatencySample(ticket._replace(at=ticket.at + by), ended + by)
+    if isinstance(message, Leased):
+        key, lease = message
+        return Leased(key, lease._replace(expires=lease.expires + by))
+    if isinstance(message, ReadingsUpdate):
+        readings = tuple([replace(each, at=each.at + by) for each in message.readings])
+        return message._replace(readings=readings, at=message.at + by)
+    if isinstance(message, Looked) and message.listing is not None:
+        return message._replace(listing=message.listing._replace(at=message.listing.at + by))
+    return message

@@ -1,0 +1,215 @@
+"""The members of a group as one of them sees the others: who they are, and the way to each.
+
+Rules:
+
+1. A member is known by its id, which it says first on each connection and which its certificate
+   must name. A connection to this picker itself, its own workers included, or to a member that is
+   connected already, is closed, so one list serves all.
+2. A member that cannot be reached, or that ends a connection within ``LASTED_S``, is dialled again
+   after a longer delay each time, at most ``LONGEST_S``. The log says once that it is gone.
+3. Each host asks replicas by itself, since what one can reach says nothing about another. Pages,
+   probes and listings of other hosts are not taken; readings that replicas push are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import structlog
+
+from ext_proc.telemetry.hub import PUSH
+from ext_proc.telemetry.news import ReadingsUpdate, Restarted, ScrapeFailed
+from ext_proc.workers.group.clock import ClockOffset
+from ext_proc.workers.group.port import GroupPort
+from ext_proc.workers.links import UnwelcomeError
+from ext_proc.workers.news import Hello, Looked, LookWanted, Probed
+from ext_proc.workers.plan import picker_of
+from ext_proc.workers.records import GarbledError
+from tidegate_common.backoff import Backoff
+from tidegate_common.tls.roles import Peer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ext_proc.workers.links import Inlet, Outlet
+    from ext_proc.workers.records import Message
+    from tidegate_common.tls.denied import DeniedPeers
+    from tidegate_common.tls.settings import Secured
+
+FIRST_NUMBER: Final = 64
+"""Number of the first member among peers; those below are workers of this host."""
+LASTED_S: Final = 10.0
+LONGEST_S: Final = 2.0
+_OF_ONE_HOST: Final = (Probed, Looked, LookWanted, ScrapeFailed, Restarted)
+
+_log = structlog.stdlib.get_logger("ext_proc.workers")
+
+
+class GroupPlan(NamedTuple):
+    """What a picker is told about its group."""
+
+    own: str
+    """Id of this picker, or of its worker."""
+    number: int
+    """Number of the worker on this host."""
+    listen: str
+    members: tuple[str, ...]
+    """Addresses of members; this one's may be among them."""
+    secured: Secured
+    refused: DeniedPeers
+
+
+@dataclass
+class GroupMember:
+    """One address of the group."""
+
+    address: str
+    backoff: Backoff = field(default_factory=lambda: Backoff(random.random, LONGEST_S))
+    offset: ClockOffset = field(default_factory=ClockOffset)
+    id: str | None = None
+    """Id of who answers there; ``None`` = not connected."""
+    is_own: bool = False
+    """This picker itself answers there."""
+    dialling: asyncio.Task[None] | None = None
+    again_at: float = float("-inf")
+    """When to dial next, loop time."""
+    began_at: float = float("-inf")
+    """When the connection began, loop time."""
+    peer: Peer = field(default_factory=Peer)
+    """Names in the certificate of who answers there."""
+    lost: int = 0
+    """Connections that ended."""
+    said_gone: bool = False
+
+
+class GroupMembers:
+    """Dials members and judges what they send; see the module's rules.
+
+    Args:
+        plan: What the picker is told.
+        outlet: Sends to those who dial.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self, plan: GroupPlan, outlet: Outlet, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._plan = plan
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._port = GroupPort(plan.secured, plan.refused.note, outlet.admit, outlet.drop)
+        self.members = {
+            FIRST_NUMBER + number: GroupMember(address)
+            for number, address in enumerate(plan.members)
+        }
+        self.address = plan.listen
+
+    def open(self) -> None:
+        """Listen.
+
+        Raises:
+            OSError: The address cannot be bound.
+        """
+        self.address = self._port.open(self._plan.listen)
+
+    def close(self) -> None:
+        """Stop listening and dialling."""
+        for member in self.members.values():
+            if member.dialling is not None:
+                member.dialling.cancel()
+        self._port.close()
+
+    def dial(self, number: int, inlet: Inlet, taken: Callable[[bool], None]) -> None:
+        """Begin to connect to a member unless that is under way or too early.
+
+        Args:
+            number: Its number.
+            inlet: Receives from it.
+            taken: Called at the end, with whether it is connected.
+        """
+        member = self.members[number]
+        if member.is_own or member.dialling is not None or self._loop.time() < member.again_at:
+            return
+
+        async def connect() -> None:
+            connected = False
+            try:
+                sock, member.peer = await self._port.connect(member.address)
+                member.began_at = self._loop.time()
+                member.id, member.offset = None, ClockOffset()
+                connected = inlet.adopt(sock, with_index=True)
+            except (OSError, TimeoutError) as error:
+                self._gone(member, str(error) or "it does not answer")
+            finally:
+                member.dialling = None
+                if not connected:
+                    member.again_at = self._loop.time() + member.backoff.delay_s()
+                taken(connected)
+
+        member.dialling = self._loop.create_task(connect(), name=f"dial {member.address}")
+
+    def lost(self, number: int) -> None:
+        """Note that a member's connection has ended."""
+        member, now = self.members[number], self._loop.time()
+        if not member.is_own:
+            member.lost += 1
+            self._gone(member, "its connection ended")
+        if now - member.began_at >= LASTED_S:
+            member.backoff.reset()
+        member.again_at = now + member.backoff.delay_s()
+        member.id = None
+
+    def heard(self, number: int, message: Message) -> GroupMember | None:
+        """Return the member whose message is to be applied; ``None`` = it is not.
+
+        Raises:
+            UnwelcomeError: Its connection must end.
+            GarbledError: It has not said who it is.
+        """
+        member = self.members[number]
+        if isinstance(message, Hello):
+            if member.id is None:
+                self._greeted(member, message.member)
+            elif member.id != message.member:
+                raise GarbledError(f"{member.id} calls itself {message.member:.80} now")
+            member.offset.note(message.at, self._clock())
+            return None
+        if member.id is None:
+            raise GarbledError("a member must say first who it is")
+        if isinstance(message, _OF_ONE_HOST):
+            return None
+        if isinstance(message, ReadingsUpdate) and message.source != PUSH:
+            return None
+        return member
+
+    def _greeted(self, member: GroupMember, given: str) -> None:
+        plan = self._plan
+        own = picker_of(plan.own, plan.number)
+        if given == plan.own or given.startswith(f"{own}.w"):
+            member.is_own = True
+            raise UnwelcomeError
+        reason = plan.secured.table.not_named(member.peer, "picker", given)
+        if reason is not None:
+            plan.refused.note(member.address, member.peer, reason)
+            raise UnwelcomeError
+        if any(each.id == given for each in self.members.values()):
+            self._gone(member, f"{given:.80} is connected at another address too")
+            raise UnwelcomeError
+        member.id = given
+        member.said_gone = False
+        _log.info("group_member_joined", member=given, address=member.address)
+
+    def _gone(self, member: GroupMember, reason: str) -> None:
+        if not member.said_gone:
+            member.said_gone = True
+            _log.warning(
+                "group_member_gone", member=member.id, address=member.address, reason=reason
+            )
+
+    def others(self) -> Iterator[tuple[int, GroupMember]]:
+        """Yield the members that are not this picker, with their numbers."""
+        return ((number, each) for number, each in self.members.items() if not each.is_own)

@@ -1,0 +1,197 @@
+"""Pickers of a group over TLS in one loop, each with a clock of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from ext_proc.routing.values.ticket import Outcome
+from ext_proc.workers import links
+from ext_proc.workers.group.members import GroupPlan
+from support.crew import decide, loads
+from support.identities import Machines
+from support.worker_groups import Worker
+from tidegate_common.tls.contexts import client_context
+from tidegate_common.tls.denied import DeniedPeers
+from tidegate_common.tls.files import Identity, TlsFiles
+from tidegate_common.tls.roles import table
+from tidegate_common.tls.settings import Secured
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory) -> Machines:
+    """An authority."""
+    return Machines(tmp_path_factory.mktemp("machines"))
+
+
+def secured(machines: Machines, role: str, *ids: str) -> Secured:
+    """Return the identity of a peer with a role."""
+    shown = machines.client(role, *ids)
+    files = TlsFiles(shown.pair.certificate, shown.pair.key, shown.ca)
+    return Secured(Identity(files), table(()), "required", 3600.0)
+
+
+def free_address() -> str:
+    """Return an address that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+class Group:
+    """Pickers p1, p2 … that know each other's addresses."""
+
+    def __init__(self, machines: Machines, count: int) -> None:
+        self.machines = machines
+        self.addresses = [free_address() for _ in range(count)]
+        self.pickers: dict[int, Worker] = {}
+        self.refused = DeniedPeers()
+
+    def start(self, number: int, *, role: str = "picker", name: str = "") -> Worker:
+        """Start a picker; its clock differs from those of the others by hours."""
+        own = f"p{number + 1}"
+        plan = GroupPlan(
+            name or own,
+            0,
+            self.addresses[number],
+            tuple(self.addresses),
+            secured(self.machines, role, own),
+            self.refused,
+        )
+        clock = lambda: 100.0 + 10_000.0 * number  # noqa: E731 - a clock that stands
+        made = self.pickers[number] = Worker(None, 0, 1, clock, plan)
+        made.bus.open()
+        return made
+
+    async def until(self, true) -> None:
+        """Let all run until a condition holds."""
+        async with asyncio.timeout(30):
+            while not true():
+                for each in self.pickers.values():
+                    each.bus.tick()
+                    each.bus.flush()
+                await asyncio.sleep(0.01)
+                for each in self.pickers.values():
+                    each.bus.catch_up()
+
+    def joined(self) -> bool:
+        """Return whether each knows all others."""
+        return all(
+            sum(each.caught_up for each in picker.bus.members()) == len(self.pickers) - 1
+            for picker in self.pickers.values()
+        )
+
+
+@asynccontextmanager
+async def group_of(machines: Machines, count: int):
+    group = Group(machines, count)
+    for number in range(count):
+        group.start(number)
+    try:
+        await group.until(group.joined)
+        yield group
+    finally:
+        for picker in group.pickers.values():
+            picker.bus.close()
+
+
+async def test_members_decide_over_one_state(machines):
+    """Load, prefix index and leases reach the others, and the end of a request does."""
+    async with group_of(machines, 3) as group:
+        first, *others = group.pickers.values()
+        made = decide(first.router, 100.0, (1, 2, 3))
+        leased = decide(first.router, 100.0, sequence_id=7)
+        await group.until(lambda: all(len(each.router.peers) == 2 for each in others))
+        for number, each in enumerate(others, 1):
+            now = 101.0 + 10_000.0 * number
+            assert loads(each.router) == loads(first.router)
+            assert each.router.index.table.matched((1, 2, 3), made.ticket.endpoint) == 3
+            assert decide(each.router, now, sequence_id=7).addresses == leased.addresses[:1]
+            ((_, lease),) = each.router.peers.leases_in_force()
+            assert 0.0 < lease.expires - now < 10_000.0
+        first.router.settle(made.ticket, Outcome.DONE, 101.0)
+        first.router.settle(leased.ticket, Outcome.DONE, 101.0)
+        await group.until(lambda: all(each.bus.members()[0].open_tickets == 0 for each in others))
+
+
+async def test_a_member_that_comes_back_gets_a_snapshot(machines):
+    """Its load is dropped when it ends, and the new one learns load and index."""
+    async with group_of(machines, 2) as group:
+        first, other = group.pickers.values()
+        made = decide(first.router, 100.0, (1, 2, 3))
+        await group.until(lambda: len(other.router.peers) == 1)
+        other.bus.close()
+        again = group.start(1)
+        await group.until(lambda: group.joined() and len(again.router.peers) == 1)
+        await group.until(
+            lambda: again.router.index.table.matched((1, 2, 3), made.ticket.endpoint) == 3
+        )
+        first.bus.close()
+        del group.pickers[0]
+        await group.until(lambda: len(again.router.peers) == 0)
+        assert set(loads(again.router).values()) == {(0, 0.0)}
+
+
+@pytest.mark.parametrize(
+    ("role", "name"), [("envoy", "p2"), ("picker", "p3")], ids=["another role", "another's id"]
+)
+async def test_who_is_no_picker_changes_nothing(machines, role, name):
+    """A peer without the role, or with an id that its certificate does not name, is refused."""
+    group = Group(machines, 2)
+    first = group.start(0)
+    other = group.start(1, role=role, name=name)
+    decide(other.router, 100.0)
+    try:
+        await group.until(lambda: group.refused.count >= 2)
+        assert len(first.router.peers) == 0
+        assert not first.bus.members()[0].caught_up
+    finally:
+        first.bus.close()
+        other.bus.close()
+
+
+async def test_a_stranger_is_not_served(machines, tmp_path):
+    """A certificate of another authority does not pass the handshake, and plain bytes do not."""
+    async with group_of(machines, 1) as group:
+        address = group.addresses[0].rpartition(":")
+        where = (address[0], int(address[2]))
+        stranger = Machines(tmp_path, "other").client("picker", "p2")
+        files = TlsFiles(stranger.pair.certificate, stranger.pair.key, machines.client("picker").ca)
+        context = client_context(Identity(files).material)
+        reader, writer = await asyncio.open_connection(
+            *where, ssl=context, server_hostname="localhost"
+        )
+        writer.write(links.HELLO + links.WITH_INDEX)
+        with suppress(ssl.SSLError, ConnectionError):
+            assert await reader.read() == b""
+        writer.transport.abort()
+        with socket.create_connection(where) as plain:
+            plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        await group.until(lambda: group.pickers[0].bus.state()["readers"] == 0)
+
+
+async def test_rubbish_ends_a_connection_and_changes_nothing(machines):
+    """A member that sends it is dropped and dialled again later; the log has it once."""
+    async with group_of(machines, 2) as group:
+        first, other = group.pickers.values()
+        decide(first.router, 100.0)
+        await group.until(lambda: len(other.router.peers) == 1)
+        first.bus._outlet.send(b"\x01\x00\x00\x00\x63")
+        await group.until(lambda: other.bus.members()[0].connections_failed == 1)
+        assert len(other.router.peers) == 0
+        await group.until(lambda: len(other.router.peers) == 1)
+        assert other.bus.members()[0].connections_lost == 1
+
+
+async def test_too_much_ends_a_connection(machines, monkeypatch):
+    """What a member may send in a second is bounded."""
+    async with group_of(machines, 2) as group:
+        first, other = group.pickers.values()
+        monkeypatch.setattr(links, "MAX_BYTES_PER_S", 50_000)
+        first.bus._outlet.send(b"\x00\x00\x00\x00" * 25_000)
+        await group.until(lambda: other.bus.members()[0].connections_failed >= 1)
+        monkeypatch.undo()
+        await group.until(group.joined)

@@ -239,6 +239,14 @@ FIRST_BODY_TAG: Final = "first-body"
 """Custom tag of access-log entries, ``first;age``: microseconds from the first byte sent to the
 replica to the first one of its answer's body, empty before that, and the request's milliseconds."""
 
+SUMMARY_TAG: Final = "summary"
+"""Custom tag of access-log entries: what pickers read of a request that ended well, in one
+line, with semicolons between its parts. Unknown parts are empty."""
+
+SUMMARY_GOOD: Final = "DownstreamEnd;1;-;;;"
+"""Beginning of that line where a request has ended, at its first attempt, without a flag of Envoy's
+or a remark of the picker's (``unreadable``, a generic proxy's pool)."""
+
 LOG_CLUSTER_PREFIX: Final = "tidegate-picker-log/"
 """Envoy's cluster of the picker in a log slot starts with this; the slot's number follows."""
 

@@ -23,7 +23,12 @@ from ext_proc.feedback.wire import entries_of
 from ext_proc.routing.router import Router
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
 from ext_proc.routing.values.settings import Outlier
-from tidegate_api.names import FIRST_BODY_TAG, USAGE_NAMESPACE
+from tidegate_api.names import (
+    FIRST_BODY_TAG,
+    SUMMARY_GOOD,
+    SUMMARY_TAG,
+    USAGE_NAMESPACE,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -35,8 +40,23 @@ def _address(number: int) -> tuple[str, int]:
     return f"10.0.{number // 250}.{1 + number % 250}", 8000
 
 
-def written(entries: int, replicas: int, rng: random.Random, *, usage: bool = False) -> bytes:
-    """Return an access-log message with ``entries`` entries, which tell token counts or not."""
+def written(
+    entries: int,
+    replicas: int,
+    rng: random.Random,
+    *,
+    usage: bool = False,
+    summary: bool = True,
+) -> bytes:
+    """Return an access-log message with ``entries`` entries.
+
+    Args:
+        entries: Number of entries.
+        replicas: Number of replicas that they name.
+        rng: Draws the replicas.
+        usage: The entries tell token counts.
+        summary: They have a summary, as those of Envoy 1.37 and later.
+    """
     message = als_pb2.StreamAccessLogsMessage()
     for number in range(entries):
         entry = message.http_logs.log_entry.add()
@@ -71,6 +91,11 @@ def written(entries: int, replicas: int, rng: random.Random, *, usage: bool = Fa
         if usage:
             spaces[USAGE_NAMESPACE].update(
                 {"prompt": 900, "cached": 512, "output": 40, "model": "toy-llm"}
+            )
+        if summary:
+            common.custom_tags[SUMMARY_TAG] = (
+                f"{SUMMARY_GOOD}p;x-{number};llm/stable/http;{host}:{port};200;512;1700000000000;"
+                f"120000;48123;50123;118000;;;{'900;512;40;toy-llm' if usage else ';;;'}"
             )
         entry.request.path = "/v2/models/toy-llm/generate"
         entry.request.request_id = f"{number:032x}"

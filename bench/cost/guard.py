@@ -1,11 +1,12 @@
 """Guard of the cost of a request in the picker: ``python bench/cost/guard.py [--write]``.
 
 Times are noisy on a shared machine; the number of executed bytecodes is not. The guard counts the
-bytecodes of the picker's Python code while it parses requests, decides, and runs whole exchanges
-from the first message to the last reply without gRPC. It counts one more exchange over an in-memory
-connection of the fast transport if the extra ``fast`` is installed. Each count may exceed its
-budget in ``bench/cost/guard.json`` by at most 10 %. C code executes no bytecodes, so the parsing of
-messages is timed relative to a loop of fixed work, alternating, the best of many.
+bytecodes of the picker's Python code while it parses requests, decides, runs whole exchanges from
+the first message to the last reply without gRPC, and takes entries of the access log. It counts one
+more exchange over an in-memory connection of the fast transport if the extra ``fast`` is installed.
+Each count may exceed its budget in ``bench/cost/guard.json`` by at most 10 %. C code executes no
+bytecodes, so the parsing of messages is timed relative to a loop of fixed work, alternating, the
+best of many.
 
 Counts depend on the minor version of Python. There are budgets for the measured versions; with
 another one nothing is compared, and the output says so. After an intended change of the cost, write
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import sys
 import time
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ from prometheus_client import CollectorRegistry
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
+from bench.cost.access_log import router_of, service_of, written
 from bench.cost.bare_picker import BODIES, Scripted, messages
 from ext_proc.observability.metrics import Metrics
 from ext_proc.requests import prompt_blocks, read_body, read_head
@@ -165,6 +168,17 @@ def exchanging() -> dict[str, int]:
     return found
 
 
+def logging() -> dict[str, int]:
+    """Count an entry of the access log of a request that ended well."""
+    loop = asyncio.new_event_loop()
+    entries, rng = 24, random.Random(1)  # noqa: S311 - a repeatable load
+    logs = service_of(router_of(ENDPOINTS), CollectorRegistry())
+    data = [written(entries, ENDPOINTS, rng) for _ in range(8)]
+    found = counted(lambda number: loop.run_until_complete(logs.take(data[number % 8])))
+    loop.close()
+    return {"log entry": found // entries}
+
+
 def carrying() -> dict[str, int]:
     """Count a whole exchange over a connection of the fast transport."""
     if named("auto") != "nghttp2":
@@ -208,6 +222,7 @@ def measure() -> dict[str, float]:
         **reading(),
         **deciding(),
         **exchanging(),
+        **logging(),
         **carrying(),
         "parse ratio": round(parsing(), 2),
     }

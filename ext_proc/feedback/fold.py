@@ -101,6 +101,7 @@ class Feedback:
         self._on_judged = on_judged
         self._on_chat = on_chat
         self._router = router
+        self._at = router.registry.at
         self._learner = router.learner
         self._canaries = router.registry.canaries.running
         self._standing = router.conditions.standing
@@ -175,7 +176,7 @@ class Feedback:
         if entry.picker != self._picker or not ticket.startswith(self._life):
             return FOREIGN
         pool = entry.cluster.partition("/")[0]
-        key = None if served is None else self._router.at(pool, served)
+        key = None if served is None else self._at(pool, served)
         if not entry.final:
             if key is not None:
                 self._running(entry, pool, key, now)
@@ -234,10 +235,20 @@ class Feedback:
         first_byte_s = None if number is None or entry.attempts > 1 else entry.first_byte_s
         self.blamed[pool, _NO_BLAME] += 1
         speed = answer_speed(entry)
-        judged = Judged(
-            pool, key, _EFFECT_GOOD, first_byte_s, answer_s, speed, origin=origin, client=client
-        )
-        self._judged(judged, now)
+        self._well(pool, key, first_byte_s, answer_s, speed, 1, origin, client, now)
+        if self._on_judged is not None:
+            self._on_judged(
+                Judged(
+                    pool,
+                    key,
+                    _EFFECT_GOOD,
+                    first_byte_s,
+                    answer_s,
+                    speed,
+                    origin=origin,
+                    client=client,
+                )
+            )
 
     def _time(
         self, entry: Entry, pool: str, key: EndpointKey, number: int | None, now: float
@@ -423,10 +434,7 @@ class Feedback:
         pool, key, effect, first_byte_s, answer_s, bytes_per_s, answered, times, *whose = judged
         origin, client = whose
         if effect is _EFFECT_GOOD:
-            conditions.good(pool, key, first_byte_s, now, times, client)
-            self._learner.answered(pool, key, answer_s, bytes_per_s, now)
-            if origin:
-                conditions.well(pool, key, origin, now, client)
+            self._well(pool, key, first_byte_s, answer_s, bytes_per_s, times, origin, client, now)
         elif effect is Effect.ANSWERED or effect is Effect.NOTHING:
             conditions.undecided(pool, key)
         elif effect is Effect.ALIVE:
@@ -439,6 +447,24 @@ class Feedback:
             conditions.bad(
                 pool, key, now, answered=answered, after_s=first_byte_s, origin=by, client=client
             )
+
+    def _well(
+        self,
+        pool: str,
+        key: EndpointKey,
+        first_byte_s: float | None,
+        answer_s: float | None,
+        bytes_per_s: float | None,
+        times: int,
+        origin: int,
+        client: int,
+        now: float,
+    ) -> None:
+        conditions = self._router.conditions
+        conditions.good(pool, key, first_byte_s, now, times, client)
+        self._learner.answered(pool, key, answer_s, bytes_per_s, now)
+        if origin:
+            conditions.well(pool, key, origin, now, client)
 
     def _number(self, ticket: str) -> int | None:
         text = ticket[len(self._life) :]

@@ -11,6 +11,10 @@ they compute anything. A tag without a number means that it is unknown; only an 
 that ended with its headers began with them. Envoys before 1.37 write no tag; for them the headers
 are taken where bytes of a body have followed or the request has ended.
 
+Most entries are those of requests that ended well at their first attempt. Where Envoy's config is
+ours, a tag has all that is read of these in one line (``SUMMARY_TAG``), so a message is parsed for
+its tags alone. Any other entry, and one whose line is not as expected, is read in full.
+
 Limits of validation: malformed bytes raise `DecodeError` if they are in a part that is read;
 skipped parts are not checked. If a message that is looked up by its bytes occurs twice in one
 entry, which Envoy never writes, the last one counts instead of both merged.
@@ -32,6 +36,8 @@ from tidegate_api.names import (
     FIRST_BODY_TAG,
     LB_NAMESPACE,
     POOL_KEY,
+    SUMMARY_GOOD,
+    SUMMARY_TAG,
     TICKET_HEADER,
     TIDEGATE_NAMESPACE,
     USAGE_NAMESPACE,
@@ -86,6 +92,10 @@ _PERIODIC: Final = accesslog_pb2.DownstreamPeriodic
 _GRPC_STATUS: Final = "grpc-status"
 _MAX_STATUS_DIGITS: Final = 3
 _MAX_TAG_DIGITS: Final = 15
+_AFTER_GOOD: Final = len(SUMMARY_GOOD)
+_SUMMARY_PARTS: Final = 17
+"""Parts of a summary after its beginning."""
+_GRPC_OK: Final = ("", "0")
 _TICKET_PARTS: Final = 4
 """Parts behind the ticket: picker, address, slot and, of a generic proxy, the pool."""
 _ATTEMPT: Final = accesslog_pb2.UpstreamEnd
@@ -97,6 +107,7 @@ _TRY_TIMEOUT: Final = "upstream_per_try_timeout"
 _new: Final = tuple.__new__
 """Creates an ``Entry`` without the overhead of a named tuple's own constructor."""
 _parse: Final[Any] = pb.Log.FromString
+_parse_tags: Final[Any] = pb.Tags.FromString
 _known_addresses: Final[dict[bytes, str | None]] = {}
 _known_statuses: Final[dict[bytes, tuple[str, int | None]]] = {}
 
@@ -107,13 +118,86 @@ def entries_of(data: bytes) -> Iterator[Entry | AttemptEntry]:
     Raises:
         DecodeError: The bytes are not such a message.
     """
-    for logged in _parse(data).http_logs.log_entry:
-        yield _entry(logged)
+    full: Any = None
+    for number, tagged in enumerate(_parse_tags(data).http_logs.log_entry):
+        line = tagged.common_properties.custom_tags.get(SUMMARY_TAG)
+        good = line is not None and line.startswith(SUMMARY_GOOD)
+        entry = _good_entry(line) if good else None
+        if entry is not None:
+            yield entry
+            continue
+        if full is None:
+            full = _parse(data).http_logs.log_entry
+        yield _entry(full[number])
 
 
 def reply() -> bytes:
     """Return the response to a stream that ended: an empty message."""
     return b""
+
+
+def _good_entry(line: str) -> Entry | None:
+    """Return the entry of a request that ended well by its summary; ``None`` = it does not say."""
+    parts = line[_AFTER_GOOD:].split(";", _SUMMARY_PARTS - 1)
+    if len(parts) != _SUMMARY_PARTS:
+        return None
+    (
+        picker,
+        ticket,
+        cluster,
+        served,
+        code,
+        bytes_,
+        start,
+        spent,
+        waited,
+        began,
+        end,
+        trailer,
+        header,
+        prompt,
+        cached,
+        output,
+        model,
+    ) = parts
+    grpc_status = trailer or header
+    try:
+        status, size, lasted_s = int(code), int(bytes_), int(spent) * 1e-6
+        started_s = int(start) * 1e-3
+        first_byte_s = int(waited) * 1e-6 if waited else None
+        first_at_s = int(began) * 1e-6 if waited else None
+        last_at_s = int(end) * 1e-6 if end else None
+    except (ValueError, OverflowError):
+        return None
+    if not (0 < status < FIRST_ERROR and served and grpc_status in _GRPC_OK):
+        return None
+    return _new(
+        Entry,
+        (
+            picker,
+            ticket,
+            False,
+            cluster,
+            served,
+            "",
+            1,
+            status,
+            0 if grpc_status else None,
+            _DONE,
+            True,
+            True,
+            True,
+            first_byte_s,
+            size,
+            started_s + lasted_s,
+            first_at_s,
+            last_at_s,
+            lasted_s,
+            _usage_in(prompt, cached, output, model) if prompt or cached or output else None,
+            None,
+            "",
+        ),
+    )
 
 
 def _entry(logged: Any) -> Entry | AttemptEntry:
@@ -205,11 +289,11 @@ def _first_byte(
     # Presence is checked only where a field reads as 0.
     headers = first > 0.0 or common.HasField("time_to_first_upstream_rx_byte")
     waited_s, age_s, known = None, 0.0, final or size > 0
-    for tag in common.custom_tags:
-        if tag.key == FIRST_BODY_TAG:
-            waited, _, age = tag.value.partition(";")
-            waited_s, known = _count(waited, 1e-6), whole
-            age_s = 0.0 if final else _count(age, 1e-3) or 0.0
+    tag = common.custom_tags.get(FIRST_BODY_TAG)
+    if tag is not None:
+        waited, _, age = tag.partition(";")
+        waited_s, known = _count(waited, 1e-6), whole
+        age_s = 0.0 if final else _count(age, 1e-3) or 0.0
     if not headers or (waited_s is None and not known):
         return headers, None, None, age_s
     moment = common.time_to_first_upstream_tx_byte
@@ -229,6 +313,15 @@ def _tokens(fields: Any, key: str) -> int | None:
     value = fields[key]
     number = value.number_value if value.HasField("number_value") else -1.0
     return int(number) if 0.0 <= number <= MAX_TOKENS else None
+
+
+def _usage_in(prompt: str, cached: str, output: str, model: str) -> Usage:
+    return Usage(_tokens_in(prompt), _tokens_in(cached), _tokens_in(output), model)
+
+
+def _tokens_in(text: str) -> int | None:
+    count = _count(text, 1.0)
+    return int(count) if count is not None and count <= MAX_TOKENS else None
 
 
 def _count(text: str, unit: float) -> float | None:

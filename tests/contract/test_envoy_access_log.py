@@ -7,24 +7,49 @@ from pathlib import Path
 
 import pytest
 
-from ext_proc.blame.evidence import Evidence
+from ext_proc.blame.evidence import Ended, Evidence
 from ext_proc.blame.law import ruling
 from ext_proc.feedback.answer_times import AnswerTimes
 from ext_proc.feedback.entries import attempt_of
 from ext_proc.feedback.wire import entries_of
 from support import full_log
 from support.record_access_log import messages
+from tidegate_api.names import SUMMARY_GOOD, SUMMARY_TAG
 
 RECORDED = messages(Path(__file__).parent / "fixtures" / "envoy-1.40" / "access_log.bin")
 STREAMS = messages(Path(__file__).parent / "fixtures" / "envoy-1.40" / "first_body.bin")
+SUMMARIES = messages(Path(__file__).parent / "fixtures" / "envoy-1.40" / "summaries.bin")
+READ = [*RECORDED, *STREAMS, *map(full_log.without_summaries, SUMMARIES)]
 ENTRIES = [entry for data in RECORDED for entry in entries_of(data)]
 FINAL = [entry for entry in ENTRIES if entry.final]
 
 
-@pytest.mark.parametrize("data", RECORDED + STREAMS, ids=range(len(RECORDED + STREAMS)))
+@pytest.mark.parametrize("data", READ, ids=range(len(READ)))
 def test_our_reader_says_what_envoys_messages_say(data):
     """Entry by entry and field by field the same."""
     assert list(entries_of(data)) == full_log.entries_of(data)
+
+
+@pytest.mark.parametrize("data", SUMMARIES, ids=range(len(SUMMARIES)))
+def test_summaries_say_what_their_entries_say(data):
+    """Times to a millisecond, of which Envoy knows when a request began."""
+    for told, full in zip(entries_of(data), full_log.entries_of(data), strict=True):
+        for name, value in told._asdict().items():
+            other = getattr(full, name)
+            near = isinstance(value, float) and isinstance(other, float)
+            assert value == (pytest.approx(other, abs=2e-3) if near else other), name
+
+
+def test_who_ended_well_at_once_has_a_summary():
+    """HTTP and gRPC; that of any other request is not used."""
+    for data in SUMMARIES:
+        logged = full_log.parse(data).http_logs.log_entry
+        lines = [each.common_properties.custom_tags[SUMMARY_TAG] for each in logged]
+        for line, entry in zip(lines, full_log.entries_of(data), strict=True):
+            well = entry.final and (entry.attempts, entry.ended) == (1, Ended.DONE)
+            assert line.startswith(SUMMARY_GOOD) == well
+    finals = [each for data in SUMMARIES for each in entries_of(data) if each.final]
+    assert {each.grpc_status for each in finals} == {None, 0, 13}
 
 
 def test_the_recording_is_of_that_version():

@@ -15,6 +15,7 @@ from tidegate_api.names import (
     DESTINATION_HEADER,
     FIRST_BODY_TAG,
     LB_NAMESPACE,
+    SUMMARY_TAG,
     TICKET_HEADER,
     TIDEGATE_NAMESPACE,
     USAGE_NAMESPACE,
@@ -73,6 +74,14 @@ def parse(data: bytes) -> Any:
         DecodeError: ``data`` is not a message.
     """
     return als_pb2.StreamAccessLogsMessage.FromString(data)
+
+
+def without_summaries(data: bytes) -> bytes:
+    """Return a message as Envoys before 1.37 write it, with nothing in one line."""
+    message = parse(data)
+    for entry in message.http_logs.log_entry:
+        entry.common_properties.custom_tags.pop(SUMMARY_TAG, None)
+    return bytes(message.SerializeToString())
 
 
 def entries_of(data: bytes) -> list[Entry | AttemptEntry]:

@@ -20,6 +20,8 @@ Each entry of a request has a tag with the time of the answer's first body byte:
 such as vLLM, send headers at once and the first token after the prefill, so the field
 ``time_to_first_upstream_rx_byte``, which is the time of the headers, says nothing about them. The
 tag has the request's age as well, which intermediate entries of Envoy 1.40 have nowhere else.
+Another tag has in one line all that pickers read of a request that ended well: splitting it takes a
+third of the time that the entry's nested messages take.
 
 Source: ``envoy/extensions/access_loggers/grpc/v3/als.proto``.
 """
@@ -68,8 +70,11 @@ from tidegate_api.names import (
     LOG_CLUSTER_PREFIX,
     LOG_SLOT_KEY,
     PICKER_CLUSTER,
+    POOL_KEY,
+    SUMMARY_TAG,
     TICKET_HEADER,
     TIDEGATE_NAMESPACE,
+    USAGE_NAMESPACE,
 )
 from xds_server.fleet.view import log_slots
 
@@ -93,6 +98,37 @@ _OWN_FLAGS: Final = ("UH", "UO", "NR", "NC", "RL", "OM", "UT", "DT", "UF", "UC",
 """Envoy's own answers, by their response flags."""
 _GRPC_STATUS: Final = "grpc-status"
 _FIRST_BODY: Final = "%COMMON_DURATION(US_TX_BEG:US_RX_BODY_BEG:us)%;%DURATION%"
+_OURS: Final = f"%DYNAMIC_METADATA({TIDEGATE_NAMESPACE}:{{}})%"
+_SINCE_START: Final = "%COMMON_DURATION(DS_RX_BEG:{}:us)%"
+_SUMMARY: Final = ";".join(
+    (
+        # What a good request of one attempt has alike: `ext_proc.feedback.wire.PLAIN`.
+        "%ACCESS_LOG_TYPE%",
+        "%UPSTREAM_REQUEST_ATTEMPT_COUNT%",
+        "%RESPONSE_FLAGS%",
+        _OURS.format("unreadable"),
+        _OURS.format(POOL_KEY),
+        # What differs.
+        _OURS.format("picker"),
+        _OURS.format("ticket"),
+        "%UPSTREAM_CLUSTER_RAW%",
+        "%UPSTREAM_REMOTE_ADDRESS%",
+        "%RESPONSE_CODE%",
+        "%BYTES_SENT%",
+        "%START_TIME(%s%3f)%",
+        _SINCE_START.format("DS_TX_END"),
+        "%COMMON_DURATION(US_TX_BEG:US_RX_BODY_BEG:us)%",
+        _SINCE_START.format("US_RX_BODY_BEG"),
+        _SINCE_START.format("US_RX_END"),
+        # From the replica, so last: no part before these moves, whatever they contain.
+        f"%TRAILER({_GRPC_STATUS})%",
+        f"%RESP({_GRPC_STATUS})%",
+        *(
+            f"%DYNAMIC_METADATA({USAGE_NAMESPACE}:{part})%"
+            for part in ("prompt", "cached", "output", "model")
+        ),
+    )
+)
 
 
 def log_clusters(addresses: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
@@ -221,7 +257,10 @@ def _sink(slot: int) -> AccessLog:
             _config(
                 f"{LOG_CLUSTER_PREFIX}{slot}",
                 _REQUESTS_LOG,
-                tags=[CustomTag(tag=FIRST_BODY_TAG, value=_FIRST_BODY)],
+                tags=[
+                    CustomTag(tag=FIRST_BODY_TAG, value=_FIRST_BODY),
+                    CustomTag(tag=SUMMARY_TAG, value=_SUMMARY),
+                ],
             )
         ),
     )

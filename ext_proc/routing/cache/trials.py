@@ -172,9 +172,11 @@ class Trials:
         """Note that the log says that an answer below 400 began on a replica."""
         self._heard += 1
         self._silent = False
-        for number in range(1, self._further.pop(ticket, 0) + 1):
-            self._begun(ticket + number * _PART, endpoint)
-        self._begun(ticket, endpoint)
+        if ticket in self._further:
+            for number in range(1, self._further.pop(ticket) + 1):
+                self._begun(ticket + number * _PART, endpoint)
+        if ticket in self.open:
+            self._begun(ticket, endpoint)
 
     def _begun(self, ticket: int, endpoint: EndpointKey) -> None:
         trial = self.open.get(ticket)

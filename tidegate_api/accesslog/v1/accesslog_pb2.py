@@ -24,19 +24,23 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)tidegate_api/accesslog/v1/accesslog.proto\x12\x15tidegate.accesslog.v1\"a\n\x03Log\x12\x37\n\thttp_logs\x18\x02 \x01(\x0b\x32\".tidegate.accesslog.v1.HttpEntriesH\x00\x12\x12\n\x08tcp_logs\x18\x03 \x01(\x0cH\x00\x42\r\n\x0blog_entries\"B\n\x0bHttpEntries\x12\x33\n\tlog_entry\x18\x01 \x03(\x0b\x32 .tidegate.accesslog.v1.HttpEntry\"\x89\x01\n\tHttpEntry\x12\x38\n\x11\x63ommon_properties\x18\x01 \x01(\x0b\x32\x1d.tidegate.accesslog.v1.Common\x12\x0f\n\x07request\x18\x03 \x01(\x0c\x12\x31\n\x08response\x18\x04 \x01(\x0b\x32\x1f.tidegate.accesslog.v1.Response\"\xa4\x05\n\x06\x43ommon\x12\x33\n\nstart_time\x18\x05 \x01(\x0b\x32\x1f.tidegate.accesslog.v1.Duration\x12=\n\x14time_to_last_rx_byte\x18\x06 \x01(\x0b\x32\x1f.tidegate.accesslog.v1.Duration\x12G\n\x1etime_to_first_upstream_tx_byte\x18\x07 \x01(\x0b\x32\x1f.tidegate.accesslog.v1.Duration\x12G\n\x1etime_to_first_upstream_rx_byte\x18\t \x01(\x0b\x32\x1f.tidegate.accesslog.v1.Duration\x12\x46\n\x1dtime_to_last_upstream_rx_byte\x18\n \x01(\x0b\x32\x1f.tidegate.accesslog.v1.Duration\x12\x1f\n\x17upstream_remote_address\x18\r \x01(\x0c\x12\x18\n\x10upstream_cluster\x18\x0f \x01(\t\x12\x16\n\x0eresponse_flags\x18\x10 \x01(\x0c\x12\x31\n\x08metadata\x18\x11 \x01(\x0b\x32\x1f.tidegate.accesslog.v1.Metadata\x12\x32\n\x0b\x63ustom_tags\x18\x16 \x03(\x0b\x32\x1d.tidegate.accesslog.v1.Header\x12\x31\n\x08\x64uration\x18\x17 \x01(\x0b\x32\x1f.tidegate.accesslog.v1.Duration\x12&\n\x1eupstream_request_attempt_count\x18\x18 \x01(\r\x12\x1e\n\x16intermediate_log_entry\x18\x1b \x01(\x08\x12\x17\n\x0f\x61\x63\x63\x65ss_log_type\x18! \x01(\x05\"\xb1\x01\n\x08Response\x12\x34\n\rresponse_code\x18\x01 \x01(\x0b\x32\x1d.tidegate.accesslog.v1.Number\x12\x1b\n\x13response_body_bytes\x18\x03 \x01(\x04\x12\x18\n\x10response_headers\x18\x04 \x03(\x0c\x12\x19\n\x11response_trailers\x18\x05 \x03(\x0c\x12\x1d\n\x15response_code_details\x18\x06 \x01(\t\"\xa9\x01\n\x07Request\x12\x1a\n\x12request_body_bytes\x18\x0c \x01(\x04\x12K\n\x0frequest_headers\x18\r \x03(\x0b\x32\x32.tidegate.accesslog.v1.Request.RequestHeadersEntry\x1a\x35\n\x13RequestHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"$\n\x06Header\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"*\n\x08\x44uration\x12\x0f\n\x07seconds\x18\x01 \x01(\x03\x12\r\n\x05nanos\x18\x02 \x01(\x05\"\x17\n\x06Number\x12\r\n\x05value\x18\x01 \x01(\r\"\x86\x01\n\x07\x41\x64\x64ress\x12>\n\x0esocket_address\x18\x01 \x01(\x0b\x32$.tidegate.accesslog.v1.SocketAddressH\x00\x12\x0e\n\x04pipe\x18\x02 \x01(\x0cH\x00\x12 \n\x16\x65nvoy_internal_address\x18\x03 \x01(\x0cH\x00\x42\t\n\x07\x61\x64\x64ress\"^\n\rSocketAddress\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x14\n\nport_value\x18\x03 \x01(\rH\x00\x12\x14\n\nnamed_port\x18\x04 \x01(\tH\x00\x42\x10\n\x0eport_specifier\"\xae\x01\n\x08Metadata\x12L\n\x0f\x66ilter_metadata\x18\x01 \x03(\x0b\x32\x33.tidegate.accesslog.v1.Metadata.FilterMetadataEntry\x1aT\n\x13\x46ilterMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12,\n\x05value\x18\x02 \x01(\x0b\x32\x1d.tidegate.accesslog.v1.Struct:\x02\x38\x01\"\x90\x01\n\x06Struct\x12\x39\n\x06\x66ields\x18\x01 \x03(\x0b\x32).tidegate.accesslog.v1.Struct.FieldsEntry\x1aK\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12+\n\x05value\x18\x02 \x01(\x0b\x32\x1c.tidegate.accesslog.v1.Value:\x02\x38\x01\"\x99\x01\n\x05Value\x12\x14\n\nnull_value\x18\x01 \x01(\x05H\x00\x12\x16\n\x0cnumber_value\x18\x02 \x01(\x01H\x00\x12\x16\n\x0cstring_value\x18\x03 \x01(\tH\x00\x12\x14\n\nbool_value\x18\x04 \x01(\x08H\x00\x12\x16\n\x0cstruct_value\x18\x05 \x01(\x0cH\x00\x12\x14\n\nlist_value\x18\x06 \x01(\x0cH\x00\x42\x06\n\x04kindb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)tidegate_api/accesslog/v1/accesslog.proto\x12\x15tidegate.accesslog.v1\"a\n\x03Log\x12\x37\n\thttp_logs\x18\x02 \x01(\x0b\x32\".tidegate.accesslog.v1.HttpEntriesH\x00\x12\x12\n\x08tcp_logs\x18\x03 \x01(\x0cH\x00\x42\r\n\x0blog_entries\"B\n\x0bHttpEntries\x12\x33\n\tlog_entry\x18\x01 \x03(\x0b\x32 .tidegate.accesslog.v1.HttpEntry\"\x89\x01\n\tHttpEntry\x12\x38\n\x11\x63ommon_properties\x18\x01 \x01(\x0b\x32\x1d.tidegate.accesslog.v1.Common\x12\x0f\n\x07request\x18\x03 \x01(\x0c\x12\x31\n\x08response\x18\x04 \x01(\x0b\x32\x1f.tidegate.accesslog.v1.Response\"\xe7\x05\n\x06\x43ommon\x12\x33\n\nstart_time\x18\x05 \x01(\x0b\x32\x1f.tidegate.accesslog.v1.Duration\x12=\n\x14time_to_last_rx_byte\x18\x06 \x01(\x0b\x32\x1f.tidegate.accesslog.v1.Duration\x12G\n\x1etime_to_first_upstream_tx_byte\x18\x07 \x01(\x0b\x32\x1f.tidegate.accesslog.v1.Duration\x12G\n\x1etime_to_first_upstream_rx_byte\x18\t \x01(\x0b\x32\x1f.tidegate.accesslog.v1.Duration\x12\x46\n\x1dtime_to_last_upstream_rx_byte\x18\n \x01(\x0b\x32\x1f.tidegate.accesslog.v1.Duration\x12\x1f\n\x17upstream_remote_address\x18\r \x01(\x0c\x12\x18\n\x10upstream_cluster\x18\x0f \x01(\t\x12\x16\n\x0eresponse_flags\x18\x10 \x01(\x0c\x12\x31\n\x08metadata\x18\x11 \x01(\x0b\x32\x1f.tidegate.accesslog.v1.Metadata\x12\x42\n\x0b\x63ustom_tags\x18\x16 \x03(\x0b\x32-.tidegate.accesslog.v1.Common.CustomTagsEntry\x12\x31\n\x08\x64uration\x18\x17 \x01(\x0b\x32\x1f.tidegate.accesslog.v1.Duration\x12&\n\x1eupstream_request_attempt_count\x18\x18 \x01(\r\x12\x1e\n\x16intermediate_log_entry\x18\x1b \x01(\x08\x12\x17\n\x0f\x61\x63\x63\x65ss_log_type\x18! \x01(\x05\x1a\x31\n\x0f\x43ustomTagsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xb1\x01\n\x08Response\x12\x34\n\rresponse_code\x18\x01 \x01(\x0b\x32\x1d.tidegate.accesslog.v1.Number\x12\x1b\n\x13response_body_bytes\x18\x03 \x01(\x04\x12\x18\n\x10response_headers\x18\x04 \x03(\x0c\x12\x19\n\x11response_trailers\x18\x05 \x03(\x0c\x12\x1d\n\x15response_code_details\x18\x06 \x01(\t\"\xa9\x01\n\x07Request\x12\x1a\n\x12request_body_bytes\x18\x0c \x01(\x04\x12K\n\x0frequest_headers\x18\r \x03(\x0b\x32\x32.tidegate.accesslog.v1.Request.RequestHeadersEntry\x1a\x35\n\x13RequestHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"$\n\x06Header\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"*\n\x08\x44uration\x12\x0f\n\x07seconds\x18\x01 \x01(\x03\x12\r\n\x05nanos\x18\x02 \x01(\x05\"\x17\n\x06Number\x12\r\n\x05value\x18\x01 \x01(\r\"\x86\x01\n\x07\x41\x64\x64ress\x12>\n\x0esocket_address\x18\x01 \x01(\x0b\x32$.tidegate.accesslog.v1.SocketAddressH\x00\x12\x0e\n\x04pipe\x18\x02 \x01(\x0cH\x00\x12 \n\x16\x65nvoy_internal_address\x18\x03 \x01(\x0cH\x00\x42\t\n\x07\x61\x64\x64ress\"^\n\rSocketAddress\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x14\n\nport_value\x18\x03 \x01(\rH\x00\x12\x14\n\nnamed_port\x18\x04 \x01(\tH\x00\x42\x10\n\x0eport_specifier\"\xae\x01\n\x08Metadata\x12L\n\x0f\x66ilter_metadata\x18\x01 \x03(\x0b\x32\x33.tidegate.accesslog.v1.Metadata.FilterMetadataEntry\x1aT\n\x13\x46ilterMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12,\n\x05value\x18\x02 \x01(\x0b\x32\x1d.tidegate.accesslog.v1.Struct:\x02\x38\x01\"\x90\x01\n\x06Struct\x12\x39\n\x06\x66ields\x18\x01 \x03(\x0b\x32).tidegate.accesslog.v1.Struct.FieldsEntry\x1aK\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12+\n\x05value\x18\x02 \x01(\x0b\x32\x1c.tidegate.accesslog.v1.Value:\x02\x38\x01\"\x99\x01\n\x05Value\x12\x14\n\nnull_value\x18\x01 \x01(\x05H\x00\x12\x16\n\x0cnumber_value\x18\x02 \x01(\x01H\x00\x12\x16\n\x0cstring_value\x18\x03 \x01(\tH\x00\x12\x14\n\nbool_value\x18\x04 \x01(\x08H\x00\x12\x16\n\x0cstruct_value\x18\x05 \x01(\x0cH\x00\x12\x14\n\nlist_value\x18\x06 \x01(\x0cH\x00\x42\x06\n\x04kind\"d\n\x04Tags\x12\x39\n\thttp_logs\x18\x02 \x01(\x0b\x32$.tidegate.accesslog.v1.TaggedEntriesH\x00\x12\x12\n\x08tcp_logs\x18\x03 \x01(\x0cH\x00\x42\r\n\x0blog_entries\"F\n\rTaggedEntries\x12\x35\n\tlog_entry\x18\x01 \x03(\x0b\x32\".tidegate.accesslog.v1.TaggedEntry\"M\n\x0bTaggedEntry\x12>\n\x11\x63ommon_properties\x18\x01 \x01(\x0b\x32#.tidegate.accesslog.v1.TaggedCommon\"\x8b\x01\n\x0cTaggedCommon\x12H\n\x0b\x63ustom_tags\x18\x16 \x03(\x0b\x32\x33.tidegate.accesslog.v1.TaggedCommon.CustomTagsEntry\x1a\x31\n\x0f\x43ustomTagsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tidegate_api.accesslog.v1.accesslog_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_COMMON_CUSTOMTAGSENTRY']._loaded_options = None
+  _globals['_COMMON_CUSTOMTAGSENTRY']._serialized_options = b'8\001'
   _globals['_REQUEST_REQUESTHEADERSENTRY']._loaded_options = None
   _globals['_REQUEST_REQUESTHEADERSENTRY']._serialized_options = b'8\001'
   _globals['_METADATA_FILTERMETADATAENTRY']._loaded_options = None
   _globals['_METADATA_FILTERMETADATAENTRY']._serialized_options = b'8\001'
   _globals['_STRUCT_FIELDSENTRY']._loaded_options = None
   _globals['_STRUCT_FIELDSENTRY']._serialized_options = b'8\001'
+  _globals['_TAGGEDCOMMON_CUSTOMTAGSENTRY']._loaded_options = None
+  _globals['_TAGGEDCOMMON_CUSTOMTAGSENTRY']._serialized_options = b'8\001'
   _globals['_LOG']._serialized_start=68
   _globals['_LOG']._serialized_end=165
   _globals['_HTTPENTRIES']._serialized_start=167
@@ -44,31 +48,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HTTPENTRY']._serialized_start=236
   _globals['_HTTPENTRY']._serialized_end=373
   _globals['_COMMON']._serialized_start=376
-  _globals['_COMMON']._serialized_end=1052
-  _globals['_RESPONSE']._serialized_start=1055
-  _globals['_RESPONSE']._serialized_end=1232
-  _globals['_REQUEST']._serialized_start=1235
-  _globals['_REQUEST']._serialized_end=1404
-  _globals['_REQUEST_REQUESTHEADERSENTRY']._serialized_start=1351
-  _globals['_REQUEST_REQUESTHEADERSENTRY']._serialized_end=1404
-  _globals['_HEADER']._serialized_start=1406
-  _globals['_HEADER']._serialized_end=1442
-  _globals['_DURATION']._serialized_start=1444
-  _globals['_DURATION']._serialized_end=1486
-  _globals['_NUMBER']._serialized_start=1488
-  _globals['_NUMBER']._serialized_end=1511
-  _globals['_ADDRESS']._serialized_start=1514
-  _globals['_ADDRESS']._serialized_end=1648
-  _globals['_SOCKETADDRESS']._serialized_start=1650
-  _globals['_SOCKETADDRESS']._serialized_end=1744
-  _globals['_METADATA']._serialized_start=1747
-  _globals['_METADATA']._serialized_end=1921
-  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_start=1837
-  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_end=1921
-  _globals['_STRUCT']._serialized_start=1924
-  _globals['_STRUCT']._serialized_end=2068
-  _globals['_STRUCT_FIELDSENTRY']._serialized_start=1993
-  _globals['_STRUCT_FIELDSENTRY']._serialized_end=2068
-  _globals['_VALUE']._serialized_start=2071
-  _globals['_VALUE']._serialized_end=2224
+  _globals['_COMMON']._serialized_end=1119
+  _globals['_COMMON_CUSTOMTAGSENTRY']._serialized_start=1070
+  _globals['_COMMON_CUSTOMTAGSENTRY']._serialized_end=1119
+  _globals['_RESPONSE']._serialized_start=1122
+  _globals['_RESPONSE']._serialized_end=1299
+  _globals['_REQUEST']._serialized_start=1302
+  _globals['_REQUEST']._serialized_end=1471
+  _globals['_REQUEST_REQUESTHEADERSENTRY']._serialized_start=1418
+  _globals['_REQUEST_REQUESTHEADERSENTRY']._serialized_end=1471
+  _globals['_HEADER']._serialized_start=1473
+  _globals['_HEADER']._serialized_end=1509
+  _globals['_DURATION']._serialized_start=1511
+  _globals['_DURATION']._serialized_end=1553
+  _globals['_NUMBER']._serialized_start=1555
+  _globals['_NUMBER']._serialized_end=1578
+  _globals['_ADDRESS']._serialized_start=1581
+  _globals['_ADDRESS']._serialized_end=1715
+  _globals['_SOCKETADDRESS']._serialized_start=1717
+  _globals['_SOCKETADDRESS']._serialized_end=1811
+  _globals['_METADATA']._serialized_start=1814
+  _globals['_METADATA']._serialized_end=1988
+  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_start=1904
+  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_end=1988
+  _globals['_STRUCT']._serialized_start=1991
+  _globals['_STRUCT']._serialized_end=2135
+  _globals['_STRUCT_FIELDSENTRY']._serialized_start=2060
+  _globals['_STRUCT_FIELDSENTRY']._serialized_end=2135
+  _globals['_VALUE']._serialized_start=2138
+  _globals['_VALUE']._serialized_end=2291
+  _globals['_TAGS']._serialized_start=2293
+  _globals['_TAGS']._serialized_end=2393
+  _globals['_TAGGEDENTRIES']._serialized_start=2395
+  _globals['_TAGGEDENTRIES']._serialized_end=2465
+  _globals['_TAGGEDENTRY']._serialized_start=2467
+  _globals['_TAGGEDENTRY']._serialized_end=2544
+  _globals['_TAGGEDCOMMON']._serialized_start=2547
+  _globals['_TAGGEDCOMMON']._serialized_end=2686
+  _globals['_TAGGEDCOMMON_CUSTOMTAGSENTRY']._serialized_start=1070
+  _globals['_TAGGEDCOMMON_CUSTOMTAGSENTRY']._serialized_end=1119
 # @@protoc_insertion_point(module_scope)

@@ -109,6 +109,26 @@ class Common(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class CustomTagsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     START_TIME_FIELD_NUMBER: _builtins.int
     TIME_TO_LAST_RX_BYTE_FIELD_NUMBER: _builtins.int
     TIME_TO_FIRST_UPSTREAM_TX_BYTE_FIELD_NUMBER: _builtins.int
@@ -147,9 +167,7 @@ class Common(_message.Message):
     @_builtins.property
     def metadata(self) -> Global___Metadata: ...
     @_builtins.property
-    def custom_tags(self) -> _containers.RepeatedCompositeFieldContainer[Global___Header]:
-        """A map; its entries on the wire."""
-
+    def custom_tags(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
     def duration(self) -> Global___Duration: ...
     def __init__(
@@ -164,7 +182,7 @@ class Common(_message.Message):
         upstream_cluster: _builtins.str = ...,
         response_flags: _builtins.bytes = ...,
         metadata: Global___Metadata | None = ...,
-        custom_tags: _abc.Iterable[Global___Header] | None = ...,
+        custom_tags: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         duration: Global___Duration | None = ...,
         upstream_request_attempt_count: _builtins.int = ...,
         intermediate_log_entry: _builtins.bool = ...,
@@ -509,3 +527,110 @@ class Value(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___Value: _TypeAlias = Value  # noqa: Y015
+
+@_typing.final
+class Tags(_message.Message):
+    """The same messages with nothing but the tags."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HTTP_LOGS_FIELD_NUMBER: _builtins.int
+    TCP_LOGS_FIELD_NUMBER: _builtins.int
+    tcp_logs: _builtins.bytes
+    @_builtins.property
+    def http_logs(self) -> Global___TaggedEntries: ...
+    def __init__(
+        self,
+        *,
+        http_logs: Global___TaggedEntries | None = ...,
+        tcp_logs: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["http_logs", b"http_logs", "log_entries", b"log_entries", "tcp_logs", b"tcp_logs"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["http_logs", b"http_logs", "log_entries", b"log_entries", "tcp_logs", b"tcp_logs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_log_entries: _TypeAlias = _typing.Literal["http_logs", "tcp_logs"]  # noqa: Y015
+    _WhichOneofArgType_log_entries: _TypeAlias = _typing.Literal["log_entries", b"log_entries"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_log_entries) -> _WhichOneofReturnType_log_entries | None: ...
+
+Global___Tags: _TypeAlias = Tags  # noqa: Y015
+
+@_typing.final
+class TaggedEntries(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOG_ENTRY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def log_entry(self) -> _containers.RepeatedCompositeFieldContainer[Global___TaggedEntry]: ...
+    def __init__(
+        self,
+        *,
+        log_entry: _abc.Iterable[Global___TaggedEntry] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_entry", b"log_entry"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TaggedEntries: _TypeAlias = TaggedEntries  # noqa: Y015
+
+@_typing.final
+class TaggedEntry(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMON_PROPERTIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def common_properties(self) -> Global___TaggedCommon: ...
+    def __init__(
+        self,
+        *,
+        common_properties: Global___TaggedCommon | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["common_properties", b"common_properties"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["common_properties", b"common_properties"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TaggedEntry: _TypeAlias = TaggedEntry  # noqa: Y015
+
+@_typing.final
+class TaggedCommon(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class CustomTagsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    CUSTOM_TAGS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def custom_tags(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        custom_tags: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["custom_tags", b"custom_tags"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TaggedCommon: _TypeAlias = TaggedCommon  # noqa: Y015

@@ -11,6 +11,7 @@ from ext_proc.feedback.answer_times import AnswerTimes
 from ext_proc.feedback.entries import AttemptEntry, attempt_of
 from ext_proc.feedback.wire import entries_of
 from support.envoy_entries import failed_attempt, logged
+from tidegate_api.names import SUMMARY_GOOD, SUMMARY_TAG
 
 
 def first(message):
@@ -28,6 +29,51 @@ def test_an_entry_is_read_as_envoy_writes_it():
     assert (entry.ended, entry.read, entry.answered, entry.final) == (Ended.DONE, True, True, True)
     assert entry.first_byte_s == pytest.approx(0.1)
     assert entry.ended_unix_s == pytest.approx(1000.5)
+
+
+SUMMARY = "p;x-9;llm/a/http;10.0.0.2:1;200;7;1000000;2000000;450000;500000;1900000;;;;;;"
+"""A summary that differs in all parts from the rest of its entry."""
+
+
+def summed(line):
+    """Return a message with that summary."""
+    message = logged()
+    message.http_logs.log_entry[0].common_properties.custom_tags[SUMMARY_TAG] = line
+    return message
+
+
+def test_a_request_that_ended_well_is_read_from_its_summary():
+    """With token counts where they are told; a semicolon in the model's name is part of it."""
+    entry = first(summed(SUMMARY_GOOD + SUMMARY))
+    assert (entry.ticket, entry.cluster, entry.served) == ("x-9", "llm/a/http", "10.0.0.2:1")
+    assert (entry.status, entry.grpc_status, entry.answer_bytes) == (200, None, 7)
+    times = (entry.first_byte_s, entry.first_at_s, entry.last_at_s, entry.lasted_s)
+    assert times == pytest.approx((0.45, 0.5, 1.9, 2.0))
+    assert entry.ended_unix_s == pytest.approx(1002.0)
+    assert entry.usage is None
+    assert first(summed(f"{SUMMARY_GOOD}{SUMMARY[:-5]}0;;9;;3;a;b")).grpc_status == 0
+    assert first(summed(f"{SUMMARY_GOOD}{SUMMARY[:-3]}9;;3;a;b")).usage == (9, None, 3, "a;b")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        SUMMARY_GOOD,
+        SUMMARY_GOOD.replace("1", "2", 1) + SUMMARY,
+        SUMMARY_GOOD.replace("-", "UF") + SUMMARY,
+        SUMMARY_GOOD + SUMMARY.replace("200", "503"),
+        SUMMARY_GOOD + SUMMARY.replace("200", "-"),
+        SUMMARY_GOOD + SUMMARY.replace("2000000", ""),
+        SUMMARY_GOOD + SUMMARY.replace("2000000", "9" * 400),
+        SUMMARY_GOOD + SUMMARY.replace("10.0.0.2:1", ""),
+        SUMMARY_GOOD + SUMMARY[:-4] + "13;;;;",
+        SUMMARY_GOOD + SUMMARY[:-1],
+    ],
+)
+def test_any_other_entry_is_read_in_full(line):
+    """Retries, failures, and lines that are not as expected."""
+    assert first(summed(line)) == first(logged())
 
 
 def tagged(tag: str | None, **common):

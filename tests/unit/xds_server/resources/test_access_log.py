@@ -123,7 +123,7 @@ def test_entries_of_requests_tell_the_first_byte_of_the_body() -> None:
     for log in manager().access_log[:LOG_SLOTS]:
         config = als_pb2.HttpGrpcAccessLogConfig()
         log.typed_config.Unpack(config)
-        (tag,) = config.common_config.custom_tags
+        tag, _ = config.common_config.custom_tags
         assert (tag.tag, tag.value) == (
             "first-body",
             "%COMMON_DURATION(US_TX_BEG:US_RX_BODY_BEG:us)%;%DURATION%",

@@ -376,8 +376,9 @@ def _override(request_body: int, response_head: int = MODE.SKIP) -> Any:
         response_body_mode=MODE.NONE,
         # Picker and filter know each other by it: `allowed_override_modes` of the filter.
         request_trailer_mode=MODE.SKIP,
-        # Keeps the stream open until the end of the exchange, where the ticket settles.
-        response_trailer_mode=MODE.SEND,
+        # The stream ends with the exchange, where the ticket settles: after a reply to a body
+        # anyway, after one to the headers only because of these.
+        response_trailer_mode=MODE.SEND if request_body == MODE.NONE else MODE.SKIP,
     )
 
 

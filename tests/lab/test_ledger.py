@@ -9,7 +9,7 @@ import pytest
 import tritonclient.grpc.aio as triton_grpc
 
 from support.replicas import Replica
-from support.traffic import eventually, fresh_prompt, llm_inputs, metric, vision_inputs
+from support.traffic import GENERATE, eventually, fresh_prompt, llm_inputs, metric, vision_inputs
 
 BODY_MODES = ("none", "peek", "full")
 HELD = "/v2/models/held/generate_stream"
@@ -108,3 +108,52 @@ async def test_a_unary_call_leaves_nothing_behind(http, mode_stack):
         with pytest.raises(triton_grpc.InferenceServerException):
             await client.infer("vision", llm_inputs("not an image", 1))
     assert await holds(http, mode_stack, 0)
+
+
+MESSAGES = {
+    "none": {"answer": 1, "stream": 1, "unary": 2, "bidirectional": 2},
+    "peek": {"answer": 2, "stream": 2, "unary": 2, "bidirectional": 2},
+    "full": {"answer": 2, "stream": 2, "unary": 2, "bidirectional": 2},
+}
+"""Messages of Envoy to the picker for one request. Beside its head and, where it is read, its body
+there are the trailers of gRPC's answers where nothing else keeps Envoy's stream open."""
+
+
+async def sent(http, stack) -> int:
+    """Return the messages that Envoy has sent to the picker."""
+    async with http.get(f"http://{stack.envoy_admin}/stats?filter=stream_msgs_sent") as page:
+        return sum(int(line.rpartition(":")[2]) for line in (await page.text()).splitlines())
+
+
+async def test_a_request_takes_no_more_messages_than_it_needs(http, mode_stack, ends, request):
+    """Each costs the picker as much as a request's parsing."""
+    ends.set()
+    mode = request.node.callspec.params["mode_stack"]
+
+    async def answer() -> None:
+        body = {"text_input": fresh_prompt(), "max_tokens": 2}
+        async with http.post(f"{mode_stack.http_url}{GENERATE}", json=body) as answered:
+            assert (await answered.read(), answered.status)[1] == 200
+
+    async def stream() -> None:
+        async with http.post(mode_stack.http_url + HELD, json={"text_input": "tide"}) as answered:
+            assert (await answered.read(), answered.status)[1] == 200
+
+    async def unary() -> None:
+        async with triton_grpc.InferenceServerClient(mode_stack.grpc_address) as client:
+            await client.infer("vision", vision_inputs())
+
+    async def bidirectional() -> None:
+        async def requests() -> AsyncIterator[dict[str, object]]:
+            yield {"model_name": "toy-llm", "inputs": llm_inputs(fresh_prompt(), 2)}
+
+        async with triton_grpc.InferenceServerClient(mode_stack.grpc_address) as client:
+            async for _ in client.stream_infer(requests()):
+                pass
+
+    found = {}
+    for call in (answer, stream, unary, bidirectional):
+        before = await sent(http, mode_stack)
+        await call()
+        found[call.__name__] = await sent(http, mode_stack) - before
+    assert found == MESSAGES[mode]

@@ -112,9 +112,12 @@ _OVERRIDES = [
         request_body_mode=body,
         request_trailer_mode=ProcessingModeHeaderSendMode.SKIP,
         response_header_mode=head,
-        response_trailer_mode=ProcessingModeHeaderSendMode.SEND,
+        response_trailer_mode=trailers,
     )
-    for body in (ProcessingModeBodySendMode.BUFFERED_PARTIAL, ProcessingModeBodySendMode.NONE)
+    for body, trailers in (
+        (ProcessingModeBodySendMode.BUFFERED_PARTIAL, ProcessingModeHeaderSendMode.SKIP),
+        (ProcessingModeBodySendMode.NONE, ProcessingModeHeaderSendMode.SEND),
+    )
     for head in (ProcessingModeHeaderSendMode.SKIP, ProcessingModeHeaderSendMode.SEND)
 ]
 """What a picker may ask for in its reply to the headers."""

@@ -31,10 +31,12 @@ def process(route: Any, routing: Routing, body: BodyMode | Literal["duplex"]) ->
     request is sent only once (in ``full`` it is rejected with 413).
 
     In ``peek`` the picker itself requests the first part (``mode_override``): as a mode of the
-    route, BUFFERED_PARTIAL would turn HTTP requests into chunked ones. Sending response trailers
-    keeps the picker's stream open until the end of the exchange if its last reply is that to the
-    headers; after a reply to a body Envoy keeps it open anyway. In ``duplex`` every message goes
-    through the picker, which also needs the request's trailers.
+    route, BUFFERED_PARTIAL would turn HTTP requests into chunked ones. In ``duplex`` every message
+    goes through the picker, which also needs the request's trailers.
+
+    Nobody reads the trailers of an answer. Sending them keeps the picker's stream open until the
+    end of the exchange where its last reply is that to the headers; after a reply to a body Envoy
+    keeps it open anyway.
     """
     mode = processing_mode_pb2.ProcessingMode
     settings = ext_proc_pb2.ExtProcPerRoute()
@@ -47,7 +49,7 @@ def process(route: Any, routing: Routing, body: BodyMode | Literal["duplex"]) ->
                 "duplex": mode.FULL_DUPLEX_STREAMED,
             }.get(body, mode.NONE),
             request_trailer_mode=mode.SEND if body == "duplex" else mode.DEFAULT,
-            response_trailer_mode=mode.SEND,
+            response_trailer_mode=mode.SKIP if body in ("full", "duplex") else mode.SEND,
         )
     )
     if routing.without_picker is not None:

@@ -207,7 +207,7 @@ def test_a_pool_may_read_the_first_message_of_streams() -> None:
     for name in ("unnamed/grpc-stream", named):
         mode = processing(parse(data)[name]).overrides.processing_mode
         assert mode.request_body_mode == MODE.FULL_DUPLEX_STREAMED
-        assert (mode.request_trailer_mode, mode.response_trailer_mode) == (MODE.SEND, MODE.SEND)
+        assert (mode.request_trailer_mode, mode.response_trailer_mode) == (MODE.SEND, MODE.SKIP)
     other = parse(data)[first(data, GRPC + "ModelStreamInfer", tidegate_model="b-model")]
     assert processing(other).overrides.processing_mode.request_body_mode == MODE.NONE
 
@@ -251,11 +251,16 @@ def test_a_path_of_several_pools_is_read_in_full() -> None:
 
 
 def test_every_picked_route_keeps_the_stream_open_to_the_end() -> None:
-    """Response trailers are sent, so a picker's stream lasts as long as the exchange."""
-    for route in parse(route_configuration(fleet())).values():
-        settings = processing(route)
-        if not settings.disabled:
-            assert settings.overrides.processing_mode.response_trailer_mode == MODE.SEND
+    """Where no body is read, response trailers are sent: nothing else does."""
+    found = set()
+    for body in ("none", "peek", "full"):
+        data = route_configuration(fleet(pool("a", default=True, routing={"body": body})))
+        for route in parse(data).values():
+            settings = processing(route)
+            if not settings.disabled:
+                mode = settings.overrides.processing_mode
+                found.add((mode.request_body_mode, mode.response_trailer_mode))
+    assert found == {(MODE.NONE, MODE.SEND), (MODE.BUFFERED, MODE.SKIP)}
 
 
 def test_retries_follow_the_list() -> None:

@@ -53,6 +53,8 @@ MAX_KNOWN: Final = 4096
 """Maximum addresses, and statuses, that are cached; when full, the cache is cleared."""
 MAX_TOKENS: Final = 10.0**9
 """Larger counts are unknown."""
+MAX_SIZE: Final = 2**63
+"""Bytes of an answer from which on a summary is not believed."""
 MAX_KNOWN_BYTES: Final = 128
 """Longer messages are not cached."""
 
@@ -169,7 +171,8 @@ def _good_entry(line: str) -> Entry | None:
         last_at_s = int(end) * 1e-6 if end else None
     except (ValueError, OverflowError):
         return None
-    if not (0 < status < FIRST_ERROR and served and grpc_status in _GRPC_OK):
+    known = 0 <= size < MAX_SIZE and 0 < status < FIRST_ERROR and served
+    if not known or grpc_status not in _GRPC_OK:
         return None
     return _new(
         Entry,

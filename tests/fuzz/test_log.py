@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ext_proc.feedback import wire
 from support import full_log
 from support.record_access_log import messages
-from tidegate_api.names import FIRST_BODY_TAG
+from tidegate_api.names import FIRST_BODY_TAG, SUMMARY_GOOD, SUMMARY_TAG
 
 FIXTURES = Path(__file__).resolve().parents[1] / "contract" / "fixtures"
 REAL = messages(FIXTURES / "envoy-1.40" / "access_log.bin")
@@ -126,6 +126,22 @@ def test_bent_messages(real, data):
         bent[data.draw(st.integers(0, len(bent) - 1))] = data.draw(st.integers(0, 255))
     end = data.draw(st.one_of(st.just(len(bent)), st.integers(0, len(bent))))
     one_message(bytes(bent[:end]))
+
+
+NUMBERS = st.one_of(TAGS, st.integers(-(10**20), 10**20).map(str), st.just("9" * 5000))
+
+
+@given(st.lists(NUMBERS, min_size=15, max_size=18))
+def test_a_summary_of_any_content(parts):
+    """It is believed within bounds, or the entry is read in full."""
+    message = full_log.parse(b"")
+    entry = message.http_logs.log_entry.add()
+    entry.common_properties.custom_tags[SUMMARY_TAG] = SUMMARY_GOOD + ";".join(parts)
+    data = message.SerializeToString()
+    (read,) = wire.entries_of(data)
+    if [read] != full_log.entries_of(data):
+        assert (read.attempts, read.cause, read.final) == (1, "", True)
+        assert 0 < read.status < 400
 
 
 @given(st.binary(max_size=200))

@@ -105,8 +105,11 @@ def _prompt(
     for members, whole in ((document.members, None), (parameters, _PARAMETERS)):
         for key in PROMPT_KEYS:
             if key in members:
-                text, partial = joined(members[key], cut=document.is_cut(whole or key))
-                return text, partial, text_spans(members[key], len(text)) if text else ()
+                value = members[key]
+                text, partial = joined(value, cut=document.is_cut(whole or key))
+                if not text or isinstance(value, str):
+                    return text, partial, ()
+                return text, partial, text_spans(value, len(text))
     return None, False, ()
 
 

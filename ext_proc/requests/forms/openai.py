@@ -167,7 +167,10 @@ def _chat(messages: object, *, cut: bool) -> tuple[bytes | None, bool]:
         role = message.get("role")
         plain = len(message) == _PLAIN and index != cut_at
         if plain and isinstance(content, str) and isinstance(role, str):
-            pieces += (content, _ROLE_MARK, role, _MESSAGE_END)
+            pieces.append(content)
+            pieces.append(_ROLE_MARK)
+            pieces.append(role)
+            pieces.append(_MESSAGE_END)
         else:
             _write_message(pieces, message, cut=index == cut_at)
             if len(pieces) > MAX_PIECES:

@@ -28,6 +28,7 @@ import orjson
 from ext_proc.requests.parsing.budget import (
     MAX_CONTAINERS,
     MAX_CUT_BYTES,
+    has_exactly,
     is_affordable,
     too_complex,
 )
@@ -265,8 +266,8 @@ def _repeats_no_key(value: object, body: bytes | memoryview) -> bool:
     if not isinstance(value, dict):
         return True
     data = body if isinstance(body, bytes) else bytes(body)
-    members, colons = len(value), data.count(b":")
-    if members == colons:
+    members = len(value)
+    if has_exactly(data, b":", members):
         return True
     if data.find(b"{", data.find(b"{") + 1) < 0:
         return members == _outside_texts(data).count(b":")
@@ -277,7 +278,7 @@ def _repeats_no_key(value: object, body: bytes | memoryview) -> bool:
             members += sum(map(len, each))
             inner = [item["parameters"] for item in each if "parameters" in item]
             members += sum([len(item) for item in inner if type(item) is dict])
-    return members == colons or members == _outside_texts(data).count(b":")
+    return has_exactly(data, b":", members) or members == _outside_texts(data).count(b":")
 
 
 def _outside_texts(data: bytes) -> bytes:

@@ -21,6 +21,7 @@ Rules:
 from __future__ import annotations
 
 from array import array
+from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.routing.cache.prefix_uses import (
@@ -257,16 +258,21 @@ class ProvisionalInserts:
     def _add(self, trial: Trial, blocks: tuple[int, ...], start: int) -> int:
         """Own the blocks from ``start`` that are not held; return their number."""
         table, bit, find = self._entries, trial.mask, self._entries.get
+        chain = blocks[start:] if start else blocks
         added, known = 0, True
-        for block in blocks[start:] if start else blocks:
+        if find(chain[0]) is None:  # and most probably all after it
+            self._fork(trial, blocks, start)
+            before, known = len(table), False
+            list(map(table.setdefault, chain, repeat(trial)))
+            added = len(table) - before
+            if added == len(chain):
+                return added
+        for block in chain:
             entry = find(block)
             if entry is None:
                 if known:
                     known = False
-                    at = blocks.index(block)
-                    if at:
-                        self._table.forks.note(blocks[at - 1], at, block)
-                        trial.fork = block
+                    self._fork(trial, blocks, blocks.index(block))
                 table[block] = trial
             elif isinstance(entry, SharedUse):
                 if entry.mask & bit:
@@ -279,3 +285,9 @@ class ProvisionalInserts:
                 table[block] = SharedUse(entry, trial)
             added += 1
         return added
+
+    def _fork(self, trial: Trial, blocks: tuple[int, ...], at: int) -> None:
+        """Count a new continuation of known blocks, if any come before the block at ``at``."""
+        if at:
+            self._table.forks.note(blocks[at - 1], at, blocks[at])
+            trial.fork = blocks[at]

@@ -24,9 +24,11 @@ def test_no_prompt():
     assert prompt_blocks(BASE.changed(prompt=None), 16) == ()
 
 
-def test_limit():
-    """At most ``limit`` hashes are returned, equal to those without it."""
-    assert prompt_blocks(BASE, 16, limit=2) == prompt_blocks(BASE, 16)[:2]
+@pytest.mark.parametrize("limit", [2, 31, 32, 33, 64, 70])
+def test_limit(limit):
+    """At most ``limit`` hashes are returned, equal to those without it, of several rows too."""
+    long = BASE.changed(prompt=bytes(range(210)))
+    assert prompt_blocks(long, 3, limit=limit) == prompt_blocks(long, 3)[:limit]
 
 
 def test_stable():

@@ -10,6 +10,7 @@ import grpc
 import orjson
 
 from support.certificates import Pair
+from support.delayed import delayed
 from support.replicas import PATIENT
 from tidegate.stack.envoy import (
     BootstrapTls,
@@ -31,7 +32,7 @@ from tidegate_common.children import module_command
 from tidegate_common.tls.roles import TRUST_DOMAIN
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
     from support.identities import Machines, Presented
 
@@ -56,6 +57,9 @@ class Stack(NamedTuple):
     viewer: Presented
     operators: str = ""
     """``ip:port`` of the listener for operators; empty = there is none."""
+    other_page: str = ""
+    """Page of the second picker; empty = there is none."""
+    supervisor: Supervisor | None = None
 
     async def ask(self) -> int:
         """Send a request through Envoy; return the status."""
@@ -69,9 +73,9 @@ class Stack(NamedTuple):
         async with self.viewer.channel(self.admin) as channel:
             return await admin_pb2_grpc.AdminStub(channel).GetStatus(api.GetStatusRequest())
 
-    async def picker_state(self) -> dict[str, Any]:
-        """Return the picker's debug page."""
-        url = f"https://{self.picker_page}/debug/state"
+    async def picker_state(self, page: str = "") -> dict[str, Any]:
+        """Return a picker's debug page, by default the first one's."""
+        url = f"https://{page or self.picker_page}/debug/state"
         async with self.http.get(url, ssl=self.viewer.context()) as answer:
             return orjson.loads(await answer.read())
 
@@ -90,7 +94,7 @@ def sign(machines: Machines, name: str) -> Pair:
     folder.mkdir(exist_ok=True)
     pair = machines.authority.sign(
         f"new-{name}",
-        *(f"URI:{TRUST_DOMAIN}/{name}{each}" for each in ("", "/p1")),
+        *(f"URI:{TRUST_DOMAIN}/{name}{each}" for each in ("", "/p1", "/p2")),
         f"DNS:{name}.tidegate",
         *LOCAL,
     )
@@ -111,6 +115,36 @@ def flags(machines: Machines, name: str) -> list[str]:
 
 
 @contextlib.asynccontextmanager
+async def _links(ports: HeldPorts, delay_s: float | None) -> AsyncIterator[list[tuple[str, ...]]]:
+    """Yield the options of two pickers that reach each other with a delay; ``None`` = of one."""
+    async with contextlib.AsyncExitStack() as exit_:
+        if delay_s is None:
+            yield [()]
+            return
+        heard = [ports.address() for _ in range(2)]
+        far = [await exit_.enter_async_context(delayed(each, delay_s)) for each in heard]
+        members = ("--group-members", ",".join(far))
+        yield [("--group-listen", each, *members) for each in heard]
+
+
+async def _start_pickers(
+    supervisor: Supervisor,
+    places: Iterable[tuple[str, str, tuple[str, ...]]],
+    common: tuple[str, ...],
+) -> None:
+    """Start a picker for each address, page and options of its group."""
+    for number, (at, page, group) in enumerate(places, 1):
+        await supervisor.start(
+            "picker" if number == 1 else f"picker-{number}",
+            (
+                *module_command("ext_proc", "--listen", at, "--metrics", page, *group, *common),
+                *("--id", f"p{number}", "--tls-server-name", "control.tidegate"),
+            ),
+            service_environment(),
+        )
+
+
+@contextlib.asynccontextmanager
 async def secured_stack(
     machines: Machines,
     transport: str,
@@ -120,6 +154,7 @@ async def secured_stack(
     pool: Mapping[str, Any] | None = None,
     log_level: str = "info",
     gateway: bool = False,
+    links_s: float | None = None,
 ) -> AsyncIterator[Stack]:
     """Run control server, picker and Envoy, each with a certificate of its own.
 
@@ -131,6 +166,8 @@ async def secured_stack(
         pool: Further fields of the pool ``llm``.
         log_level: Lowest level that control server and picker log.
         gateway: Whether there is a gateway, and a listener for operators.
+        links_s: Delay of the links between two pickers that are a group, seconds; ``None`` = there
+            is one picker.
     """
     for name in SERVERS:
         sign(machines, name)
@@ -142,6 +179,7 @@ async def secured_stack(
             ports.address() for _ in range(7)
         )
         http = await exit_.enter_async_context(aiohttp.ClientSession())
+        supervisor = Supervisor(run.logs)
         stack = Stack(
             machines,
             http,
@@ -155,15 +193,18 @@ async def secured_stack(
             run,
             machines.client("viewer"),
             ports.address() if gateway else "",
+            "" if links_s is None else ports.address(),
+            supervisor,
         )
-        supervisor = Supervisor(run.logs)
+        other = "" if links_s is None else ports.address()
+        grouped = await exit_.enter_async_context(_links(ports, links_s))
         exit_.push_async_callback(supervisor.stop)
         envoy = machines.folder / "envoy"
         tls = {"certificate": str(envoy / "tls.crt"), "key": str(envoy / "tls.key"), "ca": str(ca)}
         fleet = {
             "listener": {"address": listener},
             "pickers": {
-                "addresses": [picker],
+                "addresses": [picker, *filter(None, [other])],
                 "timeout": PATIENT,
                 "tls": {**tls, "server_name": "picker.tidegate"},
             },
@@ -200,15 +241,9 @@ async def secured_stack(
             ),
             service_environment(),
         )
-        await supervisor.start(
-            "picker",
-            (
-                *module_command("ext_proc", "--listen", picker, "--xds", ads),
-                *("--id", "p1", "--metrics", picker_page, "--transport", transport),
-                *("--tls-server-name", "control.tidegate", *flags(machines, "picker"), *age),
-            ),
-            service_environment(),
-        )
+        common = (*("--xds", ads, "--transport", transport), *flags(machines, "picker"), *age)
+        places = zip((picker, other), (picker_page, stack.other_page), grouped, strict=False)
+        await _start_pickers(supervisor, places, common)
         if gateway:
             options = zip(("http", "grpc", "admin", "admin-grpc", "metrics"), at, strict=True)
             await supervisor.start(

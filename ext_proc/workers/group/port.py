@@ -17,11 +17,11 @@ import ssl
 from typing import TYPE_CHECKING, Final
 
 from tidegate_common.tls.contexts import client_context, peer_of, server_context
+from tidegate_common.tls.roles import Peer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tidegate_common.tls.roles import Peer
     from tidegate_common.tls.settings import Secured
 
 WITHIN_S: Final = 2.0
@@ -129,8 +129,10 @@ class GroupPort:
         try:
             async with asyncio.timeout(WITHIN_S):
                 sock, _ = await self._shaken(plain, self._context, address, server_side=True)
-        except (OSError, TimeoutError):
+        except (OSError, TimeoutError) as error:
             plain.close()
+            if isinstance(error, ssl.SSLError):
+                self._on_refused(address, Peer(), f"no handshake as a picker: {error.reason}")
             return
         except BaseException:
             plain.close()

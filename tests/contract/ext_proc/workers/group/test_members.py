@@ -168,6 +168,7 @@ async def test_a_stranger_is_not_served(machines, tmp_path):
         with suppress(ssl.SSLError, ConnectionError):
             assert await reader.read() == b""
         writer.transport.abort()
+        await group.until(lambda: group.refused.count == 1)
         with socket.create_connection(where) as plain:
             plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
         await group.until(lambda: group.pickers[0].bus.state()["readers"] == 0)

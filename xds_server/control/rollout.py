@@ -8,6 +8,7 @@ Rules:
    no part of that state: it would come to all with the first stage of the next change.
 2. Replicas that are to be left alone are so first of all, in a stage of its own (``urgent``); after
    a restart with what pickers may name whatever Envoys have (``recalled``).
+   So are weights and limits (``light``), but in the stages of a change where these have waves.
    With waves, load is shed likewise. What differs from the good state in nothing else comes to all
    Envoys at once, and so does the way back from a rejected change.
 3. The *good* state is the newest state whose publication was completed. A rejected change falls
@@ -26,6 +27,7 @@ from xds_server.fleet.members.standbys import standing
 from xds_server.fleet.view import View
 from xds_server.protocol.snapshot import Snapshot
 from xds_server.snapshots.build import upstream_contents
+from xds_server.snapshots.light import lightened, lighter
 from xds_server.snapshots.memo import Memo
 from xds_server.snapshots.preview import preview
 from xds_server.snapshots.recalled import recalled_stage
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from xds_server.control.publisher import PublicationHandle, SnapshotPublisher
     from xds_server.fleet.findings import PublishedSick
     from xds_server.fleet.members.placed import Leaving, Placed, Unpicked
-    from xds_server.fleet.model.fleet import Fleet
+    from xds_server.fleet.model.fleet import Fleet, PoolSpec
     from xds_server.fleet.revision import FleetState
     from xds_server.fleet.view import CanaryMark
     from xds_server.protocol.publication import PublicationOutcome, Stage
@@ -137,10 +139,12 @@ class Rollout:
         view = _both(before.view, new)
         force = self._publisher.in_force("envoy")
         untried = outcome.stage == "switch" and outcome.in_waves
+        draws = lightened(before.draws, new.fleet)
         if outcome.stage in _BEFORE_SWITCH or untried:
-            return Reached(view, before.front, before.draws, before.named, force)
+            front = lightened(before.front, new.fleet)
+            return Reached(view, front, draws, before.named, force)
         if outcome.stage == "switch":
-            return Reached(view, new.fleet, before.draws, before.named, force)
+            return Reached(view, new.fleet, draws, before.named, force)
         return Reached(view, new.fleet, new.fleet, view.fleet, force)
 
     def plan(self, state: FleetState, have: Reached | None) -> Planned:
@@ -193,7 +197,9 @@ class Rollout:
         if waves and before is not None:
             shed = shed_stage(self._publisher.in_force("envoy"), before.state.fleet, fleet)
             stages = stages if shed is None else (shed, *stages)
-        urgent = urgent_stage(self._publisher.in_force("picker"), self._view(state))
+        view = self._view(state)
+        light = () if waves or have is None else _light(have, view)
+        urgent = urgent_stage(self._publisher.in_force("picker"), view, light)
         stages = stages if urgent is None else (urgent, *stages)
         publication = self._publisher.publish(
             lambda: stages, on_reject=fleet.on_reject, quorum=fleet.reject_quorum, waves=waves
@@ -220,6 +226,10 @@ class Rollout:
             return state
         finished = newest.before is None or newest.outcome.state == "done"
         return newest.state if finished else newest.good
+
+
+def _light(have: Reached, new: View) -> tuple[PoolSpec, ...]:
+    return lighter(have.draws, lightened(have.draws, new.fleet))
 
 
 def _both(old: View, new: View) -> View:

@@ -100,7 +100,7 @@ def pool_resource(view: View, pool: PoolSpec) -> bytes:
         seed=view.seed,
         log_slots=log_slots(fleet.pickers.addresses),
         describe_picks=fleet.listener.access_log is not None,
-        canary=_canary(view, pool),
+        canary=canary_of(view, pool),
         low_objectives=pool.low_objectives,
     )
     sick = view.sick.get(pool.name, {})
@@ -119,7 +119,8 @@ def pool_resource(view: View, pool: PoolSpec) -> bytes:
     return b"".join(parts)
 
 
-def _canary(view: View, pool: PoolSpec) -> pool_pb2.Canary | None:
+def canary_of(view: View, pool: PoolSpec) -> pool_pb2.Canary | None:
+    """Return what pickers are told of the rollout that runs in a pool; ``None`` = of none."""
     mark = view.canaries.get(pool.name)
     step = None if mark is None else mark.step(pool)
     if mark is None or step is None:

@@ -3,9 +3,9 @@
 The five stages, in order (a stage that changes nothing passes at once):
 
 1. Envoys *add*: all clusters and endpoints of both fleets, and the weights that the next routes
-   will read; routes do not change, nor do weights in use.
-2. Pickers *use*: endpoints of both fleets; matches and weights do not change. Replicas that begin
-   to drain get no new requests (``urgent``).
+   will read; routes do not change, and of the weights in use only what is ``light``.
+2. Pickers *use*: endpoints of both fleets; matches and other weights do not change. Replicas that
+   begin to drain get no new requests (``urgent``).
 3. Envoys *switch*: new listener, filters, routes, weights and limits; routes to retiring variants
    remain.
 4. Pickers *stop*: the new fleet only. Then the replicas that began to drain finish their requests.
@@ -39,6 +39,7 @@ from xds_server.snapshots.build import (
     weights_held,
 )
 from xds_server.snapshots.check import hold
+from xds_server.snapshots.light import lightened, lighter
 from xds_server.snapshots.memo import Memo
 from xds_server.snapshots.urgent import marked
 
@@ -104,8 +105,12 @@ def plan(old: View | Reached | None, new: View, memo: Memo | None = None) -> tup
     wide = widened(have.view.fleet, new.fleet)
     reachable = upstream if wide is new.fleet else upstream_contents(wide, memo, new.sick)
     # The routes before the switch and after it each find their weights, whatever arrives first.
-    now = weights_of(have.front) if have.force is None else weights_held(have.force)
-    front = front_contents(have.front, coming=wide, memo=memo, weights=merged(then, now))
+    before = lightened(have.front, new.fleet)
+    now = weights_of(before) if have.force is None else weights_held(have.force)
+    if have.force is not None and before is not have.front:
+        light = lighter(have.front, before)
+        now = merged(now, weights_of(before.model_copy(update={"pools": light})))
+    front = front_contents(before, coming=wide, memo=memo, weights=merged(then, now))
     added = envoy_snapshot({**reachable, **front}, target)
     if have.force is not None:
         # In an unfinished change the Envoys' listener and routes may be those of no single fleet.
@@ -117,7 +122,8 @@ def plan(old: View | Reached | None, new: View, memo: Memo | None = None) -> tup
     incarnations = have.view.incarnations
     if incarnations is not new.incarnations:
         incarnations = {**new.incarnations, **incarnations}
-    known = View(draws_of(wide, have.draws), incarnations, new.sick, new.seed, new.canaries)
+    draws = lightened(have.draws, new.fleet)
+    known = View(draws_of(wide, draws), incarnations, new.sick, new.seed, new.canaries)
     used = Snapshot.of(picker_contents(known, memo), previous=pools)
     return (
         Stage("add", "envoy", hold(added)),

@@ -1,4 +1,4 @@
-"""The urgent stages: replicas are left alone and load is shed at once, before the rest of a change.
+"""The urgent stages: what is done at once, before the rest of a change.
 
 Pure.
 
@@ -27,9 +27,10 @@ from xds_server.fleet.memo import ByIdentity
 from xds_server.protocol.publication import Stage
 from xds_server.protocol.snapshot import Resource, Snapshot
 from xds_server.resources.endpoints import with_drop
+from xds_server.snapshots.light import weighed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from xds_server.fleet.model.fleet import Fleet, PoolSpec
     from xds_server.fleet.view import View
@@ -38,14 +39,15 @@ URGENT = "urgent"
 """Label of the stage."""
 
 
-def urgent_stage(have: Snapshot | None, new: View) -> Stage | None:
-    """Return the stage; ``None`` if no replica has to be left alone.
+def urgent_stage(have: Snapshot | None, new: View, light: Iterable[PoolSpec] = ()) -> Stage | None:
+    """Return the stage; ``None`` if no replica has to be left alone, and nothing is light.
 
     Args:
         have: What the pickers have now; ``None`` = nothing.
         new: The state that they should have.
+        light: Pools whose weights or limits come with the stage.
     """
-    pools = have if have is None else marked(have, new)
+    pools = have if have is None else weighed(marked(have, new), new, light)
     return None if pools is have or pools is None else Stage(URGENT, "picker", pools, urgent=True)
 
 

@@ -55,7 +55,7 @@ async def test_a_change_is_stored_and_published(world: World) -> None:
     assert (newest.author, newest.reason, newest.changes) == ("ann", "because", change.changes)
     assert newest.at_unix_ms == 1_700_000_000_000
     assert weight(world.control) == 30
-    assert world.publisher.labels() == ["add", "use", "switch", "stop", "remove"]
+    assert world.publisher.labels() == ["urgent", "add", "use", "switch", "stop", "remove"]
 
 
 async def test_authors_and_reasons_are_bounded(world: World) -> None:

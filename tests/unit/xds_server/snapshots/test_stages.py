@@ -209,7 +209,7 @@ def test_a_weight_is_one_layer() -> None:
                     (stage.label, name) for name in {*now, *was} if now.get(name) != was.get(name)
                 }
             held = stage.snapshot
-    assert changed == {("switch", layer_of("llm"))}
+    assert changed == {("add", layer_of("llm"))}
 
 
 def test_a_weight_changes_only_weights_and_pools() -> None:

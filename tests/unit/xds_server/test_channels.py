@@ -382,3 +382,30 @@ def test_a_path_of_no_field_is_an_error() -> None:
     """An entry is never guessed."""
     with pytest.raises(KeyError):
         channels_of("nothing.like.it")
+
+
+@pytest.mark.parametrize(
+    ("off", "name"),
+    [
+        ({"jwt": []}, "listener.jwt"),
+        ({"cors": None}, "listener.cors"),
+        ({"compression": None}, "listener.compression"),
+        ({"rate_limit": None, "client_rate_limit": None}, "listener.rate_limit"),
+    ],
+)
+def test_a_filter_that_is_switched_on_drains(off: dict[str, object], name: str) -> None:
+    """Its settings travel by themselves, but the listener names it (``fleet.md``)."""
+    pools = [{**pool, "jwt": None, "rate_limit": None} for pool in FLEET["pools"]]
+    on = {**FLEET, "pools": pools}
+    after = Fleet.model_validate(on)
+    before = Fleet.model_validate({**on, "listener": {**FLEET["listener"], **off}})
+    assert drains(before, after) == (name,)
+    assert "LDS" in sent(before, after)
+
+
+def test_the_first_limit_of_a_pool_drains() -> None:
+    """Its filter stands in the listener for all pools."""
+    pools = [{**pool, "rate_limit": None} for pool in FLEET["pools"]]
+    before, after = Fleet.model_validate({**FLEET, "pools": pools}), Fleet.model_validate(FLEET)
+    assert drains(before, after) == ("pools.rate_limit",)
+    assert "LDS" in sent(before, after)

@@ -11,6 +11,11 @@ process. ``--pace`` sets a rate (open loop) instead of the closed loop.
 ``--apart`` adds stacks with the same number of independent pickers. Their cost above one process is
 the cost of several processes, each of which wakes up for fewer messages at a time; the cost of
 workers above them is the cost of sharing state.
+
+``--events`` measures that cost alone, without processes and sockets: CPU microseconds per request
+for its decision and end in one worker's router, for the encoding of its events there, and for what
+a peer does with them. Three requests share a batch, and half of the prompts are known. To measure
+the compiled picker (``make compiled``), set ``PYTHONSAFEPATH=1 PYTHONPATH=build/compiled:.``.
 """
 
 from __future__ import annotations
@@ -29,7 +34,16 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
+from bench.cost.decide import pool_of
 from bench.overhead import OverheadSample, cpu_seconds, replicas
+from ext_proc.compiled import compiled
+from ext_proc.routing.router import Router
+from ext_proc.routing.values.request import Features, Form, Request
+from ext_proc.routing.values.ticket import Outcome
+from ext_proc.workers.account import Account
+from ext_proc.workers.decode import Decoder
+from ext_proc.workers.encode import Encoder
+from ext_proc.workers.records import framed
 from tidegate.stack.local import ENVOY, PICKER, PICKER_ID, LocalStack
 from tidegate.stack.upstream import instant_upstreams
 
@@ -236,6 +250,57 @@ def table(samples: dict[Which, OverheadSample], args: argparse.Namespace) -> Tab
     return result
 
 
+def sharing(blocks: int, count: int = 1_500, batch: int = 3) -> list[float]:
+    """Return CPU seconds of ``count`` requests: decided and settled, encoded, applied by a peer."""
+    events: list[Any] = []
+    pool, rng = pool_of(8, "auto"), random.Random(1)  # noqa: S311 - repeatable
+    own, peer = Router(random.Random(1), on_event=events.append), Router(random.Random(1))  # noqa: S311 - repeatable
+    for router in (own, peer):
+        router.set_pools({pool.name: pool}, 0.0)
+    account, encoder, decoder = Account(), Encoder(), Decoder()
+    known = [[rng.getrandbits(62) for _ in range(blocks)] for _ in range(64)]
+    features = Features(Form.GENERATE, model="llm", prompt=bytes(blocks * 256))
+    spent = [0.0, 0.0, 0.0]
+    for number in range(count):
+        now, prompt = number * 0.003, list(rng.choice(known))
+        if number % 2:
+            prompt[blocks // 2 :] = [rng.getrandbits(62) for _ in prompt[blocks // 2 :]]
+        request = Request(pool.name, "stable", "http", features, tuple(prompt))
+        begin = time.thread_time()
+        decision: Any = own.decide(request, now, now)
+        own.trials.confirm(decision.ticket.id, decision.ticket.endpoint)
+        own.settle(decision.ticket, Outcome.DONE, now + 0.02)
+        spent[0] += time.thread_time() - begin
+        if number % batch:
+            continue
+        begin = time.thread_time()
+        for event in events:
+            for message in account.take(event, now):
+                encoder.put(message)
+        for message in account.sums():
+            encoder.put(message)
+        frame = framed(encoder.batch)
+        encoder.batch.clear()
+        between = time.thread_time()
+        events.clear()
+        received: Any
+        for received in decoder.feed(frame):
+            peer.peers.follow(0, received, now)
+        spent[1] += between - begin
+        spent[2] += time.thread_time() - between
+    return [each / count for each in spent]
+
+
+def show_sharing(rounds: int) -> None:
+    """Print the least of several rounds, by length of prompt."""
+    print(f"compiled: {'yes' if compiled() else 'no'}; microseconds of CPU a request")
+    print(f"{'blocks':<10}{'decided':>10}{'encoded':>10}{'applied':>10}")
+    for blocks in (8, 128):
+        rows = [sharing(blocks) for _ in range(rounds)]
+        least = [min(column) * 1e6 for column in zip(*rows, strict=True)]
+        print(f"{blocks:<10}" + "".join(f"{each:>10.1f}" for each in least))
+
+
 def main() -> None:
     """Parse the command line and run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -249,7 +314,12 @@ def main() -> None:
     parser.add_argument("--body", type=int, default=2048, help="bytes of each request's body")
     parser.add_argument("--pace", type=float, default=0.0, help="requests/s; 0 = closed loop")
     parser.add_argument("--json", action="store_true", help="print only JSON")
-    asyncio.run(run(parser.parse_args()))
+    parser.add_argument("--events", action="store_true", help="measure the events alone")
+    args = parser.parse_args()
+    if args.events:
+        show_sharing(args.rounds)
+    else:
+        asyncio.run(run(args))
 
 
 if __name__ == "__main__":

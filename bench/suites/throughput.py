@@ -53,6 +53,10 @@ async def run(context: Context) -> dict[str, Any]:
     wanted = context.contenders or context.pick(QUICK, contenders.NAMES)
     names = contenders.present(wanted, context.environment)
     rounds, seconds = context.pick(3, 5), context.pick(1.2, 6.0)
+    missing = dict(context.environment.missing)
+    if contenders.COMPILED in wanted and contenders.COMPILED not in names:
+        missing[contenders.COMPILED] = "build/compiled is not of this source; run `make compiled`"
+        context.say(f"without {contenders.COMPILED}: {missing[contenders.COMPILED]}")
     rows = []
     async with instant_upstreams(UPSTREAMS) as addresses:
         places = [
@@ -72,7 +76,7 @@ async def run(context: Context) -> dict[str, Any]:
         "connections": CONNECTIONS,
         "seconds": seconds,
         "rounds": rounds,
-        "missing": context.environment.missing,
+        "missing": missing,
         "rows": rows,
     }
 

@@ -25,10 +25,11 @@ LEAST_WORKERS: Final = 4
 FIXTURES: Final = {"tritons", "shared", "lend", "lend_once", "new_stack", "new_module_stack"}
 """What starts the worker's Tritons; a fixture ``stack`` does where the file has none of its own."""
 LONGEST: Final = (
-    *("test_loading", "test_gateway_differential", "test_differential", "test_operations"),
-    *("test_forged_calls", "test_xds_storm", "test_hostile_clients", "test_feedback"),
-    *("test_settings", "test_placement", "test_xds_weights", "test_same_reading", "test_framing"),
-    *("test_membership_churn", "test_one_request", "test_doubled_bodies", "test_edge_bypass"),
+    *("test_ended_loads", "test_gateway_differential", "test_differential", "test_operations"),
+    *("test_loading", "test_forged_calls", "test_xds_storm", "test_hostile_clients"),
+    *("test_feedback", "test_settings", "test_placement", "test_xds_weights"),
+    *("test_same_reading", "test_framing", "test_membership_churn", "test_one_request"),
+    *("test_doubled_bodies", "test_edge_bypass"),
 )
 
 

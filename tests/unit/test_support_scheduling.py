@@ -10,7 +10,7 @@ from support.scheduling import LONGEST, ROOT, FewTritons, needs_tritons, rank
 
 WITH = "tests/lab/test_operations.py"
 WITHOUT = "tests/lab/test_retries.py"
-LONG = "tests/lab/test_loading.py"
+LONG = "tests/lab/loading/test_ended_loads.py"
 
 
 def next_files(*files: str) -> list[str | None]:

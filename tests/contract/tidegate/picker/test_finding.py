@@ -91,12 +91,17 @@ async def test_all_processes_have_what_one_finds(tmp_path, processes):
     """The same replicas with the same incarnations; a vanished one drains in both."""
     first, second = processes
     assert await first.has("f1", "f2", "f3") == await second.has("f1", "f2", "f3")
-    assert first.feed.ready.is_set()
-    states = [each.feed.state()["found"] for each in processes]
-    assert sorted(each["finds"] for each in states) == [False, True]
-    (finder,) = (each for each in states if each["finds"])
-    assert finder["sources"][0]["endpoints"] == 3
-    assert finder["pools"][0]["active"] == 3
+    async with asyncio.timeout(30):
+        await asyncio.gather(*(each.feed.ready.wait() for each in processes))
+
+    async def told() -> bool:
+        states = [each.feed.state()["found"] for each in processes]
+        finding = [each for each in states if each["finds"]]
+        return [
+            (each["sources"][0]["endpoints"], each["pools"][0]["active"]) for each in finding
+        ] == [(3, 3)]
+
+    assert await eventually(told), [each.feed.state() for each in processes]
     listed(tmp_path, 1, 2, 4)
     assert await first.has("f1", "f2", "f4") == await second.has("f1", "f2", "f4")
     assert first.found["f3"][1], "it drains: no report says that it is idle"

@@ -46,7 +46,7 @@ class Course:
         """The connected clients by number."""
         self.waves = Waves()
         self.refusal_seen = False
-        """A client has become NACKED since this was last cleared."""
+        """A client whose refusal may end the publication has refused since this was cleared."""
         self._stages: dict[Audience, list[Snapshot]] = {"envoy": [], "picker": []}
         self._retired = Retired()
         self._crossing: dict[int, float] = {}
@@ -255,8 +255,11 @@ class Course:
         client.standing = client.stream.standing()
         if responses:
             client.debt.sent(now)
-        self.refusal_seen = self.refusal_seen or client.standing.state == "NACKED"
         run = self._run
+        if client.standing.state == "NACKED" and not client.left:
+            # All clients are judged for a refusal: not for each of thousands that have no voice.
+            voiceless = run is not None and run.on_reject == "quorum" and not client.had_state
+            self.refusal_seen = self.refusal_seen or not voiceless
         if run is not None and client.connected <= run.started:
             for response in responses:
                 name = short_type(response.type_url)

@@ -257,7 +257,7 @@ def test_pods_that_refuse_under_new_names_take_no_change_back(pods: int) -> None
 
 def test_new_names_and_kinds_take_no_change_back() -> None:
     """What a client says of itself costs it nothing: only one that had the state has a voice."""
-    states = changes(running(envoy_count=1), 2, 300, lambda pod: f"kind-{pod}")
+    states = changes(running(envoy_count=1), 2, 1000, lambda pod: f"kind-{pod}")
     assert states == ["done", "done"]
 
 

@@ -5,15 +5,20 @@ process, one thread, no network. Times are the best of four rounds, because nois
 Each decision is a turn of a conversation, two blocks longer than the previous turn, after a system
 prompt that all share; ticket, index and settlement are included. For ``auto``, the index also
 contains a million blocks of other conversations.
+
+``--limits`` prints what the default limit and queue cost a request where nothing waits instead:
+turns with and without them alternate, and the least of each counts (20 seconds).
 """
 
 from __future__ import annotations
 
 import gc
 import random
+import statistics
 import sys
 import time
 import tracemalloc
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ext_proc.packages import load_policies
@@ -32,6 +37,9 @@ ROUNDS = 4
 DECISIONS = 4_000
 OPEN = 64
 """Requests in flight at any time."""
+TURNS = 150
+"""Turns of ``TURN`` requests; the first third teaches the limits and does not count."""
+TURN = 400
 SHARED_BLOCKS = 2
 CHAINS = 6_000
 FILLED = 1_000_000
@@ -104,6 +112,34 @@ def microseconds(endpoints: int, blocks: int, policy: str, *, filled: bool = Fal
     return best * 1e6
 
 
+def limits_us() -> tuple[float, float, float]:
+    """Return the CPU microseconds of a request without limits and with them, if none waits.
+
+    The third is the median of what a turn with them takes more than the one before it.
+    """
+    spent: dict[str, list[float]] = {"none": [], "auto": []}
+    routers = {limit: Router(random.Random(0)) for limit in spent}  # noqa: S311 - as above
+    for limit, router in routers.items():
+        pool = pool_of(8, "auto")
+        if limit == "auto":
+            pool = replace(pool, limit="auto", hold_s=10.0)
+        router.set_pools({"bench": pool}, 0.0)
+    for first in range(0, TURNS * TURN, TURN):
+        for limit, router in routers.items():
+            start = time.thread_time()
+            for number in range(first, first + TURN):
+                blocks = tuple(range(100 * (number % 8) + 1, 100 * (number % 8) + 9))
+                features = Features(Form.GENERATE, model="llm", prompt=b"x" * 2048)
+                request = Request("bench", None, "http", features, blocks)
+                decision = router.decide(request, number * 0.001, 0.0)
+                if isinstance(decision, Decision) and decision.ticket is not None:
+                    router.settle(decision.ticket, Outcome.DONE, (number + 0.5) * 0.001)
+            spent[limit].append((time.thread_time() - start) / TURN * 1e6)
+    without, limited = (each[TURNS // 3 :] for each in spent.values())
+    more = [high - low for low, high in zip(without, limited, strict=True)]
+    return min(without), min(limited), statistics.median(more)
+
+
 def bytes_per_block(blocks: int, endpoints: int) -> float:
     """Return the memory of the index per block and endpoint, bytes."""
     rng = random.Random(0)  # noqa: S311 - a benchmark wants the same numbers each time
@@ -120,6 +156,10 @@ def bytes_per_block(blocks: int, endpoints: int) -> float:
 
 def main(policies: Sequence[str] = ()) -> None:
     """Print both tables, or the cost of decisions of the named policies."""
+    if list(policies) == ["--limits"]:
+        without, limited, more = limits_us()
+        print(f"without limits {without:.1f} us, with them {limited:.1f}; median {more:+.1f}")
+        return
     load_policies()
     print(f"{'policy':<24}{'endpoints':>10}{'blocks':>8}{'us/decision':>13}")
     for endpoints in () if policies else (8, 64, 256, 1_000):

@@ -82,12 +82,8 @@ class Origins:
         self, ticket_id: int, request: Request, experiment: tuple[object, ...] | None = None
     ) -> None:
         """Keep the origin of a picked request, or the experiment of which it is part."""
-        younger, session = self._younger, request.features.session
-        who: _Identity = session
-        if experiment is not None:
-            who = experiment
-        elif session is None or len(session) > MAX_CHARS:
-            who = identity(request)
+        younger = self._younger
+        who = identity(request) if experiment is None else experiment
         younger[ticket_id] = who, request.client
         if len(younger) >= _GENERATION:
             self._older, self._younger = younger, {}

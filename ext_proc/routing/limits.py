@@ -92,6 +92,8 @@ class Limits:
         """Those of them that tell nothing."""
         self._engines: set[EndpointKey] = set()
         """Replicas that are one engine."""
+        self._shared: set[EndpointKey] = set()
+        """Replicas whose models share their slots (rule 2)."""
         self.names: set[str] = set()
         """Models under which requests count."""
         self.on_change: Callable[[EndpointKey], None] = lambda _: None
@@ -123,6 +125,8 @@ class Limits:
         before, self._listed = self._listed, listed
         for key in [each for each in self._slots if before.get(each) != listed.get(each)]:
             self.removed(key)
+        self._shared = {key for key, models in listed.items() if len(models) == 1}
+        self._shared |= self._engines & listed.keys()
         for slots in self._slots.values():
             self.names.update(slots.keys() - {WHOLE})
         for key in listed:
@@ -132,6 +136,8 @@ class Limits:
         """Forget a replica."""
         self._slots.pop(key, None)
         self._engines.discard(key)
+        if len(self._listed.get(key, ())) != 1:
+            self._shared.discard(key)
         if key in self._silent:
             self._learns.add(key)
 
@@ -186,19 +192,20 @@ class Limits:
                 if each.streams.answers.began(ticket_id, None, seconds):
                     return
         elif ticket.endpoint == key and ticket.model is not None:
-            slots = self._learning(key, ticket.model)
-            if slots is not None:
-                slots.streams.answers.began(ticket_id, ticket.at, seconds)
+            learning = self._learning(key, ticket.model)
+            if learning is not None:
+                learning[0].streams.answers.began(ticket_id, ticket.at, seconds)
 
     def ended(self, ticket: Ticket, now: float, *, done: bool) -> None:
         """Note a request that has ended, normally if ``done``, and is not in flight any more."""
         key, model = ticket.endpoint, ticket.model
         if key not in self._learns or model is None:
             return
-        slots = self._learning(key, model)
-        if slots is not None:
+        learning = self._learning(key, model)
+        if learning is not None:
+            slots, left = learning
             slots.streams.answers.ended(ticket.id, ticket.at, now)
-            if done and slots.answered(self._left(key, model) + 1, 1, now):
+            if done and slots.answered(left + 1, 1, now):
                 self._apply(key)
 
     def answered(self, key: EndpointKey, model: str, count: int, now: float) -> None:
@@ -210,42 +217,40 @@ class Limits:
             count: How many.
             now: Monotonic seconds.
         """
-        if key not in self._learns or key not in self._members:
+        if key not in self._learns:
             return
-        slots = self._learning(key, model)
-        if slots is not None:
-            in_flight = self._left(key, model) + count
-            if slots.answered(in_flight, count, now, own=False):
+        learning = self._learning(key, model)
+        if learning is not None:
+            slots, left = learning
+            if slots.answered(left + count, count, now, own=False):
                 self._apply(key)
 
-    def _left(self, key: EndpointKey, model: str) -> int:
-        """Return the requests in flight that share the slots of a replica's model."""
+    def _learning(self, key: EndpointKey, model: str) -> tuple[Slots, int] | None:
+        """Return what is learned for a model of a replica, and the requests that share its slots.
+
+        ``None`` = nothing can be learned.
+        """
         replica = self._members.get(key)
         if replica is None:
-            return 0
-        load = replica.load
-        return load.limited if self._one(key) else load.by_model.get(model, 0)
-
-    def _one(self, key: EndpointKey) -> bool:
-        """Return whether all models of a replica share its slots."""
-        return key in self._engines or len(self._listed[key]) == 1
-
-    def _learning(self, key: EndpointKey, model: str) -> Slots | None:
-        """Return what is learned for a model of a replica; ``None`` = nothing can be."""
-        name = WHOLE if self._one(key) else model
-        if name is not WHOLE and not name:
             return None
+        if key in self._shared:
+            model, left = WHOLE, replica.load.limited
+        else:
+            left = replica.load.by_model.get(model, 0)
         slots = self._slots.setdefault(key, {})
-        known = slots.get(name)
-        if known is None and len(slots) < MAX_READINGS:
-            known = slots[name] = Slots()
-        return known
+        known = slots.get(model)
+        if known is None:
+            if len(slots) >= MAX_READINGS:
+                return None
+            known = slots[model] = Slots()
+        return known, left
 
     def _named(self, key: EndpointKey, readings: Sequence[Reading]) -> list[tuple[str, Reading]]:
         """Return the readings that tell of slots, by the model whose limit they teach (rule 3)."""
         runs = [each for each in readings if each.model is not None and each.running is not None]
         if len(runs) == 1 and runs[0].version is None:
             self._engines.add(key)
+            self._shared.add(key)
         engine, listed = key in self._engines, self._listed[key]
         found: list[tuple[str, Reading]] = []
         for each in readings:

@@ -503,7 +503,9 @@ class Router:
         self.limits.began(endpoint, ticket_id, self.ledger.ticket(ticket_id), seconds)
         self.learner.began(ticket_id, endpoint, seconds)
 
-    def settle(self, ticket: Ticket, outcome: Outcome, now: float) -> bool:
+    def settle(  # noqa: C901 - a function for a part costs each request a call
+        self, ticket: Ticket, outcome: Outcome, now: float
+    ) -> bool:
         """Settle a request that ended.
 
         Args:
@@ -514,9 +516,10 @@ class Router:
         Returns:
             False if it was settled before, by this method or by the removal of its endpoint.
         """
+        done = outcome is DONE
         self.index.expire(now)
         if self._proposed:
-            self.trials.ended(ticket.id, now, done=outcome is DONE)
+            self.trials.ended(ticket.id, now, done=done)
         if self._deaths.active:
             self.suspicion.settled(ticket.id, now)
         if self._moved:
@@ -526,15 +529,16 @@ class Router:
         if self.queue.count:
             self.on_room()
         if ticket.prompted:
-            self.scales.ended(ticket.id, ticket.endpoint.id)
-            if outcome is DONE:
+            if self.scales.held:
+                self.scales.ended(ticket.id, ticket.endpoint.id)
+            if done:
                 self.scales.began(ticket.id, ticket.endpoint.id)
             else:
                 self.scales.failed(ticket.id)
         if ticket.model is not None:
-            self.limits.ended(ticket, now, done=outcome is DONE)
+            self.limits.ended(ticket, now, done=done)
         self.learner.settled(ticket, outcome, now)
-        if outcome is DONE and now >= self.slowness.due:
+        if done and now >= self.slowness.due:
             self.slowness.took(ticket, now)
         return True
 

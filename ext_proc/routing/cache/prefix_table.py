@@ -104,12 +104,12 @@ class PrefixTable:
         steps: Steps = []
         alive = self._live
         depth = 0
-        before: Use | SharedUse | None = None
+        before: object = steps  # no entry
         for depth, entry in enumerate(map(self.entries.get, blocks)):
-            if entry is None:
-                break
             if entry is before:  # of the same insert, so of the same endpoint
                 continue
+            if entry is None:
+                break
             before = entry
             mask = alive & entry.mask
             if mask != alive:

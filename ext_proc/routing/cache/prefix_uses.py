@@ -147,9 +147,14 @@ class Trial(Use):
         """Whether its engine computes all of it, also what it holds."""
 
     def lean(self, owner: Trial) -> None:
-        """Note the earlier trial that owns the block before its own."""
+        """Lean on the earlier trial that owns the block before its own, which it claims."""
         self.leans = owner
         self._before = owner.computed
+        start, claims = self.start, owner.claims
+        if claims is None:
+            owner.claims = {start: 1}
+        else:
+            claims[start] = claims.get(start, 0) + 1
 
     @property
     def computed(self) -> int:

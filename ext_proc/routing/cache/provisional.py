@@ -34,7 +34,7 @@ from ext_proc.routing.cache.prefix_uses import (
 
 if TYPE_CHECKING:
     from ext_proc.routing.cache.prefix_table import PrefixTable
-    from ext_proc.routing.cache.prefix_uses import Holder, TrialLane, Use
+    from ext_proc.routing.cache.prefix_uses import Holder, TrialLane
     from ext_proc.routing.cache.retention import Retention
     from ext_proc.routing.values.pool import EndpointKey
 
@@ -122,8 +122,9 @@ class ProvisionalInserts:
                 holder.reported.expect(blocks)
         else:
             start = trial.start = self._start(bit, blocks, held)
-            if start and lane.count:
-                self._lean(trial, self._table.owner(blocks[start - 1], bit))
+            owner = self._table.owner(blocks[start - 1], bit) if start and lane.count else None
+            if isinstance(owner, Trial) and owner.lane is lane:
+                trial.lean(owner)
         if start < end:
             live = trial.live = self._add(trial, blocks, start)
             trial.plain = live == end - start
@@ -245,15 +246,6 @@ class ProvisionalInserts:
             if entry is None or not entry.mask & bit:
                 return depth
         return len(chain)
-
-    def _lean(self, trial: Trial, owner: Use | None) -> None:
-        if isinstance(owner, Trial) and owner.lane is trial.lane:
-            trial.lean(owner)
-            claims = owner.claims
-            if claims is None:
-                owner.claims = {trial.start: 1}
-            else:
-                claims[trial.start] = claims.get(trial.start, 0) + 1
 
     def _add(self, trial: Trial, blocks: tuple[int, ...], start: int) -> int:
         """Own the blocks from ``start`` that are not held; return their number."""

@@ -138,7 +138,7 @@ def cheapest(
     wanted = min(count, len(ranked))
     drawn = min(DRAWN, wanted)
     order: list[int] = []
-    begin = 0
+    begin, random = 0, rng.random
     while begin < wanted:
         end = bisect_right(ranked, prices[ranked[begin]], begin + 1, key=price_of)
         ties = ranked[begin:end]
@@ -146,13 +146,12 @@ def cheapest(
         if left > 1:
             if prompted is not None and not begin and not prompted.pending[ties[0]]:
                 left -= _least_sent(prompted, ties, order)
-            while left > 1 and len(order) < drawn:
-                order.append(ties.pop(int(rng.random() * left)))
-                left -= 1
+            least = max(left - drawn + len(order), 1)
+            order += [ties.pop(int(random() * many)) for many in range(left, least, -1)]
+            left = len(ties)
             if left > 1 and len(order) < wanted:
-                at = int(rng.random() * left)
-                order += ties[at:]
-                del ties[at:]
+                at = int(random() * left)
+                ties = ties[at:] + ties[:at]
         order += ties
         begin = end
     return order[:wanted]

@@ -79,8 +79,7 @@ def below_slots(candidates: Sequence[Candidate], model: str) -> Sequence[Candida
 
     It does what ``Limits.room`` does, without a call for each candidate.
     """
-    kept = [each for each in candidates if each.load.limited < each.replica.most]
-    if len(kept) == len(candidates):
+    if not [each for each in candidates if each.load.limited >= each.replica.most]:
         return candidates
     return [
         each
@@ -172,8 +171,8 @@ def eligible(
     """
     if not candidates:
         return Refusal(RefusalKind.NO_ENDPOINTS, f"{where} has no endpoint that takes new work")
-    allowed = in_subset(candidates, subset)
-    if not allowed:
+    allowed = candidates
+    if subset is not None and not (allowed := in_subset(candidates, subset)):
         return Refusal(RefusalKind.NO_ENDPOINTS, f"{where} has no endpoint in the requested subset")
     if care is not None and (care.avoid or care.only is not None):
         allowed = [

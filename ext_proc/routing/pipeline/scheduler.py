@@ -165,14 +165,17 @@ class Scheduler:
         """Filter and price the candidates; changes nothing but ``rng`` and expired leases."""
         pool, features = pool_state.pool, request.features
         inference = features.is_inference
-        policy = self._least if not inference else self._allowed(pool, request)
+        policy = self._allowed(pool, request) if inference else self._least
         if isinstance(policy, Refusal):
             return policy
-        sequence = features.sequence if inference else None
-        lease_key = None if sequence is None else LeaseKey(pool.name, sequence)
-        leased = None if lease_key is None else self._leased(pool_state, request, lease_key, now)
-        if isinstance(leased, Refusal):
-            return leased
+        lease_key: LeaseKey | None = None
+        leased: tuple[str, Sequence[Candidate]] | None = None
+        if inference and features.sequence_id is not None and (sequence := features.sequence):
+            lease_key = LeaseKey(pool.name, sequence)
+            found = self._leased(pool_state, request, lease_key, now)
+            if isinstance(found, Refusal):
+                return found
+            leased = found
         candidates: Sequence[Candidate]
         placed: Holders | None = None
         if leased is not None:
@@ -219,7 +222,8 @@ class Scheduler:
         if not free:
             where = f"{pool.name}/{variant}"
             if leased is None and candidates:
-                candidates = having(placed, candidates)
+                if placed is not None:
+                    candidates = having(placed, candidates)
                 candidates = self._conditions.keep(pool.name, candidates, now, request)
             allowed = eligible(
                 candidates,
@@ -327,20 +331,21 @@ class Scheduler:
         if isinstance(drawn, Refusal):
             return drawn
         candidates = pool_state.open_candidates(drawn, request.protocol)
-        named = in_subset(candidates, request.subset)
+        named = candidates if request.subset is None else in_subset(candidates, request.subset)
         if not named:
             return drawn, candidates, False, None
-        placed = self._placed(pool_state, request, drawn)
-        where = f"{pool.name}/{drawn}"
-        fit: Sequence[Candidate] | Refusal = named
-        if placed is not None and placed.wrong:
-            fit = not_wrong(placed, named, features.model, where)
+        placed, constrained = self._placed(pool_state, request, drawn), False
         needy = (pool.model_needs or features.adapter is not None) and features.is_inference
-        if needy and not isinstance(fit, Refusal):
-            fit = satisfying(pool, features, fit, now, where)
-        if isinstance(fit, Refusal):
-            return fit
-        constrained, named = len(fit) < len(named), fit
+        if needy or (placed is not None and placed.wrong):
+            fit: Sequence[Candidate] | Refusal = named
+            where = f"{pool.name}/{drawn}"
+            if placed is not None and placed.wrong:
+                fit = not_wrong(placed, named, features.model, where)
+            if needy and not isinstance(fit, Refusal):
+                fit = satisfying(pool, features, fit, now, where)
+            if isinstance(fit, Refusal):
+                return fit
+            constrained, named = len(fit) < len(named), fit
         if placed is None:
             return drawn, named, constrained, None
         if len(named) > SMALL and not self._conditions.failing:
@@ -376,8 +381,10 @@ class Scheduler:
         key = self._index.sole_holder(steps)
         if key is None:
             return self._index.depths(steps, candidates)
-        holder, (_, depth) = pool_state.candidate(key, protocol), steps[-1]
-        return [depth if each is holder else 0 for each in candidates]
+        depths, holder = [0] * len(candidates), pool_state.candidate(key, protocol)
+        if holder in candidates:
+            _, depths[candidates.index(holder)] = steps[-1]
+        return depths
 
     def _of_batch(
         self, pool_state: PoolState, request: Request, candidates: Sequence[Candidate]

@@ -25,7 +25,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from heapq import heappop, heappush
 from typing import Final
 
@@ -47,14 +47,14 @@ MAX_SLOTS: Final = 2**20
 class AnswersUnderWay:
     """Answers of a replica's model that have begun and not ended (rules 1, 2 and 5)."""
 
-    __slots__ = ("_began", "_ended", "_events", "count", "lasted", "most", "whole")
+    __slots__ = ("_began", "_ended", "count", "events", "lasted", "most", "whole")
 
     def __init__(self) -> None:
         self._began: dict[int, float] = {}
         """When answers began that have not ended, by ticket id; monotonic seconds."""
-        self._ended: dict[int, tuple[float, float]] = {}
+        self._ended: OrderedDict[int, tuple[float, float]] = OrderedDict()
         """When requests of which no first byte is known yet were sent, and ended."""
-        self._events: list[tuple[float, int]] = []
+        self.events: list[tuple[float, int]] = []
         """A heap: at this time, one more or one fewer was under way."""
         self.count = 0
         """How many were ``LATE_S`` ago."""
@@ -86,7 +86,7 @@ class AnswersUnderWay:
             return False
         at = min(sent + seconds, ended)
         self._lasted(at, ended)
-        if len(self._events) < 2 * MAX_ANSWERS:
+        if len(self.events) < 2 * MAX_ANSWERS:
             self._add(at, 1)
             self._add(ended, -1)
         return True
@@ -97,14 +97,14 @@ class AnswersUnderWay:
         if began is None:
             self._ended[ticket_id] = sent, now
             if len(self._ended) > MAX_ANSWERS:
-                del self._ended[next(iter(self._ended))]
+                self._ended.popitem(last=False)
         else:
             self._lasted(began, now)
             self._add(max(began, now), -1)
 
     def follow(self, now: float) -> None:
         """Count what was under way until ``LATE_S`` ago."""
-        events, until = self._events, now - LATE_S
+        events, until = self.events, now - LATE_S
         while events and events[0][0] <= until:
             self.count += heappop(events)[1]
             self.most = max(self.most, self.count)
@@ -125,7 +125,7 @@ class AnswersUnderWay:
             self.whole += 1
 
     def _add(self, at: float, change: int) -> None:
-        heappush(self._events, (at, change))
+        heappush(self.events, (at, change))
 
 
 class StreamSlots:
@@ -174,9 +174,11 @@ class StreamSlots:
             Whether the slots changed.
         """
         answers, slots = self.answers, self.slots
-        answers.follow(now)
+        if answers.events:
+            answers.follow(now)
         self._count += count
-        self._peak = max(self._peak, in_flight)
+        if in_flight > self._peak:  # noqa: PLR1730 - half the time
+            self._peak = in_flight
         if slots is None:
             if self._since is None:
                 self._since = now

@@ -151,7 +151,7 @@ class Ledger:
             self.overflowed += 1
             return False
         self._open[ticket.id] = ticket
-        load = self.load(ticket.endpoint)
+        load = self._loads.get(ticket.endpoint) or self.load(ticket.endpoint)
         load.in_flight += 1
         load.work += ticket.work
         model = ticket.model

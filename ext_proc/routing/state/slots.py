@@ -79,7 +79,18 @@ def spare(slots: int) -> int:
 class LearnedSlots:
     """Slots that are learned (rules 2 to 5)."""
 
-    __slots__ = ("_bound", "_count", "_peak", "_rates", "_since", "_tries", "good", "slots")
+    __slots__ = (
+        "_bound",
+        "_count",
+        "_limit",
+        "_peak",
+        "_rates",
+        "_since",
+        "_tries",
+        "_window",
+        "good",
+        "slots",
+    )
 
     def __init__(self) -> None:
         self.slots: int | None = None
@@ -92,6 +103,10 @@ class LearnedSlots:
         """How many of them found the limit reached."""
         self._peak = 0
         """Most requests that were in flight in this window."""
+        self._limit = 0
+        """The limit in this window."""
+        self._window = 0
+        """Answers after which it ends."""
         self._since: float | None = None
         self._tries = 0
         """Windows since the search ended."""
@@ -111,19 +126,21 @@ class LearnedSlots:
         """
         slots = self.slots
         self._count += count
-        self._peak = max(self._peak, in_flight)
+        if in_flight > self._peak:  # noqa: PLR1730 - half the time
+            self._peak = in_flight
         if slots is None:
             if self._count < FIRST:
                 return False
             self.slots = min(max(self._peak, LEAST), MAX_SLOTS)
             self._begin(now)
             return True
-        limit = slots + spare(slots)
+        limit = self._limit
         if in_flight > limit + 2:  # sent before the limit fell
             self._begin(now)
             return False
-        self._bound += count if in_flight >= limit else 0
-        if self._since is None or self._count < max(WINDOW, 2 * limit):
+        if in_flight >= limit:
+            self._bound += count
+        if self._since is None or self._count < self._window:
             return False
         seconds, peak = now - self._since, self._peak
         if seconds <= 0.0 or self._bound < BOUND * self._count:
@@ -182,6 +199,9 @@ class LearnedSlots:
     def _begin(self, now: float) -> None:
         self._count = self._bound = self._peak = 0
         self._since = now
+        if self.slots is not None:
+            self._limit = self.slots + spare(self.slots)
+            self._window = max(WINDOW, 2 * self._limit)
 
 
 class Slots:
@@ -247,10 +267,10 @@ class Slots:
             return
         if waits >= 1:
             anew = since is None or at - before > FRESH_S
-            self._full_since = at if anew else since
+            full_since = self._full_since = at if since is None or anew else since
             if anew or running != self._runs:
                 self._same_since, self._runs = at, running
-            if at - self._full_since >= STANDS_S or at - self._same_since >= SAME_S:
+            if at - full_since >= STANDS_S or at - self._same_since >= SAME_S:
                 self.full.append(int(running))
         elif self.full and running > max(self.full):
             self.full.append(int(running + max(1, running // 4)))
@@ -262,10 +282,11 @@ class Slots:
         """
         if self.tells:
             return False
+        streams = self.streams
         if not own:
-            self.streams.answers.whole += count
-        changed = self.streams.answered(in_flight, count, now)
-        if self.streams.slots is not None:
+            streams.answers.whole += count
+        changed = streams.answered(in_flight, count, now)
+        if streams.slots is not None:
             return changed
         return self.learned.answered(in_flight, count, now) or changed
 

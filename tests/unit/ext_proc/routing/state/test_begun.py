@@ -197,7 +197,7 @@ def test_memory_is_bounded():
     for number in range(2 * MAX_ANSWERS):
         answers.ended(-1 - number, 0.0, 1.0)
         answers.began(-1 - number, None, 0.1)
-    assert len(answers._events) <= 3 * MAX_ANSWERS
+    assert len(answers.events) <= 3 * MAX_ANSWERS
 
 
 def test_a_router_learns_the_slots_of_an_engine_that_tells_nothing():

@@ -22,13 +22,15 @@ async def models(http, tritons):
         (r3 / "unlike" / "config.pbtxt").write_text(
             CONFIG.replace("max_batch_size: 8", "max_batch_size: 4"), "utf-8"
         )
-        for replica in tritons.replicas:
-            here = tritons.run.path / "repositories" / replica.name
+        repositories = [tritons.run.path / "repositories" / each.name for each in tritons.replicas]
+        for here in repositories:
             shutil.copytree(here / "vision", here / SLOW)
             config = here / SLOW / "config.pbtxt"
             config.write_text(config.read_text("utf-8").replace(*SLOWER), "utf-8")
         await placed.change({("served", "r1"): True})
         yield placed
+        for here in repositories:
+            shutil.rmtree(here / SLOW)
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ many, from seeds of their own.
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 from statistics import median
@@ -59,6 +60,12 @@ def sickens(world: World, sickness: Sickness = Sickness.ERRORS) -> int:
     return world.failed
 
 
+@functools.cache
+def in_peace(seed: int, honest: int, rate: float) -> int:
+    """Return what `sickens` does without adversaries."""
+    return sickens(World(seed, honest, rate))
+
+
 def test_adversaries_neither_eject_a_well_replica_nor_shelter_a_sick_one() -> None:
     """Fewer than the honest clients, with any schedule of requests, failures, 400s and uploads.
 
@@ -73,7 +80,7 @@ def test_adversaries_neither_eject_a_well_replica_nor_shelter_a_sick_one() -> No
             lucky.append(seed)
             continue
         beside.append(sickens(world))
-        alone.append(sickens(World(seed, honest, rate)))
+        alone.append(in_peace(seed, honest, rate))
     assert len(lucky) <= LUCKY * len(SEEDS), lucky
     assert median(beside) <= TIMES * median(alone), (list(SEEDS), beside, alone)
 
@@ -85,7 +92,7 @@ def test_what_content_decides_shelters_no_sick_replica(kind: Kind, honest: int) 
     rate = 0.4 if kind is Kind.HALF else 20.0
     adversary = Adversary("adversary", ((kind, rate),))
     beside = [sickens(World(seed, honest, 10.0, (adversary,))) for seed in range(3)]
-    alone = [sickens(World(seed, honest, 10.0)) for seed in range(3)]
+    alone = [in_peace(seed, honest, 10.0) for seed in range(3)]
     assert median(beside) <= TIMES * median(alone), (beside, alone)
 
 

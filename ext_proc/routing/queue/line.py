@@ -87,5 +87,9 @@ class WaitLine:
         }
 
     def patience_s(self, now: float) -> float:
-        """Return how long a request that joins now may be expected to wait."""
-        return PATIENCE_S if self.count and now - self.begun >= STANDING_S else MOST_S
+        """Return how long a request that joins now may be expected to wait.
+
+        It is short only where the rate was measured.
+        """
+        stands = self.count and now - self.begun >= STANDING_S
+        return PATIENCE_S if stands and len(self._left) >= LEAST else MOST_S

@@ -146,8 +146,16 @@ def test_a_rate_is_unknown_at_first():
     assert queue.rate("llm", "m", 60.0 + STANDING_S / 2) is None
 
 
+def test_a_rate_that_is_not_measured_is_refused_by_only_if_the_wait_is_too_long():
+    """Of slow answers one may wait behind another."""
+    queue = Queue(random.Random(1))
+    joined(queue, waiting(), waiting())
+    joined(queue, waiting(2 * STANDING_S), now=2 * STANDING_S)
+    assert queue.join(waiting(4.0), 4.0).wait_s >= MOST_S
+
+
 def test_a_queue_that_stands_leaves_slower_than_one_departure_more():
-    """So requests are refused although hardly any has left yet."""
+    """What it lets go in the time that it has stood tells that."""
     queue = Queue(random.Random(1))
     joined(queue, *(waiting() for _ in range(4)))
     assert queue.rate("llm", "m", 2.0) == 0.5

@@ -49,7 +49,8 @@ VALUES = {
 }
 """Values for options that do not take any text."""
 ADDRESSES = {
-    *("ads", "advertise", "admin-grpc", "dns", "grpc", "http", "listen", "metrics", "otlp", "xds")
+    *("ads", "advertise", "admin-grpc", "dns", "grpc", "http", "listen", "metrics", "otlp", "xds"),
+    *("group-listen", "group-members"),
 }
 FLAGS = {"require-pick", "require-model", "insecure", "admin-by-envoy"}
 """Options without a value."""

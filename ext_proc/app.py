@@ -20,13 +20,14 @@ import time
 from typing import TYPE_CHECKING, Any, Self
 
 import structlog
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 
 from ext_proc.compiled import compiled
 from ext_proc.control.chat_files import ChatFiles
 from ext_proc.control.fleet_client import CHANNEL_OPTIONS, FleetClient, PoolWatch
 from ext_proc.control.inquiries import InquiryAnswerer
 from ext_proc.control.pools import log_slot
+from ext_proc.control.relieving import relieve
 from ext_proc.control.reporting.canaries import CanaryReports
 from ext_proc.control.reporting.details import Details
 from ext_proc.control.reporting.sequences import OpenSequences
@@ -134,6 +135,11 @@ class Picker:
             lambda: router.pools,
             router.queue.counts,
         )
+        Gauge(
+            "tidegate_picker_relief",
+            "What is left out because the CPU does not suffice: 0 nothing, 1 prompts, 2 picks.",
+            registry=shown,
+        ).set_function(lambda: router.relief.level)
         CertificateMetrics(shown, "tidegate_picker", self._secured)
         GroupMetrics(shown, lambda: () if self._bus is None else self._bus.members())
         contexts = ReplicaContexts()
@@ -341,6 +347,7 @@ class Picker:
             rng=self._rng.random,
             findings=self._router.conditions.findings,
             passes=self._metrics.passes.by_reason,
+            relief=lambda: self._router.relief.level,
             group=picker_of(settings.id, self._place.number) if self._place else "",
             details=Details(
                 self._traffic,
@@ -415,6 +422,7 @@ class Picker:
             asyncio.create_task(self._probing.run(), name="probing"),
             asyncio.create_task(self._tokenizers.run(), name="tokenizers"),
             asyncio.create_task(self._chats.run(), name="chats"),
+            asyncio.create_task(relieve(router.relief), name="relief"),
             asyncio.create_task(
                 sweep(router.registry, router.suspicion, self._watching, self._leave), name="sweep"
             ),

@@ -216,6 +216,7 @@ async def _running(settings: ControlSettings) -> AsyncIterator[None]:
                 served,
             ).found,
             lambda: operators.trail.fault,
+            ads.reports.relief,
         )
         metrics.show_verdict(board.judged)
         metrics.show_audit(lambda: operators.trail.unwritten)

@@ -58,6 +58,7 @@ class ReportSender:
         taken: Returns the nonce of the control server's last response in force.
         findings: Returns the replicas that this picker finds sick.
         passes: Returns the requests without a pick, by reason.
+        relief: Returns what the picker leaves out (``routing.relief``).
         group: Name shared by the pickers whose findings count as one; empty = none.
         details: Traffic and states of replicas; ``None`` = they are not reported.
         beside: Answers the control server's questions on a stream of its own; ``None`` = nothing
@@ -83,6 +84,7 @@ class ReportSender:
         taken: Callable[[], str] = str,
         findings: Callable[[], Sequence[Finding]] = tuple,
         passes: Callable[[], Mapping[str, int]] = dict,
+        relief: Callable[[], int] = int,
         group: str = "",
         details: Details | None = None,
         beside: InquiryAnswerer | None = None,
@@ -103,6 +105,7 @@ class ReportSender:
         self._taken = taken
         self._findings = findings
         self._passes = passes
+        self._relief = relief
         self._group = group
         self._details = details
         self._beside = beside
@@ -158,6 +161,7 @@ class ReportSender:
                     self._passes(),
                     self._sequences(),
                     self._leaving(),
+                    self._relief(),
                 )
                 due = details is not None and self._clock() >= due_at
                 changed = details is not None and details.conditions_changed
@@ -191,6 +195,7 @@ def report_of(
     passes: Mapping[str, int] | None = None,
     sequences: Mapping[str, int] = MappingProxyType({}),
     leaving: Mapping[tuple[str, str], int] = MappingProxyType({}),
+    relief: int = 0,
     *,
     group: str = "",
 ) -> report_pb2.PickerReport:
@@ -200,6 +205,7 @@ def report_of(
         group=group,
         taken=taken,
         passes=passes,
+        relief=relief,
         endpoints=[
             report_pb2.EndpointLoad(
                 id=name, in_flight=counts.get(name, 0), sequences=sequences.get(name, 0)

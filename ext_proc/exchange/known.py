@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ext_proc.exchange.events import NONE
 from ext_proc.exchange.refusals import speaks_grpc
 from ext_proc.exchange.subsets import both, entries_of
-from ext_proc.requests import read_head, session_of, split_adapter, token_blocks
+from ext_proc.requests import Blocks, read_head, session_of, split_adapter, token_blocks
 from ext_proc.requests.head import GRPC_SERVICE
 from ext_proc.requests.parsing.values import sooner
 from ext_proc.routing.values.request import LOWERED, NAMES_ADAPTER, OTHER, Form, Request
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ext_proc.exchange.events import Head
-    from ext_proc.requests import Blocks, Chats, Tokenizer
+    from ext_proc.requests import Chats, Tokenizer
     from ext_proc.routing.values.pool import Pool
     from ext_proc.routing.values.request import Features
 
@@ -185,6 +185,23 @@ def may_move(head: Head, pool: Pool, body_bytes: int | None) -> bool:
     return length.isdecimal() and len(length) <= _DIGITS and int(length) <= pool.move_bytes
 
 
+def may_pass(known: KnownRequest) -> bool:
+    """Return whether any replica of a pool may serve a request, and the proxy may choose it.
+
+    Only calls of OpenAI's form are known not to belong to a sequence before their bodies are read.
+    """
+    pool = known.pool
+    return (
+        pool is not None
+        and not pool.needs_pick
+        and not known.generic
+        and known.features.form is Form.OPENAI
+        and len(pool.variants) == 1
+        and len(pool.models) <= 1
+        and not pool.model_needs
+    )
+
+
 def request_of(
     known: KnownRequest,
     pool: Pool,
@@ -192,6 +209,8 @@ def request_of(
     tokenizers: Mapping[str, Tokenizer],
     chats: Mapping[str, Chats],
     scale_of: Callable[[str, str | None], float],
+    *,
+    cheap: bool = False,
 ) -> tuple[Request, Blocks]:
     """Return the router's request and the blocks of its prompt.
 
@@ -202,6 +221,7 @@ def request_of(
         tokenizers: Loaded tokenizers, by the path that pools name.
         chats: Chats of pools that name a template, by pool.
         scale_of: Returns the bytes per token of a pool's and model's text.
+        cheap: The prompt is neither cut nor counted (``routing.relief``).
     """
     head, ref = known.head, known.ref
     features = split_adapter(known.features, pool.models)
@@ -213,9 +233,13 @@ def request_of(
     tokenizer = tokenizers.get(pool.tokenizer) if pool.tokenizer else None
     chat = chats.get(pool.name) if features.chat is not None else None
     scale = scale_of(pool.name, features.model)
-    blocks = token_blocks(
-        features, pool.block_chars, pool.block_tokens, tokenizer, pool.seed, chat, scale
-    )
+    if cheap:
+        features.chat = None  # the body is not kept
+        blocks = Blocks((), pool.block_chars / scale, None, scale)
+    else:
+        blocks = token_blocks(
+            features, pool.block_chars, pool.block_tokens, tokenizer, pool.seed, chat, scale
+        )
     request = Request(
         pool=pool.name,
         variant=ref.variant if pool.name == ref.pool else None,

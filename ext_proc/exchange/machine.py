@@ -89,6 +89,7 @@ from ext_proc.exchange.known import (
     lacks_model,
     locate,
     may_move,
+    may_pass,
     names_nothing,
     patience_until,
     request_of,
@@ -119,6 +120,7 @@ from ext_proc.exchange.state import DECIDED, NEW, OVER, QUEUED, WAITING, illegal
 from ext_proc.requests import BadRequest, read_body, read_head, served_by, split_adapter
 from ext_proc.requests.parsing.values import sooner
 from ext_proc.routing.queue.waiting import QueuedRequest
+from ext_proc.routing.relief import PASS
 from ext_proc.routing.values.refusal import (
     DEADLINE_PASSED,
     NO_MODEL,
@@ -304,6 +306,8 @@ class Exchange:
         known = locate(head, self._router.pools)
         if isinstance(known, str):
             return (self._pass(known, head),)
+        if self._router.relief.level == PASS and may_pass(known):
+            return (self._pass("overloaded", head),)
         known.since = now, unix_now
         if known.features.timeout_s is not None:
             known.deadline = now + known.features.timeout_s
@@ -501,8 +505,16 @@ class Exchange:
         if refusal is not None:
             return self._refuse(known, refusal)
         scale = self._router.bytes_per_token
-        request, blocks = request_of(known, pool, subset, self._tokenizers, self._chats, scale)
         router = self._router
+        request, blocks = request_of(
+            known,
+            pool,
+            subset,
+            self._tokenizers,
+            self._chats,
+            scale,
+            cheap=bool(router.relief.level),
+        )
         if pool.hold_s and router.queue.count and not known.generic:
             return self._wait(known, pool, request, blocks, now, unix_now)
         decision = router.decide(request, now, unix_now)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ext_proc.routing.pipeline.decision import Decision
     from ext_proc.routing.queue.queue import Queue
     from ext_proc.routing.queue.waiting import QueuedRequest
+    from ext_proc.routing.relief import Relief
     from ext_proc.routing.uploads import Uploads
     from ext_proc.routing.values.pool import Pool
     from ext_proc.routing.values.pool import Protocol as Spoken
@@ -27,6 +28,10 @@ class RequestRouter(Protocol):
     @property
     def pools(self) -> Mapping[str, Pool]:
         """The pools by name."""
+
+    @property
+    def relief(self) -> Relief:
+        """What is left out while the picker's CPU does not suffice."""
 
     @property
     def uploads(self) -> Uploads:

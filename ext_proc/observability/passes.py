@@ -27,6 +27,7 @@ REASONS: Final = {
     "ungated": "the control server is older than the picker: upgrade it",
     "too-late": "the body came first and a replica had been chosen already; send request headers,"
     " or hold them with envoy.filters.http.buffer behind ext_proc, in mode BUFFERED",
+    "overloaded": "the picker's CPU does not suffice; give it more workers (--workers)",
     "failed": "the picker could not handle the stream; see the errors before this",
 }
 """Reasons and what to do about them."""

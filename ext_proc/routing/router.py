@@ -44,6 +44,7 @@ from ext_proc.routing.queue.lanes import lane_of
 from ext_proc.routing.queue.queue import Queue
 from ext_proc.routing.recent import Recent
 from ext_proc.routing.registry import EndpointRegistry
+from ext_proc.routing.relief import NAMES, Relief
 from ext_proc.routing.scales import Scales, prompt_bytes
 from ext_proc.routing.state.abandoned import GOES_ON
 from ext_proc.routing.state.leases import Lease, Leased, LeaseEvent, Leases, Released
@@ -133,8 +134,9 @@ class Router:
         """A sample of the latest decisions."""
         self.suspicion = Suspicion(self.ledger.ticket, on_event, on_sequence, self.recent)
         """Bodies of requests without a verdict, and what is held against them."""
-        self.queue = Queue(rng)
-        """Requests that wait for a replica with room."""
+        self.queue, self.relief = Queue(rng), Relief()
+        """Requests that wait for a replica with room, and what is left out where the CPU does not
+        suffice."""
         self.limits.on_change, self.limits.low_waits = self._may_have_room, self.queue.low_waits
         self.on_room: Callable[[], None] = lambda: None
         self.trials = Trials(self.index, self.registry.members, on_event)
@@ -162,6 +164,7 @@ class Router:
             zone,
             spares=self.limits.spares,
             waiting=self.queue.lines,
+            relief=self.relief,
         )
         self._explainer = Explainer(self._scheduler, self.limits, self.conditions, zone)
         self.pools = self.registry.pools
@@ -619,6 +622,7 @@ class Router:
             "deaths": self.suspicion.deaths.describe(now),
             "abandoned": self.registry.abandoned.describe(),
             "queue": self.queue.describe(now),
+            "relief": NAMES[self.relief.level],
             "canaries": self.registry.canaries.describe(),
             "counters": counters(self.ledger, self.peers, self.leases, self.index, self.trials),
         }

@@ -98,8 +98,8 @@ request that the picker holds."""
 SECRETS = {"tidegate.fleet.v1.Pool.seed"}
 """Fields on the wire that the control server fills by itself: no file may hold them."""
 
-OF_THE_LISTENER = {"tidegate.fleet.v1.Pool.describe_picks"}
-"""Fields on the wire that follow from the listener's settings."""
+OF_THE_LISTENER = {f"tidegate.fleet.v1.Pool.{each}" for each in ("describe_picks", "needs_pick")}
+"""Fields on the wire that follow from what Envoys are told."""
 
 OF_OPERATIONS = {
     "tidegate.fleet.v1.Endpoint.leaving",

@@ -80,6 +80,7 @@ class StatusBoard:
         passed: Returns the requests of the last minute without a pick, by reason.
         certificates: Returns the certificates to care about.
         audit_error: Returns why the record of calls cannot be written; empty if it can.
+        relief: Returns what pickers leave out whose CPU does not suffice.
         clock: Monotonic seconds.
     """
 
@@ -94,12 +95,14 @@ class StatusBoard:
         passed: Callable[[], Mapping[str, int]] = dict,
         certificates: Callable[[], Sequence[CertificateState]] = tuple,
         audit_error: Callable[[], str] = str,
+        relief: Callable[[], Mapping[str, int]] = dict,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
         self._drained: dict[Key, float] = {}
         """When each replica was last seen to drain, for ``LET_IN_S``."""
         self._audit_error = audit_error
+        self._relief = relief
         self._passed = passed
         self._certificates = certificates
         self._control = control
@@ -337,6 +340,7 @@ class StatusBoard:
             self._audit_error(),
             self._replicas.ages(),
             notes,
+            self._relief(),
         )
 
     def _versions(self) -> list[str]:

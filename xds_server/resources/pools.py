@@ -20,7 +20,7 @@ from xds_server.fleet.view import defaults_of, log_slots
 from xds_server.protocol.wire import delimited
 from xds_server.resources.clusters import probe_path
 from xds_server.resources.filters.again import hung_requests
-from xds_server.resources.routes.processing import repeated_bytes
+from xds_server.resources.routes.processing import may_go_unpicked, repeated_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -102,6 +102,7 @@ def pool_resource(view: View, pool: PoolSpec) -> bytes:
         describe_picks=fleet.listener.access_log is not None,
         canary=canary_of(view, pool),
         low_objectives=pool.low_objectives,
+        needs_pick=not may_go_unpicked(fleet, pool.routing),
     )
     sick = view.sick.get(pool.name, {})
     parts = [message.SerializeToString(deterministic=True)]

@@ -80,6 +80,7 @@ class _Latest(NamedTuple):
     """When it arrived, monotonic seconds."""
     sequences: Mapping[str, int] = MappingProxyType({})
     leaving: Mapping[tuple[str, str], int] = MappingProxyType({})
+    relief: int = 0
 
 
 class PickerReports(report_pb2_grpc.PickerReportsServicer):
@@ -153,6 +154,14 @@ class PickerReports(report_pb2_grpc.PickerReportsServicer):
             picker: latest.passes
             for picker, latest in sorted(self._latest.items())
             if latest.passes
+        }
+
+    def relief(self) -> dict[str, int]:
+        """Return what pickers leave out that cannot do all, by picker."""
+        return {
+            picker: latest.relief
+            for picker, latest in sorted(self._latest.items())
+            if latest.relief
         }
 
     def findings(self) -> list[Findings]:
@@ -233,7 +242,15 @@ class PickerReports(report_pb2_grpc.PickerReportsServicer):
         leaving = {(e.id, e.model): e.in_flight for e in report.leaving if e.in_flight}
         self._gone.pop(picker, None)
         self._latest[picker] = _Latest(
-            stream, load, findings, report.group, passes, self._clock(), sequences, leaving
+            stream,
+            load,
+            findings,
+            report.group,
+            passes,
+            self._clock(),
+            sequences,
+            leaving,
+            report.relief,
         )
         self._changed()
         if findings != (before.findings if before else {}):

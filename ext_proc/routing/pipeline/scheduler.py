@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ext_proc.routing.health.conditions import Conditions
     from ext_proc.routing.health.placement import Holders, Placement
     from ext_proc.routing.policies import Policy
+    from ext_proc.routing.relief import Relief
     from ext_proc.routing.state.candidate import Candidate
     from ext_proc.routing.state.context import SchedulingContext
     from ext_proc.routing.state.leases import Leases
@@ -117,6 +118,7 @@ class Scheduler:
         zone: Zone of this picker; empty = unknown.
         waiting: Live view of what waits; where it is empty, requests without priority spare none.
         spares: Returns whether a request leaves the last place of a replica's own limit free.
+        relief: What is left out while the picker's CPU does not suffice.
     """
 
     def __init__(
@@ -129,7 +131,9 @@ class Scheduler:
         *,
         spares: Callable[[Request], bool],
         waiting: Collection[object],
+        relief: Relief,
     ) -> None:
+        self._relief = relief
         self._waiting = waiting
         self._spares = spares
         self._placement = placement
@@ -168,6 +172,8 @@ class Scheduler:
         policy = self._allowed(pool, request) if inference else self._least
         if isinstance(policy, Refusal):
             return policy
+        if self._relief.level and policy.in_seconds:
+            policy = self._least
         lease_key: LeaseKey | None = None
         leased: tuple[str, Sequence[Candidate]] | None = None
         if inference and features.sequence_id is not None and (sequence := features.sequence):

@@ -210,5 +210,7 @@ class Pool:
     """TLS that the replicas speak; ``None`` = they speak plain."""
     canary: Arms | None = None
     """The rollout that runs; ``None`` = none."""
+    needs_pick: bool = False
+    """No request may go on without a pick."""
     describe_picks: bool = False
     """Write what Envoy's access log shows of a pick into its metadata."""

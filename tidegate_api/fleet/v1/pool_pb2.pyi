@@ -179,6 +179,7 @@ class Pool(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     LOG_SLOTS_FIELD_NUMBER: _builtins.int
     DESCRIBE_PICKS_FIELD_NUMBER: _builtins.int
+    NEEDS_PICK_FIELD_NUMBER: _builtins.int
     FIRST_ANSWER_SECONDS_FIELD_NUMBER: _builtins.int
     FIRST_ANSWER_LEAST_SECONDS_FIELD_NUMBER: _builtins.int
     UPSTREAM_TLS_FIELD_NUMBER: _builtins.int
@@ -207,6 +208,8 @@ class Pool(_message.Message):
     """Envoy's access log shows picks: pickers write what it shows into their metadata. All pools of a
     fleet have the same.
     """
+    needs_pick: _builtins.bool
+    """No request of this pool may go on without a pick (`routing.without_picker: closed`)."""
     first_answer_seconds: _builtins.float
     """Bound of Envoy's routes on the seconds to the headers of an answer; 0 = none."""
     first_answer_least_seconds: _builtins.float
@@ -301,6 +304,7 @@ class Pool(_message.Message):
         seed: _builtins.int = ...,
         log_slots: _abc.Iterable[_builtins.str] | None = ...,
         describe_picks: _builtins.bool = ...,
+        needs_pick: _builtins.bool = ...,
         first_answer_seconds: _builtins.float = ...,
         first_answer_least_seconds: _builtins.float = ...,
         upstream_tls: Global___UpstreamTls | None = ...,
@@ -311,7 +315,7 @@ class Pool(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["canary", b"canary", "deep_health", b"deep_health", "outlier", b"outlier", "routing", b"routing", "slow_start", b"slow_start", "upstream_tls", b"upstream_tls"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["canary", b"canary", "custom_metrics", b"custom_metrics", "deep_health", b"deep_health", "default_for", b"default_for", "default_for_http", b"default_for_http", "default_for_paths", b"default_for_paths", "describe_picks", b"describe_picks", "endpoints", b"endpoints", "first_answer_least_seconds", b"first_answer_least_seconds", "first_answer_seconds", b"first_answer_seconds", "hold_seconds", b"hold_seconds", "log_slots", b"log_slots", "low_objectives", b"low_objectives", "model_needs", b"model_needs", "models", b"models", "name", b"name", "orca", b"orca", "outlier", b"outlier", "paths", b"paths", "per_endpoint_in_flight", b"per_endpoint_in_flight", "probe_interval_seconds", b"probe_interval_seconds", "request_seconds", b"request_seconds", "routing", b"routing", "seed", b"seed", "slow_start", b"slow_start", "upstream_tls", b"upstream_tls", "usage", b"usage", "variants", b"variants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["canary", b"canary", "custom_metrics", b"custom_metrics", "deep_health", b"deep_health", "default_for", b"default_for", "default_for_http", b"default_for_http", "default_for_paths", b"default_for_paths", "describe_picks", b"describe_picks", "endpoints", b"endpoints", "first_answer_least_seconds", b"first_answer_least_seconds", "first_answer_seconds", b"first_answer_seconds", "hold_seconds", b"hold_seconds", "log_slots", b"log_slots", "low_objectives", b"low_objectives", "model_needs", b"model_needs", "models", b"models", "name", b"name", "needs_pick", b"needs_pick", "orca", b"orca", "outlier", b"outlier", "paths", b"paths", "per_endpoint_in_flight", b"per_endpoint_in_flight", "probe_interval_seconds", b"probe_interval_seconds", "request_seconds", b"request_seconds", "routing", b"routing", "seed", b"seed", "slow_start", b"slow_start", "upstream_tls", b"upstream_tls", "usage", b"usage", "variants", b"variants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -160,6 +160,7 @@ class PickerReport(_message.Message):
     PLACEMENTS_FIELD_NUMBER: _builtins.int
     LEAVING_FIELD_NUMBER: _builtins.int
     CANARIES_FIELD_NUMBER: _builtins.int
+    RELIEF_FIELD_NUMBER: _builtins.int
     picker_id: _builtins.str
     """The node id that the picker uses on ADS."""
     group: _builtins.str
@@ -169,6 +170,10 @@ class PickerReport(_message.Message):
     taken: _builtins.str
     """Nonce of the last ADS response that the picker had applied when it counted; empty = none yet. A
     report includes all picks made before a drain only if it names the response with this drain.
+    """
+    relief: _builtins.int
+    """What the picker leaves out because its CPU does not suffice: 0 = nothing, 1 = prompts and prices
+    (it decides by requests in flight), 2 = picks where the proxy may balance by itself.
     """
     @_builtins.property
     def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___EndpointLoad]:
@@ -220,10 +225,11 @@ class PickerReport(_message.Message):
         placements: Global___Placements | None = ...,
         leaving: _abc.Iterable[Global___LeavingLoad] | None = ...,
         canaries: _abc.Iterable[Global___CanarySessions] | None = ...,
+        relief: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["placements", b"placements", "replicas", b"replicas", "traffic", b"traffic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["canaries", b"canaries", "endpoints", b"endpoints", "findings", b"findings", "group", b"group", "leaving", b"leaving", "passes", b"passes", "picker_id", b"picker_id", "placements", b"placements", "replicas", b"replicas", "taken", b"taken", "traffic", b"traffic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["canaries", b"canaries", "endpoints", b"endpoints", "findings", b"findings", "group", b"group", "leaving", b"leaving", "passes", b"passes", "picker_id", b"picker_id", "placements", b"placements", "relief", b"relief", "replicas", b"replicas", "taken", b"taken", "traffic", b"traffic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

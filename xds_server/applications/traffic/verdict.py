@@ -151,6 +151,8 @@ class Situation(NamedTuple):
     unheard: Mapping[str, float] = MappingProxyType({})
     """Seconds since the last report of each connected picker that reports states."""
     notes: Sequence[NoteView] = ()
+    relief: Mapping[str, int] = MappingProxyType({})
+    """What pickers leave out whose CPU does not suffice (`PickerReport.relief`)."""
 
 
 class Verdict(NamedTuple):
@@ -281,6 +283,12 @@ def _silent_pickers(seen: Situation) -> Iterator[str]:
             yield f"picker {picker} is connected and has not reported for {age_s:.0f} s: it hangs"
 
 
+def _busy_pickers(seen: Situation) -> Iterator[str]:
+    for picker, level in sorted(seen.relief.items()):
+        left_out = "prompts and prices" if level == 1 else "prompts and prices, and some picks"
+        yield f"the CPU of picker {picker} does not suffice: it leaves out {left_out}"
+
+
 def _doubtful(seen: Situation) -> Iterator[str]:
     for each in seen.replicas:
         if not each.left_alone:
@@ -392,6 +400,7 @@ RULES: Final[Sequence[ReasonRule]] = (
     ReasonRule(Word.DEGRADED, "late", _late),
     ReasonRule(Word.DEGRADED, "picker-missing", _missing_pickers),
     ReasonRule(Word.DEGRADED, "picker-silent", _silent_pickers),
+    ReasonRule(Word.DEGRADED, "picker-busy", _busy_pickers),
     ReasonRule(Word.DEGRADED, "in-doubt", _doubtful),
     ReasonRule(Word.DEGRADED, "queue", _queue),
     ReasonRule(Word.DEGRADED, "slow", _slow),

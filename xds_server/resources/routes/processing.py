@@ -17,11 +17,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from tidegate_api.pools import BodyMode
-    from xds_server.fleet.model.fleet import PoolSpec
+    from xds_server.fleet.model.fleet import Fleet, PoolSpec
     from xds_server.fleet.model.routing import Routing
 
 _RETRY_BODY_LIMIT = 1024 * 1024
 """Bytes of a request that Envoy keeps for a retry if the picker reads no body."""
+
+
+def may_go_unpicked(fleet: Fleet, routing: Routing) -> bool:
+    """Return whether Envoy balances a pool's requests by itself where it gets no pick."""
+    if routing.without_picker is None:
+        return fleet.pickers.fail_open
+    return routing.without_picker == "open"
 
 
 def process(route: Any, routing: Routing, body: BodyMode | Literal["duplex"]) -> None:

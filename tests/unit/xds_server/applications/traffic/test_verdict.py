@@ -65,6 +65,12 @@ SICK = ReplicaView("llm", "r1", "frozen 4 s more", left_alone=True)
         ),
         (seen(pool(requests=0), passed={"too-late": 4}), Word.OK, "all replicas"),
         (seen(pool(requests=996), passed={"too-late": 5}), Word.OK, "all replicas"),
+        (
+            seen(relief={"p": 1}),
+            Word.DEGRADED,
+            "the CPU of picker p does not suffice: it leaves out prompts and prices",
+        ),
+        (seen(relief={"p": 2}), Word.DEGRADED, "and some picks"),
         (seen(replicas=(SICK,)), Word.DEGRADED, "replica r1 of pool llm is frozen 4 s more"),
         (
             seen(clients=(PICKER, ClientState("e", "envoy", "CDS", 99.0, ""))),

@@ -51,7 +51,7 @@ async def test_the_replica_that_served_is_credited(http, new_stack, transport):
 
         # A stack of its own: a picker that runs already may look at the replica before it is asked.
         stack = await new_stack(fleet=first_is_dead, transport=transport)
-        name = "tidegate_picker_served_elsewhere_total"
+        name = "tidegate_picker_feedback_retried_total"
         before = await metric(http, stack.picker_metrics, name)
         async with triton_grpc.InferenceServerClient(stack.grpc_address) as client:
             results = await asyncio.gather(

@@ -173,7 +173,8 @@ async def test_envoy_waits_longer_than_for_other_answers():
         first = [stack.ask(), stack.ask()]
         assert await stack.busy()
         status, headers = await stack.ask()
-        assert (status, headers[REASON_HEADER], headers["retry-after"]) == (429, "saturated", "1")
+        assert (status, headers[REASON_HEADER]) == (429, "saturated")
+        assert int(headers["retry-after"]) >= 6, "none of two has left in 3 s"
         assert await stack.busy()
         for replica in stack.replicas:
             replica.let_all()

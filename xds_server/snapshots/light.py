@@ -59,6 +59,8 @@ def weighed(have: Snapshot, new: View, pools: Iterable[PoolSpec]) -> Snapshot:
             continue
         message = pool_pb2.Pool()
         any_pb2.Any.FromString(resource.any).Unpack(message)
+        before = pool_pb2.Pool()
+        before.CopyFrom(message)
         weights = {variant.name: variant.weight for variant in pool.variants}
         for variant in message.variants:
             variant.weight = weights.get(variant.name, variant.weight)
@@ -67,6 +69,8 @@ def weighed(have: Snapshot, new: View, pools: Iterable[PoolSpec]) -> Snapshot:
         message.ClearField("canary")
         if mark is not None:
             message.canary.CopyFrom(mark)
+        if message == before:
+            continue  # its bytes need not be those that are made of it here
         data = message.SerializeToString(deterministic=True)
         changed[pool.name] = Resource.of(POOL_TYPE, pool.name, data)
     patched = held.patched(changed)

@@ -190,7 +190,7 @@ class Metrics:
         )
         self._moved = Counts(
             "tidegate_picker_served_elsewhere",
-            "Requests served by a replica other than the pick, as far as the proxy reports it.",
+            "Requests served by a replica other than the pick, by answers that the proxy shows.",
             [],
             registry,
             known=[()],

@@ -85,13 +85,14 @@ async def test_a_chunked_body_whose_end_envoy_loses_is_refused(stack):
 async def test_a_byte_between_requests_is_found(stack, monkeypatch, kind, fronts):
     """What a replica gets beside a request breaks the law, whatever it is.
 
-    One byte could come last on a connection, where it is beside nothing.
+    The last byte of a connection of HTTP/1.1 is beside nothing, so there it comes more than once.
     """
     came, whole = [0], kind.data_received
+    planted = range(15, 91, 15) if kind is Http1 else (30,)
 
     def one_more(self, data: bytes) -> None:
         came[0] += 1
-        whole(self, data if came[0] % 15 else data + b"\0")
+        whole(self, data + b"\0" if came[0] in planted else data)
 
     monkeypatch.setattr(kind, "data_received", one_more)
     with running(stack, *fronts) as run:

@@ -189,6 +189,7 @@ def may_pass(known: KnownRequest) -> bool:
     """Return whether any replica of a pool may serve a request, and the proxy may choose it.
 
     Only calls of OpenAI's form are known not to belong to a sequence before their bodies are read.
+    Where the pool has bodies judged they are: else a flood would let a deadly request through.
     """
     pool = known.pool
     return (
@@ -199,6 +200,9 @@ def may_pass(known: KnownRequest) -> bool:
         and len(pool.variants) == 1
         and len(pool.models) <= 1
         and not pool.model_needs
+        and pool.unsound_requests == "pass"
+        and not pool.refuse_deadly
+        and not pool.max_tokens
     )
 
 

@@ -9,7 +9,7 @@ Rules:
    ``learned``) are replaced by the fewest in flight. All else stays: leases, versions, subsets,
    limits, the queue, conditions, and policies that hash a key.
 3. ``PASS``: in addition, requests that any replica may serve go on without a pick, where the pool
-   lets the proxy balance them.
+   lets the proxy balance them and has no body judged.
 4. The level falls by one after ``UP`` looks in succession below ``CALM``. If it rises again within
    as many looks, twice as many are needed the next time, at most ``MOST_UP``, so that a load that
    only the lower level can bear does not swing between both.

@@ -341,7 +341,7 @@ class Inlet:
 
 
 def dialled(path: Path) -> socket.socket | None:
-    """Return a connection to a worker's socket; ``None`` = nobody listens there."""
+    """Return a connection to a worker's socket; ``None`` = it is not listened on."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.setblocking(False)
     try:

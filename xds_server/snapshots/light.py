@@ -5,8 +5,8 @@ Rules:
 1. A pool's weights are light if its variants differ in nothing else, and no variant gets its first
    share before its replicas: those that it has afterwards, it had before, and one is in use.
 2. A pool's limits on connections, requests and retries are light, also the pickers' own.
-3. Envoys get what is light with the first stage of a change, which waits for nobody. Pickers get it
-   in a stage before that, unless stages come to Envoys in waves.
+3. Envoys get what is light with the first stage of a change, which waits for no answer. Pickers
+   get it in a stage before that, unless stages come to Envoys in waves.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def process(route: Any, routing: Routing, body: BodyMode | Literal["duplex"]) ->
     route, BUFFERED_PARTIAL would turn HTTP requests into chunked ones. In ``duplex`` every message
     goes through the picker, which also needs the request's trailers.
 
-    Nobody reads the trailers of an answer. Sending them keeps the picker's stream open until the
+    The picker does not read the trailers of an answer. Sending them keeps its stream open until the
     end of the exchange where its last reply is that to the headers; after a reply to a body Envoy
     keeps it open anyway.
     """

@@ -18,7 +18,12 @@ BODY = Body(
     b'{"model": "toy-llm", "messages": [{"role": "user", "content": "' + TEXT + b'"}]}',
     end_of_stream=True,
 )
-ONE = {"models": frozenset({"toy-llm"}), "variants": (Variant("stable", 1),)}
+ONE = {
+    "models": frozenset({"toy-llm"}),
+    "variants": (Variant("stable", 1),),
+    "unsound_requests": "pass",
+    "refuse_deadly": False,
+}
 
 
 def relieved(level, **more):
@@ -58,6 +63,14 @@ def test_what_any_replica_may_serve_goes_on_without_a_pick():
 def test_where_replicas_differ_a_pick_is_needed(more):
     """And where the pool does not let the proxy balance."""
     assert run(relieved(PASS, **more), head(path=CHAT))[0].passed is None
+
+
+@pytest.mark.parametrize(
+    "guard", [{"unsound_requests": "refuse"}, {"refuse_deadly": True}, {"max_tokens": 100}]
+)
+def test_a_flood_switches_off_no_guard(guard):
+    """Bodies that are judged are judged under any load."""
+    assert run(relieved(PASS, **guard), head(path=CHAT))[0].passed is None
 
 
 @pytest.mark.parametrize("event", [head(), grpc(), generic(CHAT), unnamed(CHAT)])

@@ -50,10 +50,10 @@ class Divided(RuleBasedStateMachine):
             for number in range(workers)
         ]
         self.sent: list[tuple[float, int, int, list[Message]]] = []
-        """When it arrives, from whom, at whom, and what: in their order between two workers."""
+        """Arrival, sender, receiver and message; messages between two workers keep their order."""
         self.running: list[tuple[int, Ticket]] = []
         self.picks: list[tuple[float, int, str]] = []
-        """When, by whom and where."""
+        """Time, worker and replica."""
         self.waiting: list[QueuedRequest] = []
         self.unsent: set[int] = set()
 

@@ -36,7 +36,7 @@ def secured(machines: Machines, role: str, *ids: str) -> Secured:
 
 
 def free_address() -> str:
-    """Return an address that nobody listens on."""
+    """Return an address on which no socket listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return f"127.0.0.1:{server.getsockname()[1]}"
 

@@ -235,6 +235,8 @@ class Limits:
             return None
         if key in self._shared:
             model, left = WHOLE, replica.load.limited
+        elif not model and self._listed[key]:
+            return None  # of a name that no pool lists; it must not bound the listed models
         else:
             left = replica.load.by_model.get(model, 0)
         slots = self._slots.setdefault(key, {})

@@ -70,6 +70,14 @@ def test_a_limit_that_is_too_low_is_followed_upwards():
     assert told(made) == Limit(12, "observed")
 
 
+@pytest.mark.parametrize(("models", "learns"), [({"a", "b"}, False), (set(), True)])
+def test_requests_for_unlisted_models_bound_no_listed_ones(models, learns):
+    """Else a client could set a replica's limit with names that it makes up."""
+    made = router(1, more={**AUTO, "models": frozenset(models)})
+    made.limits.answered(key(0), "", 60, 1.0)
+    assert (made.limits.known(key(0), "a") is not None) is learns
+
+
 def test_nothing_known_is_no_limit():
     """Without readings a replica has no limit, and room is not known."""
     made = router(1, more=AUTO)

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import statistics
 import subprocess
@@ -69,6 +70,9 @@ WHY: Final[Mapping[int, str]] = {
 }
 """What pytest's exit codes say where its report names no failed test."""
 WHY_CHARACTERS: Final = 200
+GROUPED: Final = re.compile(r"^ *\| (\w*(?:Error|Exception|Warning)\b.+)", re.MULTILINE)
+"""An exception inside a group, whose first line says only how many there are."""
+WHY_PARTS: Final = 8
 WORKERS: Final = ("-n", "2", "--dist", "loadfile")
 WAITING: Final[dict[str, tuple[str, ...]]] = dict.fromkeys(
     ("lab", "process"), ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder")
@@ -258,6 +262,8 @@ def _failed_tests(suites: ET.Element) -> Iterator[str]:
                 message = found.get("message") or found.text or ""
                 first = message.strip().partition("\n")[0][:WHY_CHARACTERS]
                 yield f"{place}::{case.get('name')}: {first}"
+                for part in GROUPED.findall(found.text or "")[:WHY_PARTS]:
+                    yield f"  {part[:WHY_CHARACTERS]}"
 
 
 def table(runs: Mapping[str, Run], record: Mapping[str, float]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import traceback
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -84,3 +86,17 @@ def test_without_a_record_it_is_said_that_nothing_is_compared(tmp_path, monkeypa
     layers.renew()
     assert layers.hold() == 0
     assert "within the record" in capsys.readouterr().out
+
+
+def test_the_exceptions_of_a_group_are_said_too(tmp_path):
+    """The first line of a group says only how many there are."""
+    leaks = ExceptionGroup("two", [ResourceWarning("unclosed <r1>"), OSError("gone")])
+    suites = ET.Element("testsuites")
+    case = ET.SubElement(suites, "testcase", classname="tests.lab.test_a", name="test_b")
+    error = ET.SubElement(case, "error", message="failed on setup with two")
+    error.text = "".join(traceback.format_exception(leaks))
+    report = tmp_path / "report.xml"
+    ET.ElementTree(suites).write(report)
+    first, *parts = layers.why(1, report)
+    assert first == "tests/lab/test_a.py::test_b: failed on setup with two"
+    assert parts[-2:] == ["  ResourceWarning: unclosed <r1>", "  OSError: gone"]

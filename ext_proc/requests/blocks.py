@@ -15,11 +15,14 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
+from itertools import chain as linked
 from typing import TYPE_CHECKING, Any, Final
 
 import xxhash
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ext_proc.routing.values.request import Features
 
 
@@ -86,20 +89,26 @@ def continued(chain: int, data: bytes, size: int, limit: int = MAX_BLOCKS) -> tu
         limit: Maximum hashes returned.
     """
     digest: Any = xxhash.xxh3_64_intdigest
+    # `Any`: compiled code would convert an `int` to a native integer and back.
+    last: Any = chain
+    half: Any = 2**63
+    whole: Any = 2**64
     count = min(len(data) // size, limit)
-    if count < _ROW:
-        pieces = struct.iter_unpack(f"{size}s", memoryview(data)[: count * size])
-        chains = [chain := digest(piece, chain) for (piece,) in pieces]
-        return struct.unpack(f"{count}q", struct.pack(f"{count}Q", *chains))
-    last: Any = chain  # compiled code would convert an `int` to a native integer and back
     left = count % _ROW
     end = (count - left) * size
-    rows = _row(size).iter_unpack(memoryview(data)[:end])
-    chains = [last := digest(piece, last) for row in rows for piece in row]
-    hashes = struct.unpack(f"{count - left}q", struct.pack(f"{count - left}Q", *chains))
-    return hashes + continued(last, data[end:], size, left) if left else hashes
+    rows: Iterable[tuple[bytes, ...]] = (_cut(size, left).unpack_from(data, end),)
+    if end:
+        rows = linked(_cut(size, _ROW).iter_unpack(memoryview(data)[:end]), rows)
+    return tuple(
+        [
+            last if (last := digest(piece, last)) < half else last - whole
+            for row in rows
+            for piece in row
+        ]
+    )
 
 
-@lru_cache(maxsize=64)
-def _row(size: int) -> struct.Struct:
-    return struct.Struct(f"{size}s" * _ROW)
+@lru_cache(maxsize=256)
+def _cut(size: int, count: int) -> struct.Struct:
+    """Return what cuts ``count`` blocks of ``size`` bytes."""
+    return struct.Struct(f"{size}s" * count)

@@ -12,15 +12,20 @@ Rules:
    tells of slots if ``STREAMED`` of its answers lasted ``LEAST_S`` or more from their first byte
    on: an answer that comes as a whole is under way for no time, and of answers to peer workers no
    first byte is known.
-3. A window is *full* once ``BOUND`` of its answers found the limit reached, or ``WAITS`` times as
-   many requests in flight as were under way, and two more. Then the slots are the most answers
-   that were under way in the last ``KEPT`` windows. If as many were as the limit allows, none
-   waited: the slots rise by a quarter. Each ``TURNS``-th full window tries an eighth more, for an
-   engine that always computes some prompts before it answers.
-4. Nothing is known before ``FIRST`` answers and ``FIRST_S`` seconds. If the last of them finds so
-   many more in flight than under way, that window is full, and otherwise the slots are twice the
-   most that were in flight. They do not fall in windows that are not full.
-5. At most ``MAX_ANSWERS`` answers are kept of each kind; the oldest are dropped.
+3. The most answers under way *stand* if ``ENDS`` or more have ended since so many were first, and
+   ``BOUND`` of these while so many were: another begins whenever one ends, as in an engine whose
+   slots are taken. Elsewhere the most are under way for moments.
+4. A window is *full* once ``BOUND`` of its answers found the limit reached, or ``MORE`` more
+   requests in flight than the most answers under way, where these do not stand ``WAITS`` times as
+   many and two more. Then the slots are the most answers that were under way in the last ``KEPT``
+   windows. If as many were as the limit allows, none waited: the slots rise by a quarter. Each
+   ``TURNS``-th full window tries an eighth more, for an engine that always computes some prompts
+   before it answers.
+5. Nothing is known before ``FIRST`` answers and ``FIRST_S`` seconds. If requests waited at half a
+   window of these since the most were under way first, they are a full window. Otherwise the slots
+   are twice the most that were in flight, or twice the answers under way, at least ``SPARE`` more,
+   if these stand and that is less. They do not fall in windows that are not full.
+6. At most ``MAX_ANSWERS`` answers are kept of each kind; the oldest are dropped.
 """
 
 from __future__ import annotations
@@ -35,19 +40,32 @@ LATE_S: Final = 2.0
 FIRST_S: Final = 3 * LATE_S
 LEAST_S: Final = 0.02
 STREAMED: Final = 0.75
+ENDS: Final = 6
 BOUND: Final = 0.5
+MORE: Final = 4
 KEPT: Final = 4
 TURNS: Final = 8
 WAITS: Final = 1.5
+SPARE: Final = 8
 MAX_ANSWERS: Final = 4096
 MAX_SLOTS: Final = 2**20
 """More slots than this are no limit."""
 
 
 class AnswersUnderWay:
-    """Answers of a replica's model that have begun and not ended (rules 1, 2 and 5)."""
+    """Answers of a replica's model that have begun and not ended (rules 1 to 3 and 6)."""
 
-    __slots__ = ("_began", "_ended", "count", "events", "lasted", "most", "whole")
+    __slots__ = (
+        "_began",
+        "_ended",
+        "at_most",
+        "count",
+        "ends",
+        "events",
+        "lasted",
+        "most",
+        "whole",
+    )
 
     def __init__(self) -> None:
         self._began: dict[int, float] = {}
@@ -60,6 +78,10 @@ class AnswersUnderWay:
         """How many were ``LATE_S`` ago."""
         self.most = 0
         """Most of them since ``begin``."""
+        self.ends = 0
+        """Answers that have ended since so many were under way first."""
+        self.at_most = 0
+        """Those of them that ended while so many were."""
         self.lasted = 0
         """Answers since then that lasted ``LEAST_S`` or more."""
         self.whole = 0
@@ -106,12 +128,23 @@ class AnswersUnderWay:
         """Count what was under way until ``LATE_S`` ago."""
         events, until = self.events, now - LATE_S
         while events and events[0][0] <= until:
-            self.count += heappop(events)[1]
-            self.most = max(self.most, self.count)
+            change = heappop(events)[1]
+            if change < 0:
+                self.ends += 1
+                self.at_most += self.count == self.most
+            self.count += change
+            if self.count > self.most:
+                self.most, self.ends, self.at_most = self.count, 0, 0
 
     def begin(self) -> None:
         """Begin a window."""
         self.most, self.lasted, self.whole = self.count, 0, 0
+        self.ends = self.at_most = 0
+
+    @property
+    def stands(self) -> bool:
+        """Return whether the most answers under way stand."""
+        return self.ends >= ENDS and self.at_most >= BOUND * self.ends
 
     @property
     def streamed(self) -> bool:
@@ -129,7 +162,7 @@ class AnswersUnderWay:
 
 
 class StreamSlots:
-    """Slots from answers that are under way (rules 2 to 4)."""
+    """Slots from answers that are under way (rules 2, 4 and 5)."""
 
     __slots__ = (
         "_bound",
@@ -154,7 +187,8 @@ class StreamSlots:
         self._peak = 0
         """Most requests that were in flight in this window."""
         self._most = 0
-        """The most answers that were under way in the windows of ``_kept``."""
+        """The most answers that were under way in the windows of ``_kept``; before the first, since
+        when ``_bound`` counts."""
         self._kept: deque[int] = deque(maxlen=KEPT)
         """Most answers under way, by window."""
         self._full = 0
@@ -162,7 +196,9 @@ class StreamSlots:
         self._since: float | None = None
         """When the first answer ended, monotonic seconds."""
 
-    def answered(self, in_flight: int, count: int, now: float) -> bool:
+    def answered(  # noqa: C901, PLR0912 - a function for a part costs each answer a call
+        self, in_flight: int, count: int, now: float
+    ) -> bool:
         """Note answers that ended.
 
         Args:
@@ -179,15 +215,24 @@ class StreamSlots:
         self._count += count
         if in_flight > self._peak:  # noqa: PLR1730 - half the time
             self._peak = in_flight
+        most = answers.most
+        if most < self._most:  # noqa: PLR1730 - half the time
+            most = self._most
+        if in_flight > most + 2 and in_flight >= (
+            most + MORE if answers.stands else WAITS * most + 2
+        ):
+            if slots is None and most > self._most:
+                self._most, self._bound = most, 0
+            self._bound += count
+        elif slots is not None and in_flight > slots:
+            self._bound += count
         if slots is None:
             if self._since is None:
                 self._since = now
             if self._count < FIRST or now - self._since < FIRST_S:
                 return False
-            full = in_flight >= WAITS * answers.most + 2
+            full = most == self._most and self._bound >= BOUND * WINDOW
         else:
-            if in_flight > slots or in_flight >= WAITS * max(answers.most, self._most) + 2:
-                self._bound += count
             size = max(WINDOW, min(slots + 1, self._peak))
             full = self._bound >= BOUND * size
             if self._count < size and not full:
@@ -204,7 +249,10 @@ class StreamSlots:
         self._kept.append(most)
         self._most = max(self._kept)
         if not full:
-            return 2 * self._peak if slots is None else max(slots, most)
+            if slots is not None:
+                return max(slots, most)
+            first = 2 * self._peak
+            return min(first, max(2 * most, most + SPARE)) if self.answers.stands else first
         self._full += 1
         if slots is not None and most > slots:
             return slots + max(1, slots // 4)

@@ -160,6 +160,55 @@ def test_requests_that_wait_tell_of_slots_before_the_limit_is_reached():
     assert learned.slots == 3
 
 
+def one_for_another(learned: StreamSlots, first: int, count: int, most: int, in_flight: int):
+    """Begin an answer each second, from ``first`` on, and end one half a second later.
+
+    ``most`` are under way in between, once as many have begun.
+    """
+    for number in range(first, first + count):
+        learned.answers.began(number, float(number), 0.0)
+        ends = number + 1 - most
+        if ends >= 0:
+            learned.answers.ended(ends, float(ends), number + 0.5)
+            learned.answered(in_flight, 1, number + 0.5)
+
+
+@pytest.mark.parametrize(("in_flight", "slots"), [(8, 13), (9, 5)])
+def test_a_queue_before_answers_that_stand_tells_of_slots(in_flight: int, slots: int):
+    """Four more than always are under way wait; fewer may be prompts that are computed."""
+    learned = StreamSlots()
+    one_for_another(learned, 0, FIRST + 4, 5, in_flight)
+    assert learned.slots == slots
+
+
+def test_a_queue_from_before_more_were_under_way_tells_nothing():
+    """What was in flight then runs now."""
+    learned = StreamSlots()
+    one_for_another(learned, 0, FIRST, 5, 9)
+    one_for_another(learned, FIRST, 8, 9, 10)
+    assert learned.slots == 20
+
+
+def test_the_most_under_way_stand_where_another_begins_for_each_that_ends():
+    """Where as many are under way for a moment only, nothing is known of slots."""
+    answers = AnswersUnderWay()
+    for number in range(8):
+        answers.began(number, float(number), 0.0)
+        answers.ended(number, float(number), number + 2.5)
+    answers.follow(7.0 + LATE_S)
+    assert (answers.most, answers.ends, answers.at_most) == (3, 5, 5)
+    assert not answers.stands
+    answers.follow(8.5 + LATE_S)
+    assert answers.stands
+    answers.began(8, 20.0, 0.0)
+    for number in range(9, 22):
+        answers.began(number, 20.0 + number, 0.0)
+        answers.ended(number, 20.0 + number, 20.5 + number)
+    answers.follow(60.0)
+    assert answers.most == 3
+    assert not answers.stands
+
+
 def test_slots_are_forgotten_where_answers_stop_being_streams():
     """Another rule learns them then."""
     learned = StreamSlots()

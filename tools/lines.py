@@ -7,6 +7,7 @@ stands between white space and has a letter or a digit, outside the parts of pag
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import sys
@@ -123,7 +124,9 @@ def words_table(now: Counter[str], before: Counter[str] | None) -> str:
 
 
 if __name__ == "__main__":
-    then = sys.argv[1] if sys.argv[1:] else None
+    parser = argparse.ArgumentParser(description="Print lines by folder and words of docs/.")
+    parser.add_argument("revision", nargs="?", help="print this one's beside them, such as HEAD~9")
+    then = parser.parse_args().revision
     sys.stdout.write("lines\n\n")
     sys.stdout.write(table(counted(None), counted(then) if then else None))
     sys.stdout.write("\nwords\n\n")

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import shlex
 import shutil
 import signal
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Self
 
 import pytest
 import yaml
 from aiohttp import web
 
+from support.page_shell import Shell, tidegate_in
 from support.replicas import PATIENT
 from support.sites import end
 from tidegate.stack.processes.ports import HeldPorts
-from tidegate.terminal.output import command_line
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("demo_extra")]
 
@@ -31,7 +28,6 @@ ADDRESS = re.compile(r"[\d.]+:\d+")
 HTTP, SECURE, PICKER = "127.0.0.1:10000", "127.0.0.1:10443", "127.0.0.1:18001"
 FOLDER = "/etc/tidegate"
 """Addresses and folder of the page, in whose place the test has its own."""
-BLOCK_S = 150.0
 READY = "/ready"
 
 
@@ -63,43 +59,6 @@ class Replica:
         )
 
 
-class Shell:
-    """A shell that runs the page's blocks one after the other, and stops at the first failure."""
-
-    def __init__(self, folder: Path, more: dict[str, str]) -> None:
-        self._folder = folder
-        self._more = more
-        self._process: asyncio.subprocess.Process | None = None
-
-    async def __aenter__(self) -> Self:
-        self._process = await asyncio.create_subprocess_exec(
-            *(shutil.which("bash"), "--noprofile", "--norc", "-eu", "-o", "pipefail"),
-            cwd=self._folder,
-            env={"HOME": str(self._folder), **self._more},
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._process.stdin.close()
-        if self._process.returncode is None:
-            self._process.kill()
-        await self._process.wait()
-
-    async def run(self, block: str) -> str:
-        """Run a block and return what it printed."""
-        self._process.stdin.write(f"{block}\necho '--- done'\n".encode())
-        said = b""
-        async with asyncio.timeout(BLOCK_S):
-            while not said.endswith(b"--- done\n"):
-                line = await self._process.stdout.readline()
-                assert line, f"{block}\nfailed; it printed:\n{said.decode()}"
-                said += line
-        return said.decode()
-
-
 @pytest.fixture
 async def place(tmp_path):
     """Return the page's replicas behind ``tidegate up``, and a shell that reaches it."""
@@ -123,13 +82,7 @@ async def place(tmp_path):
             return block.replace(FOLDER, str(tmp_path))
 
         (tmp_path / "fleet.yaml").write_text(mine(yaml.safe_dump(fleet)))
-        program = command_line()
-        found = tmp_path / "bin" / "tidegate"
-        found.parent.mkdir()
-        path = shlex.quote(os.environ.get("PYTHONPATH", ""))
-        called = f'PYTHONPATH={path} exec {shlex.join(program)} "$@"'
-        found.write_text(f"#!/bin/sh\n{called}\n")
-        found.chmod(0o755)
+        found = tidegate_in(tmp_path)
         shell = Shell(
             tmp_path,
             {

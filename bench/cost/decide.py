@@ -8,11 +8,15 @@ contains a million blocks of other conversations.
 
 ``--limits`` prints what the default limit and queue cost a request where nothing waits instead:
 turns with and without them alternate, and the least of each counts (20 seconds).
+
+``--prompts`` prints least and median CPU microseconds from the bytes of a request of 32 KB to its
+decision, by step (10 seconds); half of each prompt is known to a replica.
 """
 
 from __future__ import annotations
 
 import gc
+import json
 import random
 import statistics
 import sys
@@ -22,6 +26,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ext_proc.packages import load_policies
+from ext_proc.requests import prompt_blocks, read_body, read_head
 from ext_proc.routing.cache.prefix_index import PrefixIndex
 from ext_proc.routing.pipeline.decision import Decision
 from ext_proc.routing.policies import POLICIES
@@ -31,7 +36,7 @@ from ext_proc.routing.values.request import Features, Form, Request
 from ext_proc.routing.values.ticket import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 ROUNDS = 4
 DECISIONS = 4_000
@@ -43,6 +48,10 @@ TURN = 400
 SHARED_BLOCKS = 2
 CHAINS = 6_000
 FILLED = 1_000_000
+PROMPT = 32_768
+PROMPTS = 64
+"""Different second halves of the prompt."""
+TURNS_OF_CHAT = 78
 
 
 def pool_of(endpoints: int, policy: str) -> Pool:
@@ -140,6 +149,68 @@ def limits_us() -> tuple[float, float, float]:
     return min(without), min(limited), statistics.median(more)
 
 
+def from_bytes() -> None:
+    """Print the CPU microseconds of each step of requests of 32 KB."""
+    text = random.Random(0).randbytes(PROMPT // 2).hex()  # noqa: S311 - as above
+    roles, part = ("user", "assistant"), PROMPT // TURNS_OF_CHAT
+    chats = {
+        "chat of one text": [{"role": "user", "content": text}],
+        f"chat of {TURNS_OF_CHAT} turns": [
+            {"role": roles[number % 2], "content": text[number * part : (number + 1) * part]}
+            for number in range(TURNS_OF_CHAT)
+        ],
+    }
+    bodies: dict[str, tuple[str, dict[str, object]]] = {
+        name: ("/v1/chat/completions", {"model": "llm", "messages": messages})
+        for name, messages in chats.items()
+    }
+    bodies["generate"] = ("/v2/models/llm/generate", {"text_input": text, "max_tokens": 16})
+    for name, (path, document) in bodies.items():
+        steps = _steps_us(path, json.dumps(document).encode())
+        told = [f"{step} {us[0]:.1f} ({statistics.median(us):.1f})" for step, us in steps.items()]
+        print(f"{name:<20}{sum(us[0] for us in steps.values()):6.1f} us: {', '.join(told)}")
+
+
+def _steps_us(path: str, body: bytes) -> dict[str, list[float]]:
+    """Return the CPU microseconds of a request by step, each sorted."""
+    router = Router(random.Random(0))  # noqa: S311 - as above
+    pool = replace(pool_of(8, "auto"), limit="auto", hold_s=10.0)
+    router.set_pools({"bench": pool}, 0.0)
+
+    def read() -> Features:
+        return read_body(read_head("POST", path, {}), {}, body, complete=True)
+
+    features = read()
+    whole = prompt_blocks(features, pool.block_chars)
+    half = len(whole) // 2
+    known = [
+        whole[:half] + tuple(hash((number, block)) for block in whole[half:])
+        for number in range(PROMPTS)
+    ]
+    steps: dict[str, Callable[[], object]] = {
+        "reading": read,
+        "hashes": lambda: prompt_blocks(features, pool.block_chars),
+    }
+    found: dict[str, list[float]] = {"reading": [], "hashes": [], "decision": []}
+    for turn in range(TURNS):
+        for name, step in steps.items():
+            start = time.thread_time()
+            for _ in range(PROMPTS):
+                step()
+            found[name].append((time.thread_time() - start) / PROMPTS * 1e6)
+        spent = 0.0
+        for number, blocks in enumerate(known, turn * PROMPTS):
+            now = number * 0.001
+            start = time.thread_time()
+            request = Request("bench", None, "http", features, blocks)
+            decision = router.decide(request, now, 0.0)
+            spent += time.thread_time() - start
+            if isinstance(decision, Decision) and decision.ticket is not None:
+                router.settle(decision.ticket, Outcome.DONE, now)
+        found["decision"].append(spent / PROMPTS * 1e6)
+    return {name: sorted(costs[TURNS // 3 :]) for name, costs in found.items()}
+
+
 def bytes_per_block(blocks: int, endpoints: int) -> float:
     """Return the memory of the index per block and endpoint, bytes."""
     rng = random.Random(0)  # noqa: S311 - a benchmark wants the same numbers each time
@@ -159,6 +230,9 @@ def main(policies: Sequence[str] = ()) -> None:
     if list(policies) == ["--limits"]:
         without, limited, more = limits_us()
         print(f"without limits {without:.1f} us, with them {limited:.1f}; median {more:+.1f}")
+        return
+    if list(policies) == ["--prompts"]:
+        from_bytes()
         return
     load_policies()
     print(f"{'policy':<24}{'endpoints':>10}{'blocks':>8}{'us/decision':>13}")

@@ -296,6 +296,7 @@ class Picker:
                 group=self._group(),
             )
             self._stack.callback(self._bus.close)
+            self._router.owners = self._bus.owners
             try:
                 self._bus.open()
             except OSError as error:
@@ -377,6 +378,7 @@ class Picker:
             tuple(settings.group_members.split(",")),
             self._secured,
             self._refused,
+            time.time_ns(),
         )
 
     def _connected(self, connected: bool) -> None:

@@ -38,8 +38,9 @@ Rules:
     attributes in place of headers, that is decided on. If the stream ends after a pick on the
     headers and nothing more, the end of the request is unknown: the ticket settles as unseen.
 12. Where no replica has room, a request may wait (``hold_s`` of its pool; not behind a generic
-    proxy, whose patience is not known). Its reply is one `KeepWaiting` now, and later, once it is
-    decided (``when_released``), what ``released`` returns. Only its end may come meanwhile.
+    proxy, whose patience is not known), and a new sequence for the picker that places it. Its
+    reply is one `KeepWaiting` now, and later, once it is decided (``when_released``), what
+    ``released`` returns. Only its end may come meanwhile.
 13. The deadline of headers counts from their arrival, and that of a body from the decision, as a
     replica's would. A request whose deadline has passed is refused.
 14. A request whose replica is found hung leaves it (``leave``), by an answer that is no reply to an
@@ -121,6 +122,8 @@ from ext_proc.requests import BadRequest, read_body, read_head, served_by, split
 from ext_proc.requests.parsing.values import sooner
 from ext_proc.routing.queue.waiting import QueuedRequest
 from ext_proc.routing.relief import PASS
+from ext_proc.routing.state.owners import PLACED_S
+from ext_proc.routing.values.proposal import PlacedAs
 from ext_proc.routing.values.refusal import (
     DEADLINE_PASSED,
     NO_MODEL,
@@ -143,6 +146,7 @@ if TYPE_CHECKING:
     from ext_proc.requests import Blocks, Chats, Tokenizer
     from ext_proc.routing.pipeline.decision import Decision
     from ext_proc.routing.values.pool import Pool
+    from ext_proc.routing.values.proposal import Proposal
     from ext_proc.routing.values.request import Form, Request
 
 # Tuples: a union in `isinstance` would be built anew at each call.
@@ -152,6 +156,8 @@ _REQUEST_PARTS: Final = (Body, Trailers)
 ASKED_MORE_S: Final = 1.0
 """Seconds beyond a request's longest wait that the proxy is asked for, so that the reply is in
 time."""
+MAX_ASKS: Final = 2
+"""How often the picker that places a sequence is asked for one request."""
 WAITING_BYTES: Final = 8_192
 """Bytes that a request that waits holds beside its body and prompt, about."""
 _WAIT: Final = "wait"
@@ -190,6 +196,7 @@ class Exchange:
         "_unseen",
         "_uploading",
         "_waiting",
+        "in_line",
         "moved",
         "passed",
         "pool",
@@ -230,6 +237,8 @@ class Exchange:
         """Reason why no replica was chosen without a refusal; ``None`` otherwise."""
         self.pool = ""
         """Name of the pool of a request without a pick, or that waited; empty = not known."""
+        self.in_line = False
+        """It has waited for a replica with room."""
         self.unreadable: str | None = None
         """Error of a body that could not be read; ``None`` otherwise."""
 
@@ -521,7 +530,7 @@ class Exchange:
         if isinstance(decision, Refusal):
             if pool.hold_s and decision.kind is SATURATED and not known.generic:
                 return self._wait(known, pool, request, blocks, now, unix_now)
-            return self._refuse(known, decision)
+            return self._place_or_refuse(known, pool, request, blocks, decision)
         return self._picked(known, pool, request, blocks, decision)
 
     def _wait(
@@ -536,13 +545,10 @@ class Exchange:
         """Decide, or let the request wait for a replica with room."""
 
         def told(decision: Decision | Refusal) -> None:
-            made: Pick | Refuse
-            if isinstance(decision, Refusal):
-                made = self._refuse(known, decision)
+            if isinstance(decision, Refusal) and decision.proposed is not None:
+                self._place(known, pool, request, blocks, decision, decision.proposed)
             else:
-                made = self._picked(known, pool, request, blocks, decision)
-            if self._later is not None:
-                self._later.end(made)
+                self._end_wait(known, pool, request, blocks, decision)
 
         features, deadline = request.features, patience_until(known, pool)
         if features.timeout_s is not None:
@@ -553,13 +559,72 @@ class Exchange:
         waiting = QueuedRequest(request, size, now, deadline, pool.hold_s, told)
         decision = self._router.wait(waiting, now, unix_now)
         if decision is None:
-            self.state, self._later, known.waited = QUEUED, _Later(waiting), True
+            self.state, known.waited, self.in_line = QUEUED, True, True
+            self._later = _Later(partial(self._router.queue.leave, waiting))
             self.pool = pool.name
             # Envoy sets no time for the replies of a duplex body.
             return KeepWaiting(None if known.held is not None else waiting.due - now + ASKED_MORE_S)
         if isinstance(decision, Refusal):
-            return self._refuse(known, decision)
+            return self._place_or_refuse(known, pool, request, blocks, decision)
         return self._picked(known, pool, request, blocks, decision)
+
+    def _place_or_refuse(
+        self, known: KnownRequest, pool: Pool, request: Request, blocks: Blocks, refusal: Refusal
+    ) -> Refuse | KeepWaiting:
+        if refusal.proposed is None:
+            return self._refuse(known, refusal)
+        return self._place(known, pool, request, blocks, refusal, refusal.proposed)
+
+    def _place(
+        self,
+        known: KnownRequest,
+        pool: Pool,
+        request: Request,
+        blocks: Blocks,
+        refusal: Refusal,
+        proposal: Proposal,
+        asks: int = MAX_ASKS,
+    ) -> KeepWaiting:
+        """Ask the picker that places the request's sequence; the request waits for the answer."""
+
+        def told(placed: PlacedAs, now: float, unix_now: float) -> None:
+            if self.state is not QUEUED:
+                return
+            decision: Decision | Refusal = refusal
+            if placed is not PlacedAs.NOWHERE:
+                new = proposal if placed is PlacedAs.AS_PROPOSED else None
+                decision = self._router.decide(request, now, unix_now, new)
+                if isinstance(decision, Refusal) and decision.proposed is not None and asks > 1:
+                    # The lease named a replica that the pool does not have here.
+                    again = decision.proposed
+                    self._place(known, pool, request, blocks, decision, again, asks - 1)
+                    return
+            self._end_wait(known, pool, request, blocks, decision)
+
+        leave = self._router.place(proposal, told)
+        if self._later is None:
+            self._later = _Later(leave)
+        else:
+            self._later.leave = leave
+        self.state, self.pool, known.waited = QUEUED, pool.name, True
+        mute = known.held is not None or known.generic
+        return KeepWaiting(None if mute else PLACED_S + ASKED_MORE_S)
+
+    def _end_wait(
+        self,
+        known: KnownRequest,
+        pool: Pool,
+        request: Request,
+        blocks: Blocks,
+        decision: Decision | Refusal,
+    ) -> None:
+        made: Pick | Refuse
+        if isinstance(decision, Refusal):
+            made = self._refuse(known, decision)
+        else:
+            made = self._picked(known, pool, request, blocks, decision)
+        if self._later is not None:
+            self._later.end(made)
 
     def when_released(self, call: Callable[[], None]) -> None:
         """Have ``call`` called when the request that waits is decided; at once if it is."""
@@ -679,7 +744,7 @@ class Exchange:
         self.state = OVER
         self._waiting = None
         if self._later is not None:
-            self._router.queue.leave(self._later.waiting)
+            self._later.leave()
         self._uploaded()
         ticket, self._ticket = self._ticket, None
         if ticket is None:
@@ -693,12 +758,16 @@ class Exchange:
 
 
 class _Later:
-    """What follows once a request that waits is decided."""
+    """What follows once a request that waits is decided.
 
-    __slots__ = ("call", "replies", "then", "waiting")
+    Args:
+        leave: Called where its caller is gone before that.
+    """
 
-    def __init__(self, waiting: QueuedRequest) -> None:
-        self.waiting = waiting
+    __slots__ = ("call", "leave", "replies", "then")
+
+    def __init__(self, leave: Callable[[], object]) -> None:
+        self.leave = leave
         self.then: Callable[[Pick | Refuse], tuple[Action, ...]] = _reply_to_body
         """Makes the replies."""
         self.call: Callable[[], None] | None = None

@@ -62,6 +62,7 @@ _STATUS: Final[Mapping[RefusalKind, _Status]] = {
     RefusalKind.HUNG_REPLICA: _Status(503, 14, "server_error"),
     RefusalKind.DEADLY_REQUEST: _Status(422, 3, "invalid_request_error"),
     RefusalKind.SUSPECT_WAITS: _Status(503, 14, "server_error"),
+    RefusalKind.UNPLACED: _Status(503, 14, "server_error"),
     RefusalKind.NO_PICK: _Status(503, 14, "server_error"),
 }
 TRAILERS: Final = Refusal(
@@ -79,6 +80,7 @@ _RETRY_AFTER: Final = frozenset(
         RefusalKind.WRONG_VERSION,
         RefusalKind.HUNG_REPLICA,
         RefusalKind.SUSPECT_WAITS,
+        RefusalKind.UNPLACED,
         RefusalKind.NO_PICK,
     }
 )

@@ -11,9 +11,11 @@ if TYPE_CHECKING:
     from ext_proc.routing.queue.queue import Queue
     from ext_proc.routing.queue.waiting import QueuedRequest
     from ext_proc.routing.relief import Relief
+    from ext_proc.routing.state.owners import Told
     from ext_proc.routing.uploads import Uploads
     from ext_proc.routing.values.pool import Pool
     from ext_proc.routing.values.pool import Protocol as Spoken
+    from ext_proc.routing.values.proposal import Proposal
     from ext_proc.routing.values.refusal import Refusal
     from ext_proc.routing.values.request import Features, Request
     from ext_proc.routing.values.ticket import Outcome, Ticket
@@ -47,8 +49,13 @@ class RequestRouter(Protocol):
     def pool_for(self, features: Features, path: str, protocol: Spoken) -> str | Refusal:
         """Return the pool of a request whose route does not name one."""
 
-    def decide(self, request: Request, now: float, unix_now: float) -> Decision | Refusal:
+    def decide(
+        self, request: Request, now: float, unix_now: float, granted: Proposal | None = None
+    ) -> Decision | Refusal:
         """Choose a replica and charge the request to it."""
+
+    def place(self, proposal: Proposal, told: Told) -> Callable[[], None]:
+        """Ask the picker that places a sequence; return what takes the question back."""
 
     def wait(
         self, waiting: QueuedRequest, now: float, unix_now: float

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from ext_proc.routing.cache.index_events import Inserted
 from ext_proc.routing.cache.trials import Confirmed, Withdrawn
-from ext_proc.routing.state.leases import Leased, Released
+from ext_proc.routing.state.leases import Lease, Leased, LeaseKey, Released
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,11 +32,12 @@ if TYPE_CHECKING:
     from ext_proc.routing.cache.trials import Trials, Verdict
     from ext_proc.routing.health.conditions import Conditions
     from ext_proc.routing.limits import Limits
-    from ext_proc.routing.state.leases import Lease, LeaseEvent, LeaseKey, Leases
+    from ext_proc.routing.state.leases import LeaseEvent, Leases
     from ext_proc.routing.state.ledger import Ledger
     from ext_proc.routing.state.replica import Replica
     from ext_proc.routing.suspicion import Suspicion, SuspicionEvent
     from ext_proc.routing.values.pool import EndpointKey
+    from ext_proc.routing.values.proposal import Proposal
     from ext_proc.routing.values.ticket import Ticket
 
     ReplicationEvent: TypeAlias = (
@@ -165,6 +166,22 @@ class PeerWorkers:
             self._leases.release(event.key)
         else:
             self._suspicion.follow(peer_worker, event)
+
+    def grant(self, proposal: Proposal, now: float) -> tuple[Lease, bool] | None:
+        """Return the lease of a sequence and whether it is the one proposed, which is made then.
+
+        A lease on another replica than the one to be replaced stays. ``None`` = there is none, and
+        the replica is not registered.
+        """
+        key = LeaseKey(proposal.pool, proposal.sequence)
+        known = self._leases.find(key, now)
+        if known is not None and known.endpoint != proposal.instead:
+            return known, False
+        if proposal.endpoint not in self._replicas:
+            return None
+        lease = Lease(proposal.endpoint, proposal.variant, now + proposal.idle_s)
+        self._leases.keep(key, lease, now)
+        return lease, True
 
     def lost(self, peer_worker: int) -> int:
         """Drop the requests in flight of a peer worker whose state is lost; return their number."""

@@ -47,25 +47,26 @@ from ext_proc.routing.registry import EndpointRegistry
 from ext_proc.routing.relief import NAMES, Relief
 from ext_proc.routing.scales import Scales, prompt_bytes
 from ext_proc.routing.state.abandoned import GOES_ON
-from ext_proc.routing.state.leases import Lease, Leased, LeaseEvent, Leases, Released
+from ext_proc.routing.state.leases import Lease, Leased, LeaseEvent, LeaseKey, Leases, Released
 from ext_proc.routing.state.ledger import MAX_TICKETS, Charged, Ledger, LedgerEvent, Settled
 from ext_proc.routing.state.starts import SequenceStarts
 from ext_proc.routing.suspicion import Suspicion
 from ext_proc.routing.uploads import Uploads
+from ext_proc.routing.values.proposal import Proposal
 from ext_proc.routing.values.refusal import Refusal, RefusalKind
 from ext_proc.routing.values.request import GRPC_STREAM
 from ext_proc.routing.values.ticket import DONE, Outcome, Ticket
 from tidegate_api.pools import MAX_LISTED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from ext_proc.canary.sessions import CanarySessions
     from ext_proc.routing.cache.index_events import IndexEvent
     from ext_proc.routing.cache.trials import Verdict
     from ext_proc.routing.pipeline.scheduler import Choice
     from ext_proc.routing.queue.waiting import QueuedRequest
-    from ext_proc.routing.state.leases import LeaseKey
+    from ext_proc.routing.state.owners import SequenceOwners, Told
     from ext_proc.routing.state.pool_state import PoolState
     from ext_proc.routing.suspicion import SuspicionEvent
     from ext_proc.routing.values.pool import EndpointKey, Pool, Protocol
@@ -75,6 +76,11 @@ if TYPE_CHECKING:
 MAX_CHATS: Final = 4096
 WAITS_FOR: Final = frozenset({RefusalKind.SATURATED, RefusalKind.NO_ENDPOINTS})
 """What may pass while a request waits. Without a replica at all it does not begin to wait."""
+UNPLACED: Final = RefusalKind.UNPLACED  # see `ext_proc.exchange.state`
+_UNPLACED_TEXT: Final = (
+    "the picker that places this sequence does not answer, and another one might choose another"
+    " replica; send the request again"
+)
 __all__ = ["Router"]
 
 
@@ -89,6 +95,9 @@ class Router:
         on_sequence: Called before a request of a sequence is decided, so that leases granted by
             peer workers can be read first.
     """
+
+    owners: SequenceOwners | None
+    """The group of pickers, of which one places each new sequence; ``None`` = this picker does."""
 
     def __init__(
         self,
@@ -172,7 +181,7 @@ class Router:
         them."""
         self._pool_states = self.registry.pool_states
         self._members = self.registry.members
-        self._on_sequence = on_sequence
+        self._on_sequence, self.owners = on_sequence, None
         self.origins = Origins()
         """On whose behalf the latest requests were sent, by ticket."""
         self.suspects: Collection[int] = self.suspicion.open
@@ -233,7 +242,7 @@ class Router:
     # --- Deciding -------------------------------------------------------------------------------
 
     def decide(  # noqa: C901 - a function for a part costs each request a call
-        self, request: Request, now: float, unix_now: float
+        self, request: Request, now: float, unix_now: float, granted: Proposal | None = None
     ) -> Decision | Refusal:
         """Choose the replicas for one request and charge it to the first of them.
 
@@ -241,6 +250,7 @@ class Router:
             request: The request.
             now: Monotonic seconds, not less than in any earlier call.
             unix_now: Wall-clock seconds, for ramps.
+            granted: The new lease of the request's sequence, which no replica has seen yet.
 
         Returns:
             The pick with its fallbacks and its ticket, which must be settled once; or a refusal.
@@ -251,8 +261,9 @@ class Router:
         self.index.expire(now)
         if self._deaths.active and (refusal := self.suspicion.admit(request, now)) is not None:
             return refusal
+        before: Lease | None = None
         if self._on_sequence is not None and request.features.sequence_id is not None:
-            self._on_sequence()
+            before = self._read_leases(self._on_sequence, request, now)
         choice = self._scheduler.choose(pool_state, request, self._rng, now, unix_now)
         if isinstance(choice, Refusal):
             return choice
@@ -262,6 +273,13 @@ class Router:
         lease_key = choice.lease_key
         count = 1 if choice.leased else SMALL if pool_state.mixes else MAX_LISTED
         order = cheapest(choice.prices, count, self._rng, choice.prompted(self.index.reports))
+        if (
+            lease_key is not None
+            and self.owners is not None
+            and not choice.leased
+            and not self.owners.places(lease_key)
+        ):
+            return self._unplaced(lease_key, choice, order, pool_state, before)
         if self.conditions.failing:
             order = assigned(choice, order, self.conditions, self._rng)
         picked = order[0]
@@ -280,7 +298,10 @@ class Router:
         if ticket is not None and pool_state.canary is not None:
             self._count(pool_state.canary, ticket, choice, pool, matched, unix_now)
         addresses = listed(choice, order, pool_state, self.conditions.failed)
+        fresh = False
         if lease_key is not None:
+            if granted is not None and choice.leased and granted.endpoint == candidate.key:
+                addresses, fresh = granted.addresses, True
             lease = Lease(candidate.key, context.variant, now + pool.sequence_idle_s)
             self._leased(lease_key, None if request.features.sequence_end else lease, now)
             self.starts.note(ticket, lease_key, addresses)
@@ -291,7 +312,7 @@ class Router:
             pool.name,
             context.variant,
             reason,
-            not choice.leased and not confined,
+            (not choice.leased or fresh) and not confined,
             matched,
             candidates,
             choice.prices,
@@ -302,6 +323,40 @@ class Router:
         if sample is not None:
             self.recent.keep(request, decision, sample, now)
         return decision
+
+    def _read_leases(self, read: Callable[[], None], request: Request, now: float) -> Lease | None:
+        """Read what peers have leased; in a group, return the lease of a request's sequence."""
+        read()
+        sequence = request.features.sequence
+        if self.owners is None or sequence is None:
+            return None
+        return self.leases.find(LeaseKey(request.pool, sequence), now)
+
+    def _unplaced(
+        self,
+        key: LeaseKey,
+        choice: Choice,
+        order: Sequence[int],
+        pool_state: PoolState,
+        before: Lease | None,
+    ) -> Refusal:
+        """Return what is to be asked of the owner of a sequence, as a refusal without an answer."""
+        proposal = Proposal(
+            key.pool,
+            key.sequence,
+            choice.context.candidates[order[0]].key,
+            choice.context.variant,
+            pool_state.pool.sequence_idle_s,
+            None if before is None else before.endpoint,
+            listed(choice, order, pool_state, self.conditions.failed),
+        )
+        return Refusal(UNPLACED, _UNPLACED_TEXT, proposed=proposal)
+
+    def place(self, proposal: Proposal, told: Told) -> Callable[[], None]:
+        """Ask the picker that places a sequence; return what takes the question back."""
+        if self.owners is None:
+            raise RuntimeError("there is no group of pickers")
+        return self.owners.ask(proposal, told)
 
     def _charge(  # noqa: C901, PLR0912 - a function for a part costs each request a call
         self, choice: Choice, index: int, pool_state: PoolState

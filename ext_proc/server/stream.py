@@ -206,7 +206,8 @@ class ExchangeStream:
         actions = self._exchange.released()
         refused = isinstance(actions[0], Refuse)
         end = "refused" if refused else "picked"
-        tools.metrics.queued(end, waited_s, self._exchange.pool)
+        if self._exchange.in_line:
+            tools.metrics.queued(end, waited_s, self._exchange.pool)
         self._count(actions, begin)
         return [tools.writer.write(action) for action in actions]
 
@@ -253,7 +254,7 @@ class ExchangeStream:
         clean = not self._handing_over and self._queued_at is None
         event = Stopped() if stopped else Lost(clean)
         self._exchange.on(event, tools.clock(), tools.wall_clock())
-        if self._queued_at is not None:
+        if self._queued_at is not None and self._exchange.in_line:
             waited_s = tools.clock() - self._queued_at
             tools.metrics.queued("left", waited_s, self._exchange.pool)
         if self._exchange.moved:

@@ -37,18 +37,28 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from ext_proc.feedback.entries import Judged
 from ext_proc.routing.cache.trials import INDEX_EVENTS
 from ext_proc.routing.peers import LatencySample, Share
-from ext_proc.routing.state.leases import Leased, Released
+from ext_proc.routing.state.leases import Leased, LeaseKey, Released
 from ext_proc.routing.state.ledger import Charged
 from ext_proc.routing.suspicion import SUSPICION_EVENTS, Died, SuspectRun
+from ext_proc.routing.values.proposal import PlacedAs
 from ext_proc.telemetry.hub import PUSH
 from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
 from ext_proc.workers.account import FOLDED, Account
 from ext_proc.workers.encode import Encoder
 from ext_proc.workers.group.clock import moved
 from ext_proc.workers.group.members import GroupMembers
+from ext_proc.workers.group.owners import AGAIN_S, OwnerLinks, Owners
 from ext_proc.workers.links import Inlet, Outlet, dialled, path_of
-from ext_proc.workers.news import Hello, Looked, LookWanted, Probed, SnapshotEnd
-from ext_proc.workers.records import framed
+from ext_proc.workers.news import (
+    Hello,
+    Looked,
+    LookWanted,
+    OwnerAnswer,
+    OwnerAsk,
+    Probed,
+    SnapshotEnd,
+)
+from ext_proc.workers.records import GarbledError, framed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -56,8 +66,9 @@ if TYPE_CHECKING:
 
     from ext_proc.routing.cache.index_events import Inserted
     from ext_proc.routing.peers import ReplicationEvent
-    from ext_proc.routing.state.leases import Lease, LeaseKey
+    from ext_proc.routing.state.leases import Lease
     from ext_proc.routing.suspicion import SuspicionEvent
+    from ext_proc.routing.values.proposal import Proposal
     from ext_proc.telemetry.news import TelemetryUpdate
     from ext_proc.workers.account import LocalEvent
     from ext_proc.workers.group.members import GroupPlan
@@ -100,6 +111,8 @@ class MemberState(NamedTuple):
     address: str
     caught_up: bool
     """It is connected, and its snapshot has been read."""
+    agrees: bool
+    """It knows the same members, so that sequences can be placed."""
     open_tickets: int
     silent_s: float | None
     """Seconds since its last bytes were read; ``None`` = it is not connected."""
@@ -125,6 +138,9 @@ class Replicated(Protocol):
     def open_by(self) -> dict[int, int]:
         """Return the requests in flight of each peer worker that has any."""
 
+    def grant(self, proposal: Proposal, now: float) -> tuple[Lease, bool] | None:
+        """Return the lease of a sequence and whether it is the one proposed; ``None`` = neither."""
+
     def leases_in_force(self) -> Iterable[tuple[LeaseKey, Lease]]:
         """Return the leases of sequences."""
 
@@ -148,6 +164,7 @@ class Bus:
         listings: Returns the latest listings of replicas, for a worker that joins.
         group: Members on other hosts; ``None`` = there are none.
         clock: Monotonic seconds.
+        wall_clock: Unix seconds.
     """
 
     def __init__(
@@ -162,6 +179,7 @@ class Bus:
         on_lead: Callable[[bool], None],
         listings: Callable[[], Iterable[Looked]] = tuple,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._place = place
         self._shared = shared
@@ -177,7 +195,7 @@ class Bus:
         self._account = Account()
         self._encoder = Encoder()
         self._name = f"worker {place.number}" if group is None else group.own
-        self._outlet = Outlet(self._begin, self._index)
+        self._outlet = Outlet(self._begin, self._index, self._answer)
         self._paths: dict[int, Path] = (
             {}
             if place.folder is None
@@ -194,6 +212,9 @@ class Bus:
                 self._inlets[number] = Inlet(
                     member.address, partial(self._hear, number), partial(self._lost, number)
                 )
+        self.owners = None if group is None else self._owners(group, wall_clock)
+        """Places new sequences in a group; ``None`` = there is none."""
+        self._looking: asyncio.TimerHandle | None = None
         self._pushes: dict[int, set[str]] = {number: set() for number in self._inlets}
         """Endpoints that push to each peer worker."""
         self._joined: set[int] = set()
@@ -209,6 +230,8 @@ class Bus:
         self._sent_at = float("-inf")
         self._greeted_at = float("-inf")
         self._began = clock()
+        self._told = None if self.owners is None else self.owners.view
+        """What the owners told last."""
         self._needs_index = True
         """The index has not been requested from a peer yet."""
         self._open = False
@@ -217,6 +240,10 @@ class Bus:
         """Number of events sent."""
         self.followed = 0
         """Number of messages followed."""
+
+    def _owners(self, group: GroupPlan, wall_clock: Callable[[], float]) -> Owners:
+        links = OwnerLinks(self._ask, self._grant, self._loop.call_soon, self._owners_changed)
+        return Owners(group.own, group.life, links, self._clock, wall_clock)
 
     # --- Life cycle -----------------------------------------------------------------------------
 
@@ -237,9 +264,10 @@ class Bus:
 
     def close(self) -> None:
         """Disconnect; the worker stops leading, but ``on_lead`` is not called."""
-        self._open = False
-        if self._timer is not None:
-            self._timer.cancel()
+        self._open, self.owners = False, None  # alone it would place what others place
+        for timer in (self._timer, self._looking):
+            if timer is not None:
+                timer.cancel()
         for inlet in self._inlets.values():
             inlet.close()
         if self._group is not None:
@@ -255,13 +283,21 @@ class Bus:
                 self.catch_up()
 
     async def join(self) -> None:
-        """Dial all peer workers and wait for their snapshots, at most ``GRACE_S``."""
+        """Dial all peer workers, wait for their snapshots and, in a group, until all agree.
+
+        It takes at most ``GRACE_S``.
+        """
         self.tick()
         with suppress(TimeoutError):
             async with asyncio.timeout(GRACE_S):
-                while any(self._awaited(number) for number in self._inlets):
+                while not self._all_know():
                     self._changed.clear()
                     await self._changed.wait()
+
+    def _all_know(self) -> bool:
+        if any(self._awaited(number) for number in self._inlets):
+            return False
+        return self.owners is None or self.owners.agreed
 
     def _awaited(self, number: int) -> bool:
         """Return whether a peer's snapshot is under way."""
@@ -301,7 +337,8 @@ class Bus:
     def _hello(self) -> bytes:
         """Return a frame that says who sends and when; it also shows that this worker is alive."""
         part = bytearray()
-        self._encoder.put(Hello(self._name, self._clock()), part)
+        count, view = (0, "") if self.owners is None else self.owners.view
+        self._encoder.put(Hello(self._name, self._clock(), count, view), part)
         return framed(part)
 
     def _elect(self) -> None:
@@ -410,6 +447,8 @@ class Bus:
         """Follow a message of a member of the group."""
         if self._group is not None:
             member = self._group.heard(number, message)
+            if isinstance(message, Hello):
+                self._greeted(number, message)
             if member is not None:
                 self._follow(number, moved(message, member.offset.seconds))
 
@@ -420,15 +459,29 @@ class Bus:
         elif isinstance(message, Judged):
             self._on_judged(message, self._clock())
         elif isinstance(message, SnapshotEnd):
-            self._joined.add(peer_worker)
-            self._changed.set()
-            self._inlets[peer_worker].rest()
+            self._caught_up(peer_worker)
+        elif isinstance(message, Hello):
+            self._greeted(peer_worker, message)
+        elif isinstance(message, OwnerAnswer):
+            self._answered(peer_worker, message)
         elif isinstance(message, (Probed, Looked, LookWanted)):
             self._on_found(message)
         elif isinstance(message, (ReadingsUpdate, ScrapeFailed, Restarted, PushEnded)):
-            self._on_telemetry(message)
-            if isinstance(message, ReadingsUpdate) and message.source == PUSH:
-                self._pushes[peer_worker].add(message.endpoint)
+            self._read(peer_worker, message)
+
+    def _read(self, peer_worker: int, message: TelemetryUpdate) -> None:
+        """Take what a peer read of a replica."""
+        self._on_telemetry(message)
+        if isinstance(message, ReadingsUpdate) and message.source == PUSH:
+            self._pushes[peer_worker].add(message.endpoint)
+
+    def _caught_up(self, peer_worker: int) -> None:
+        """Note that a peer's snapshot has been read."""
+        self._joined.add(peer_worker)
+        self._changed.set()
+        self._inlets[peer_worker].rest()
+        if self.owners is not None:
+            self.owners.joined(peer_worker)
 
     def _lost(self, peer_worker: int) -> None:
         """Drop the state of a disconnected peer worker."""
@@ -440,7 +493,75 @@ class Bus:
         self._pushes[peer_worker].clear()
         if self._group is not None and peer_worker in self._group.members:
             self._group.lost(peer_worker)
+        if self.owners is not None:
+            self.owners.lost(peer_worker)
         self._elect()
+
+    # --- New sequences of a group ----------------------------------------------------------------
+
+    def _greeted(self, peer_worker: int, hello: Hello) -> None:
+        if self.owners is not None:
+            self.owners.heard(peer_worker, hello)
+
+    def _answered(self, peer_worker: int, answer: OwnerAnswer) -> None:
+        if self.owners is not None:
+            self.owners.answered(peer_worker, answer)
+
+    def _ask(self, peer_worker: int, ask: OwnerAsk) -> bool:
+        part = bytearray()
+        self._encoder.put(ask, part)
+        return self._inlets[peer_worker].ask(framed(part))
+
+    def _answer(self, message: Message) -> bytes:
+        """Return the answer to a member's question."""
+        if self.owners is None or not isinstance(message, OwnerAsk):
+            raise GarbledError(f"only members of a group ask; this is a {type(message).__name__}")
+        self.catch_up()
+        number, proposal = message
+        placed, part = self.owners.answer(proposal), bytearray()
+        if placed is not PlacedAs.NOWHERE:
+            found = self._shared.grant(proposal, self._clock())
+            if found is not None:  # it is: the lease was granted, or found, just now
+                self._encoder.put(
+                    Leased(LeaseKey(proposal.pool, proposal.sequence), found[0]), part
+                )
+        self._encoder.put(OwnerAnswer(number, placed), part)
+        return framed(part)
+
+    def _grant(self, proposal: Proposal) -> PlacedAs:
+        granted = self._shared.grant(proposal, self._clock())
+        if granted is None:
+            return PlacedAs.NOWHERE
+        lease, new = granted
+        if not new:
+            return PlacedAs.EARLIER
+        self.publish(Leased(LeaseKey(proposal.pool, proposal.sequence), lease))
+        return PlacedAs.AS_PROPOSED
+
+    def _owners_changed(self) -> None:
+        """Tell what has changed, and read at once what the owners wait for."""
+        owners = self.owners
+        if owners is None or not self._open:
+            return
+        if owners.view != self._told:
+            self._told = owners.view
+            self._changed.set()
+            self._outlet.send(self._hello())
+        asked = owners.asked
+        for number in self._joined:
+            if number in asked or not owners.agreed:
+                self._inlets[number].wake()
+            else:
+                self._inlets[number].rest()
+        if owners.open and self._looking is None:
+            self._looking = self._loop.call_later(AGAIN_S, self._look)
+
+    def _look(self) -> None:
+        self._looking = None
+        self.catch_up()
+        if self.owners is not None:
+            self.owners.look()
+            self._owners_changed()
 
     # --- State ----------------------------------------------------------------------------------
 
@@ -465,6 +586,7 @@ class Bus:
                 if number in self._paths
             },
             "group": None if self._group is None else [each._asdict() for each in self.members()],
+            "sequences": None if self.owners is None else self.owners.describe(),
         }
 
     def members(self) -> list[MemberState]:
@@ -477,6 +599,7 @@ class Bus:
                 member.id,
                 member.address,
                 member.id is not None and number in self._joined,
+                self.owners is not None and self.owners.agrees(number),
                 by.get(number, 0),
                 now - self._inlets[number].received_at if self._inlets[number].up else None,
                 self._inlets[number].received,

@@ -29,11 +29,20 @@ from ext_proc.routing.suspicion import (
 )
 from ext_proc.routing.values.listing import MAX_ROWS, Listing, PlacementState, Row
 from ext_proc.routing.values.pool import EndpointKey
+from ext_proc.routing.values.proposal import PlacedAs, Proposal
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.request import SequenceKey
 from ext_proc.routing.values.ticket import Ticket
 from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
-from ext_proc.workers.news import Hello, Looked, LookWanted, Probed, SnapshotEnd
+from ext_proc.workers.news import (
+    Hello,
+    Looked,
+    LookWanted,
+    OwnerAnswer,
+    OwnerAsk,
+    Probed,
+    SnapshotEnd,
+)
 from ext_proc.workers.records import (
     BLOCK_BYTES,
     EFFECTS,
@@ -345,6 +354,30 @@ def _suspect_runs(fingerprint: Any, replica: Any, at: Any) -> Message:
     return SuspectRun(_fingerprint(fingerprint), place, _finite(_number(at)))
 
 
+def _hello(member: Any, at: Any, count: Any, view: Any) -> Message:
+    return Hello(_text(member), _finite(_number(at)), int(count), _text(view))
+
+
+def _ask(
+    number: Any,
+    pool: Any,
+    sequence: Any,
+    endpoint: Any,
+    variant: Any,
+    idle_s: Any,
+    before: Any,
+) -> Message:
+    proposal = Proposal(
+        _text(pool),
+        _sequence(sequence),
+        _key(endpoint),
+        _text(variant),
+        _amount(_number(idle_s)),
+        None if before is None else _key(before),
+    )
+    return OwnerAsk(int(number), proposal)
+
+
 _JSON_MESSAGES: Final[dict[str, Callable[..., Message]]] = {
     "lease": _lease,
     "release": _release,
@@ -355,7 +388,9 @@ _JSON_MESSAGES: Final[dict[str, Callable[..., Message]]] = {
     "probed": _probed,
     "looked": _looked,
     "look-wanted": lambda endpoint: LookWanted(_key(endpoint)),
-    "hello": lambda member, at: Hello(_text(member), _finite(_number(at))),
+    "hello": _hello,
+    "ask": _ask,
+    "answer": lambda number, placed: OwnerAnswer(int(number), PlacedAs(placed)),
     "begun": SnapshotEnd,
     "died": _died,
     "suspect-body": _suspect_body,

@@ -23,7 +23,15 @@ from ext_proc.routing.suspicion import (
     SuspectRun,
 )
 from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
-from ext_proc.workers.news import Hello, Looked, LookWanted, Probed, SnapshotEnd
+from ext_proc.workers.news import (
+    Hello,
+    Looked,
+    LookWanted,
+    OwnerAnswer,
+    OwnerAsk,
+    Probed,
+    SnapshotEnd,
+)
 from ext_proc.workers.records import (
     EFFECT_NUMBERS,
     INSERTED,
@@ -83,6 +91,8 @@ class Encoder:
             Looked: self._looked,
             LookWanted: self._look_wanted,
             Hello: self._hello,
+            OwnerAsk: self._ask,
+            OwnerAnswer: self._answer,
             SnapshotEnd: self._snapshot_end,
             Died: self._died,
             SuspectBody: self._suspect_body,
@@ -198,6 +208,15 @@ class Encoder:
 
     def _hello(self, event: Hello, into: bytearray) -> None:
         _json(into, ["hello", *event])
+
+    def _ask(self, event: OwnerAsk, into: bytearray) -> None:
+        number, (pool, sequence, endpoint, variant, idle_s, instead, _) = event
+        before = None if instead is None else list(instead)
+        row = ["ask", number, pool, list(sequence), list(endpoint), variant, idle_s, before]
+        _json(into, row)
+
+    def _answer(self, event: OwnerAnswer, into: bytearray) -> None:
+        _json(into, ["answer", *event])
 
     def _snapshot_end(self, _: SnapshotEnd, into: bytearray) -> None:
         _json(into, ["begun"])

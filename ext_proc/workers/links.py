@@ -13,6 +13,8 @@ Rules:
    that reads its socket before a decision knows everything that was sent before.
 5. A message that cannot be decoded or applied ends the connection: a partial message would be worse
    than a new snapshot. So do more than ``MAX_BYTES_PER_S``.
+6. A reader of a group may ask the sender on its connection, which wakes it; the answer comes among
+   the messages.
 """
 
 from __future__ import annotations
@@ -65,17 +67,47 @@ def path_of(folder: Path, worker: int) -> Path:
     return folder / f"{worker}.sock"
 
 
+class _Rate:
+    """Bounds what comes in a second."""
+
+    __slots__ = ("_bytes", "_second")
+
+    def __init__(self) -> None:
+        self._second = self._bytes = 0
+
+    def count(self, size: int, now: float) -> None:
+        """Count bytes; ``now`` is the loop's time.
+
+        Raises:
+            GarbledError: They are too many.
+        """
+        second = int(now)
+        if second != self._second:
+            self._second, self._bytes = second, 0
+        self._bytes += size
+        if self._bytes > MAX_BYTES_PER_S:
+            raise GarbledError(f"more than {MAX_BYTES_PER_S} bytes in a second")
+
+
 class Outlet:
     """The sending side: messages of this worker, for all peers that dial.
 
     Args:
         begin: Returns the bytes with which a new connection begins, whole frames.
         rest: Yields further small frames for a reader that requested the index.
+        answer: Returns the answer to what a reader asks; it raises ``GarbledError`` where a reader
+            may not say that.
     """
 
-    def __init__(self, begin: Callable[[], bytes], rest: Callable[[], Iterator[bytes]]) -> None:
+    def __init__(
+        self,
+        begin: Callable[[], bytes],
+        rest: Callable[[], Iterator[bytes]],
+        answer: Callable[[Message], bytes],
+    ) -> None:
         self._begin = begin
         self._rest = rest
+        self._answer = answer
         self._loop = asyncio.get_running_loop()
         self._server: socket.socket | None = None
         self._greeting: dict[socket.socket, bytes] = {}
@@ -134,7 +166,12 @@ class Outlet:
             self.admit(sock)
 
     def _listen(self, sock: socket.socket) -> None:
-        """Read a greeting; after it a reader sends nothing, and reading only detects its end."""
+        """Read a greeting; what comes after it is asked, or shows the reader's end."""
+        known = self.readers.get(sock)
+        if known is not None:
+            if not known.heard(self._answer):
+                self.drop(sock)
+            return
         try:
             data = sock.recv(_GREETING)
         except WOULD_BLOCK:
@@ -182,6 +219,29 @@ class _Reader:
         self._more = more
         self._unsent = bytearray()
         self._later: asyncio.Handle | None = None
+        self._decoder = Decoder()
+        self._rate = _Rate()
+
+    def heard(self, answer: Callable[[Message], bytes]) -> bool:
+        """Answer what the reader asks; return whether it is still there, and may ask that."""
+        for _ in range(READS):
+            try:
+                data = self._sock.recv(READ_BYTES)
+            except WOULD_BLOCK:
+                return True
+            except OSError:
+                return False
+            if not data:
+                return False
+            try:
+                self._rate.count(len(data), self._loop.time())
+                for message in self._decoder.feed(data):
+                    if not self.send(answer(message)):
+                        return False
+            except GarbledError as error:
+                _log.warning("sibling_not_understood", reason=str(error))
+                return False
+        return True
 
     def send(self, frame: bytes) -> bool:
         """Send or buffer a frame; return whether the reader is within ``MAX_BACKLOG``."""
@@ -252,9 +312,7 @@ class Inlet:
         self._end: select.epoll | None = None
         """Readable when the peer worker has gone."""
         self._decoder = Decoder()
-        self._second = 0
-        self._in_second = 0
-        """Bytes received in ``_second`` of the loop's time."""
+        self._rate = _Rate()
         self.received_at = float("-inf")
         """Loop time of the last received bytes."""
         self.received = 0
@@ -287,6 +345,14 @@ class Inlet:
             self._end.register(self._sock, select.EPOLLRDHUP)
             self._loop.add_reader(self._end.fileno(), self.read)
 
+    def wake(self) -> None:
+        """Read messages as they arrive again."""
+        end, self._end = self._end, None
+        if end is not None and self._sock is not None:
+            self._loop.remove_reader(end.fileno())
+            end.close()
+            self._loop.add_reader(self._sock, self.read)
+
     def read(self) -> None:
         """Process the bytes that have arrived, without waiting."""
         for _ in range(READS):
@@ -305,7 +371,7 @@ class Inlet:
             self.received_at = self._loop.time()
             self.received += len(data)
             try:
-                self._count(len(data))
+                self._rate.count(len(data), self.received_at)
                 for message in self._decoder.feed(data):
                     self._on_message(message)
             except UnwelcomeError:
@@ -319,13 +385,17 @@ class Inlet:
             if len(data) < READ_BYTES and not isinstance(sock, ssl.SSLSocket):
                 return
 
-    def _count(self, size: int) -> None:
-        second = int(self.received_at)
-        if second != self._second:
-            self._second, self._in_second = second, 0
-        self._in_second += size
-        if self._in_second > MAX_BYTES_PER_S:
-            raise GarbledError(f"more than {MAX_BYTES_PER_S} bytes in a second")
+    def ask(self, frame: bytes) -> bool:
+        """Send a small frame to the peer; return whether it was sent."""
+        if self._sock is None:
+            return False
+        try:
+            if self._sock.send(frame) == len(frame):
+                return True
+        except OSError:
+            pass
+        self._loop.call_soon(self.close)  # part of it may have been sent
+        return False
 
     def close(self) -> None:
         """Close the connection."""

@@ -1,6 +1,7 @@
 """Messages between workers besides the router's events. Pure.
 
-They carry what the worker that leads found at replicas, and what others ask of it.
+They carry what the worker that leads found at replicas, what others ask of it, and what members of
+a group ask each other.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from ext_proc.routing.health.placement import Placement
     from ext_proc.routing.values.listing import Listing
     from ext_proc.routing.values.pool import EndpointKey
+    from ext_proc.routing.values.proposal import PlacedAs, Proposal
 
 
 class SnapshotEnd(NamedTuple):
@@ -25,6 +27,24 @@ class Hello(NamedTuple):
     """Id of the picker, or of its worker."""
     at: float
     """When it is sent, by the sender's monotonic clock, seconds."""
+    changes: int = 0
+    """Number of the latest change of the members that it knows."""
+    view: str = ""
+    """Digest of the counts of all members that it knows (``group.owners``)."""
+
+
+class OwnerAsk(NamedTuple):
+    """A member asks another for the lease of a sequence, on the connection that it reads."""
+
+    number: int
+    proposal: Proposal
+
+
+class OwnerAnswer(NamedTuple):
+    """The answer, after the lease if there is one."""
+
+    number: int
+    placed: PlacedAs
 
 
 class Probed(NamedTuple):

@@ -23,7 +23,15 @@ if TYPE_CHECKING:
     from ext_proc.feedback.entries import Judged
     from ext_proc.routing.peers import ReplicationEvent
     from ext_proc.telemetry.news import TelemetryUpdate
-    from ext_proc.workers.news import Hello, Looked, LookWanted, Probed, SnapshotEnd
+    from ext_proc.workers.news import (
+        Hello,
+        Looked,
+        LookWanted,
+        OwnerAnswer,
+        OwnerAsk,
+        Probed,
+        SnapshotEnd,
+    )
 
     Message: TypeAlias = (
         ReplicationEvent
@@ -33,11 +41,13 @@ if TYPE_CHECKING:
         | Looked
         | LookWanted
         | Hello
+        | OwnerAsk
+        | OwnerAnswer
         | SnapshotEnd
     )
     """Content of a record."""
 
-VERSION: Final = 8
+VERSION: Final = 9
 MAX_FRAME: Final = 2**20
 """Maximum bytes of a frame."""
 MAX_NAMES: Final = 2**16

@@ -9,6 +9,7 @@ import pytest
 from support.identities import Machines
 from support.secured_stack import GENERATE, Stack, secured_stack
 from support.traffic import Traffic, eventually, fresh_prompt
+from tidegate_api.names import REASON_HEADER, SEQUENCE_HEADER, SERVED_BY_HEADER
 
 LINKS_S = 0.02
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("demo_extra")]
@@ -25,6 +26,35 @@ async def stack(tmp_path_factory):
 async def both(stack: Stack) -> list[dict]:
     """Return the debug pages of the pickers."""
     return [await stack.picker_state(page) for page in (stack.picker_page, stack.other_page)]
+
+
+async def test_a_sequence_keeps_its_replica_wherever_it_goes(stack: Stack) -> None:
+    """Each picker sees some requests of it; the next one is sent before a lease could arrive."""
+
+    async def agreed() -> bool:
+        return all(one["workers"]["group"][0]["agrees"] for one in await both(stack))
+
+    async def placed() -> list[dict]:
+        return [one["workers"]["sequences"] for one in await both(stack)]
+
+    async def sequence(number: int) -> set[str]:
+        served: list[str] = []
+        url, headers = f"http://{stack.listener}{GENERATE}", {SEQUENCE_HEADER: str(number)}
+        while len(served) < 4:
+            body = {"text_input": "x", "max_tokens": 1}
+            async with stack.http.post(url, json=body, headers=headers) as answer:
+                if answer.status == 200:
+                    served.append(answer.headers[SERVED_BY_HEADER])
+                else:  # a busy machine may keep the owner from answering in time
+                    assert answer.headers.get(REASON_HEADER) == "unplaced", await answer.text()
+        return set(served)
+
+    assert await eventually(agreed)
+    served = [await sequence(number) for number in range(1, 25)]
+    assert {len(each) for each in served} == {1}
+    assert len(set().union(*served)) > 1
+    told = await placed()
+    assert sum(one["proposed"] + one["earlier"] for one in told) > 0
 
 
 async def test_a_group_knows_what_each_was_sent_and_outlives_one(stack: Stack) -> None:

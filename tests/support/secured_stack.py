@@ -202,7 +202,7 @@ async def secured_stack(
         envoy = machines.folder / "envoy"
         tls = {"certificate": str(envoy / "tls.crt"), "key": str(envoy / "tls.key"), "ca": str(ca)}
         fleet = {
-            "listener": {"address": listener},
+            "listener": {"address": listener, "debug_headers": links_s is not None},
             "pickers": {
                 "addresses": [picker, *filter(None, [other])],
                 "timeout": PATIENT,

@@ -47,6 +47,8 @@ class Worker:
             clock=clock,
         )
 
+        self.router.owners = self.bus.owners
+
     def tell(self, event) -> None:
         self.bus.publish(event)
 

@@ -47,7 +47,7 @@ they look at it once a second, and it was true while it was restarted."""
 _WANTING: Final = frozenset(
     {
         *("saturated", "queue-full", "deadline-unmet", "no-endpoints", "wrong-version"),
-        *("suspect-waits", "no-pick"),
+        *("suspect-waits", "unplaced", "no-pick"),
         # Envoy's own, as pickers count them.
         *("rate-limited", "overflow", "overloaded", "no-healthy-upstream", "no-cluster"),
         *("timeout", "unreached", "broken", "local"),

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ext_proc.routing.values.request import Form
+
+if TYPE_CHECKING:
+    from ext_proc.routing.values.proposal import Proposal
 
 
 class RefusalKind(StrEnum):
@@ -57,6 +60,8 @@ class RefusalKind(StrEnum):
     """422: replicas died each time they had this request."""
     SUSPECT_WAITS = "suspect-waits"
     """503: the request may have killed replicas, and cannot run alone now."""
+    UNPLACED = "unplaced"
+    """503: the picker of the group that places this sequence does not answer."""
     NO_PICK = "no-pick"
     """503: there is no pick, and the picker's operator requires one."""
 
@@ -77,6 +82,8 @@ class Refusal:
     """How long the request would wait for a replica, seconds; ``None`` = unknown."""
     limit: int | None = None
     """The limit that refuses it: requests in flight of all replicas that could take it."""
+    proposed: Proposal | None = None
+    """What may be asked of the picker that places the sequence (``UNPLACED``)."""
 
 
 NO_PICK: Final = Refusal(

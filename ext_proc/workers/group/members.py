@@ -33,6 +33,7 @@ from tidegate_common.backoff import Backoff
 from tidegate_common.tls.roles import Peer
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Iterator
 
     from ext_proc.workers.links import Inlet, Outlet
@@ -61,6 +62,8 @@ class GroupPlan(NamedTuple):
     """Addresses of members; this one's may be among them."""
     secured: Secured
     refused: DeniedPeers
+    life: int = 0
+    """Number that is greater at each start of this picker (``group.owners``)."""
 
 
 @dataclass
@@ -101,7 +104,8 @@ class GroupMembers:
         self._plan = plan
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._port = GroupPort(plan.secured, plan.refused.note, outlet.admit, outlet.drop)
+        self._outlet = outlet
+        self._port = GroupPort(plan.secured, plan.refused.note, self._admit, outlet.drop)
         self.members = {
             FIRST_NUMBER + number: GroupMember(address)
             for number, address in enumerate(plan.members)
@@ -115,6 +119,12 @@ class GroupMembers:
             OSError: The address cannot be bound.
         """
         self.address = self._port.open(self._plan.listen)
+
+    def _admit(self, sock: socket.socket) -> None:
+        """Serve a picker; who dials is there, so that members not connected are dialled soon."""
+        for member in self.members.values():
+            member.again_at = float("-inf")
+        self._outlet.admit(sock)
 
     def close(self) -> None:
         """Stop listening and dialling."""

@@ -123,20 +123,21 @@ class GroupPort:
         plain.setblocking(False)
         task = self._loop.create_task(self._serve(plain, f"{where[0]}:{where[1]}"))
         self._handshakes.add(task)
-        task.add_done_callback(self._handshakes.discard)
+
+        def done(_: asyncio.Task[None]) -> None:
+            self._handshakes.discard(task)
+            plain.close()  # unless TLS has taken it; a task that never began has not
+
+        task.add_done_callback(done)
 
     async def _serve(self, plain: socket.socket, address: str) -> None:
         try:
             async with asyncio.timeout(WITHIN_S):
                 sock, _ = await self._shaken(plain, self._context, address, server_side=True)
         except (OSError, TimeoutError) as error:
-            plain.close()
             if isinstance(error, ssl.SSLError):
                 self._on_refused(address, Peer(), f"no handshake as a picker: {error.reason}")
             return
-        except BaseException:
-            plain.close()
-            raise
         now = self._loop.time()
         self._ends = {each: timer for each, timer in self._ends.items() if timer.when() > now}
         self._ends[sock] = self._loop.call_later(self._secured.max_age_s, self._drop, sock)

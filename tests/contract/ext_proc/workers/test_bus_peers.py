@@ -126,7 +126,8 @@ async def test_strangers_are_not_served(tmp_path, greeting):
             stranger.setblocking(False)
             await group.settle()
             with suppress(ConnectionResetError):
-                assert stranger.recv(10) == b""
+                while stranger.recv(4096):
+                    pass
         assert group.workers[0].bus.state()["readers"] == 0
 
 

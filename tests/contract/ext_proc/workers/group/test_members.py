@@ -9,10 +9,13 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
+from ext_proc.routing.state.leases import LeaseKey
+from ext_proc.routing.values.proposal import PlacedAs
+from ext_proc.routing.values.request import SequenceKey
 from ext_proc.routing.values.ticket import Outcome
 from ext_proc.workers import links
-from ext_proc.workers.group.members import GroupPlan
-from support.crew import decide, loads
+from ext_proc.workers.group.members import FIRST_NUMBER, GroupPlan
+from support.crew import POOL, decide, loads, request
 from support.identities import Machines
 from support.worker_groups import Worker
 from tidegate_common.tls.contexts import client_context
@@ -41,6 +44,11 @@ def free_address() -> str:
         return f"127.0.0.1:{server.getsockname()[1]}"
 
 
+def lease_key(number: int) -> LeaseKey:
+    """Return the key of a sequence's lease."""
+    return LeaseKey(POOL, SequenceKey("m", "", number))
+
+
 class Group:
     """Pickers p1, p2 … that know each other's addresses."""
 
@@ -60,6 +68,7 @@ class Group:
             tuple(self.addresses),
             secured(self.machines, role, own),
             self.refused,
+            number,
         )
         clock = lambda: 100.0 + 10_000.0 * number  # noqa: E731 - a clock that stands
         made = self.pickers[number] = Worker(None, 0, 1, clock, plan)
@@ -78,9 +87,10 @@ class Group:
                     each.bus.catch_up()
 
     def joined(self) -> bool:
-        """Return whether each knows all others."""
+        """Return whether each knows all others, and that these do."""
         return all(
             sum(each.caught_up for each in picker.bus.members()) == len(self.pickers) - 1
+            and picker.bus.owners.agreed
             for picker in self.pickers.values()
         )
 
@@ -103,18 +113,48 @@ async def test_members_decide_over_one_state(machines):
     async with group_of(machines, 3) as group:
         first, *others = group.pickers.values()
         made = decide(first.router, 100.0, (1, 2, 3))
-        leased = decide(first.router, 100.0, sequence_id=7)
+        own = next(each for each in range(100) if first.bus.owners.places(lease_key(each)))
+        leased = decide(first.router, 100.0, sequence_id=own)
         await group.until(lambda: all(len(each.router.peers) == 2 for each in others))
         for number, each in enumerate(others, 1):
             now = 101.0 + 10_000.0 * number
             assert loads(each.router) == loads(first.router)
             assert each.router.index.table.matched((1, 2, 3), made.ticket.endpoint) == 3
-            assert decide(each.router, now, sequence_id=7).addresses == leased.addresses[:1]
+            again = decide(each.router, now, sequence_id=own)
+            assert again.addresses == leased.addresses[:1]
             ((_, lease),) = each.router.peers.leases_in_force()
             assert 0.0 < lease.expires - now < 10_000.0
         first.router.settle(made.ticket, Outcome.DONE, 101.0)
         first.router.settle(leased.ticket, Outcome.DONE, 101.0)
         await group.until(lambda: all(each.bus.members()[0].open_tickets == 0 for each in others))
+
+
+async def test_a_new_sequence_is_placed_by_its_owner(machines):
+    """Another member asks it, and gets the lease that it granted, or one that it granted before."""
+    async with group_of(machines, 2) as group:
+        first, owner = group.pickers.values()
+        number = next(each for each in range(100) if owner.bus.owners.places(lease_key(each)))
+        assert first.bus.owners.agreed
+        assert not first.bus.owners.places(lease_key(number))
+        proposed = first.router.decide(request(sequence_id=number), 100.0, 100.0).proposed
+        told: list[PlacedAs] = []
+        first.router.place(proposed, lambda placed, *_: told.append(placed))
+        first.router.place(proposed, lambda placed, *_: told.append(placed))
+        await group.until(lambda: len(told) == 2)
+        assert told == [PlacedAs.AS_PROPOSED, PlacedAs.EARLIER]
+        found = decide(first.router, 100.0, sequence_id=number)
+        same = decide(owner.router, 10_100.0, sequence_id=number)
+        assert found.ticket.endpoint == same.ticket.endpoint == proposed.endpoint
+        assert first.bus.owners.open == 0
+
+
+async def test_who_asks_something_else_is_dropped(machines):
+    """A reader may ask for leases only."""
+    async with group_of(machines, 2) as group:
+        first, other = group.pickers.values()
+        first.bus._inlets[FIRST_NUMBER + 1].ask(other.bus._hello())
+        await group.until(lambda: first.bus.members()[0].connections_lost == 1)
+        await group.until(group.joined)
 
 
 async def test_a_member_that_comes_back_gets_a_snapshot(machines):

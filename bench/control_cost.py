@@ -35,7 +35,7 @@ from xds_server.fleet.revision import FleetState, Revision, following
 from xds_server.fleet.store import RevisionStore
 from xds_server.observability import XdsMetrics
 from xds_server.protocol.wire import ADS_SERVICE
-from xds_server.server.options import SERVER_OPTIONS
+from xds_server.server.port import SERVER_OPTIONS
 from xds_server.server.service import AdsServer
 
 if TYPE_CHECKING:

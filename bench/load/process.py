@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.load.plan import LoadPlan, Results, read_results, write_plan
-from tidegate.stack.processes.environment import service_environment
+from tidegate.stack.processes.spawning import service_environment
 from tidegate_common.children import module_command
 
 if TYPE_CHECKING:

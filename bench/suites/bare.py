@@ -17,7 +17,7 @@ from bench.overhead import POOL_MODES, UPSTREAMS, replicas
 from ext_proc.server import transport
 from tidegate.stack.local import ENVOY, PICKER, LocalStack
 from tidegate.stack.probes import picker_healthy
-from tidegate.stack.processes.environment import service_environment
+from tidegate.stack.processes.spawning import service_environment
 from tidegate.stack.processes.supervisor import Supervisor
 from tidegate.stack.processes.waiting import wait_until
 

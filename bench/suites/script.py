@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from tidegate.stack.processes.environment import service_environment
+from tidegate.stack.processes.spawning import service_environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -24,7 +24,7 @@ from kubernetes.watched import manifests
 from support.crowd import instant_upstreams
 from tidegate.stack.certificates import make
 from tidegate.stack.envoy import envoy_binary
-from tidegate.stack.processes.environment import service_environment
+from tidegate.stack.processes.spawning import service_environment
 from tidegate.stack.processes.supervisor import Supervisor
 from tidegate.stack.processes.waiting import wait_until
 from tidegate_common.children import module_command

@@ -14,8 +14,8 @@ import yaml
 
 from kubernetes.chart import CHART, helm
 from kubernetes.test_manifests import admitted, restricted
-from tidegate.stack.processes.environment import service_environment
 from tidegate.stack.processes.ports import HeldPorts
+from tidegate.stack.processes.spawning import service_environment
 from tidegate.stack.processes.supervisor import Supervisor
 from tidegate.stack.processes.waiting import wait_until
 from tidegate_common.children import module_command

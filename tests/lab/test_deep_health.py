@@ -19,8 +19,8 @@ from support.shown_health import eds_health, placed, shown
 from support.spans import collecting
 from support.traffic import GENERATE, Traffic, admin, eventually, fresh_prompt, metric
 from tidegate.stack.local import PICKER
-from tidegate.stack.processes.environment import service_environment
 from tidegate.stack.processes.ports import HeldPorts
+from tidegate.stack.processes.spawning import service_environment
 from tidegate.stack.processes.supervisor import Supervisor
 from tidegate.stack.processes.waiting import http_ok, wait_until
 from tidegate_api.admin.v1 import admin_pb2

@@ -25,8 +25,8 @@ from support.traffic import (
     fresh_prompt,
     vision_body,
 )
-from tidegate.stack.processes.environment import service_environment
 from tidegate.stack.processes.ports import HeldPorts
+from tidegate.stack.processes.spawning import service_environment
 from tidegate.stack.processes.supervisor import Supervisor
 from tidegate.stack.processes.waiting import http_ok, wait_until
 from tidegate_api.admin.v1 import admin_pb2 as api

@@ -18,8 +18,8 @@ from gateway.streams.watches import StreamAnswers
 from support.traffic import VISION, eventually, vision_body
 from tidegate.stack import commands
 from tidegate.stack.local import GATEWAY
-from tidegate.stack.processes.environment import service_environment
 from tidegate.stack.processes.ports import HeldPorts
+from tidegate.stack.processes.spawning import service_environment
 from tidegate_api.admin.v1 import admin_pb2, admin_pb2_grpc
 from tidegate_api.names import ENDPOINT_HEADER, REPLICAS_HEADER
 from tidegate_common.children import module_command

@@ -19,7 +19,7 @@ from support.replicas import PATIENT, Replica
 from support.traffic import GENERATE, eventually, fresh_prompt
 from support.units import ENVOY, FOLDER, PLACES, PROGRAM, UNITS, Unit, placed
 from tidegate.stack.envoy import envoy_binary, envoy_environment
-from tidegate.stack.processes.environment import service_environment
+from tidegate.stack.processes.spawning import service_environment
 from tidegate.stack.processes.supervisor import Supervisor
 from tidegate_common.children import module_command
 

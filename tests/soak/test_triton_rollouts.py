@@ -39,7 +39,7 @@ from support.traffic import (
     vision_inputs,
 )
 from tidegate.stack.local import LocalStack
-from tidegate.stack.processes.environment import service_environment
+from tidegate.stack.processes.spawning import service_environment
 from tidegate.stack.processes.supervisor import Supervisor
 from tidegate.stack.processes.waiting import http_ok, wait_until
 from tidegate.stack.runfolder import RunFolder

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import yaml
 
 from tidegate.stack.envoy import envoy_binary
-from tidegate.stack.processes.environment import service_environment
+from tidegate.stack.processes.spawning import service_environment
 from tidegate.stack.processes.supervisor import Supervisor
 from tidegate.stack.processes.waiting import wait_until
 from tidegate.stack.tritons import replica as triton

@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 
 from tidegate.stack.processes import spawning
-from tidegate.stack.processes.environment import service_environment
+from tidegate.stack.processes.spawning import service_environment
 from tidegate_api.admin.v1 import admin_pb2 as api
 from tidegate_api.admin.v1 import admin_pb2_grpc
 from tidegate_common.children import module_command

@@ -15,8 +15,8 @@ import yaml
 
 from support.traffic import metric
 from tidegate.stack.envoy import envoy_binary, envoy_command, envoy_environment
-from tidegate.stack.processes.environment import service_environment
 from tidegate.stack.processes.ports import HeldPorts
+from tidegate.stack.processes.spawning import service_environment
 from tidegate.stack.processes.supervisor import Supervisor
 from tidegate.stack.processes.waiting import http_ok, wait_until
 from tidegate.stack.runfolder import RunFolder

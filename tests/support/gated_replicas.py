@@ -11,8 +11,8 @@ from aiohttp import web
 from support.in_process_stack import PICKER, InProcessStack
 from support.sites import end
 from support.traffic import eventually, metric
-from tidegate.stack.processes.environment import service_environment
 from tidegate.stack.processes.ports import HeldPorts
+from tidegate.stack.processes.spawning import service_environment
 from tidegate_common.children import module_command
 
 GENERATE = "/v2/models/toy-llm/generate"

@@ -21,8 +21,8 @@ from support.replicas import PATIENT
 from support.traffic import eventually
 from tidegate.stack.envoy import envoy_binary, envoy_command, envoy_environment, render_bootstrap
 from tidegate.stack.probes import picker_healthy
-from tidegate.stack.processes.environment import service_environment
 from tidegate.stack.processes.ports import HeldPorts
+from tidegate.stack.processes.spawning import service_environment
 from tidegate.stack.processes.supervisor import Supervisor
 from tidegate.stack.processes.waiting import http_ok, wait_until
 from tidegate.stack.runfolder import RunFolder

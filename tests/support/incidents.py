@@ -23,8 +23,8 @@ from support.replicas import Replica
 from support.traffic import eventually
 from tidegate.cli.client import READ_TIMEOUT_S, explain
 from tidegate.stack.local import CONTROL_SERVER, PICKER
-from tidegate.stack.processes.environment import service_environment
 from tidegate.stack.processes.ports import HeldPorts
+from tidegate.stack.processes.spawning import service_environment
 from tidegate.stack.processes.supervisor import Supervisor
 from tidegate.stack.runfolder import RunFolder
 from tidegate_api.admin.v1 import admin_pb2, admin_pb2_grpc

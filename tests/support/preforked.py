@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Self
 from support.prefork import SERVICES
 from support.started import started
 from tidegate.stack.processes import spawning
-from tidegate.stack.processes.environment import service_environment
+from tidegate.stack.processes.spawning import service_environment
 from tidegate_common.children import module_command
 
 if TYPE_CHECKING:

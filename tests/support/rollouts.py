@@ -21,8 +21,8 @@ import yaml
 from support.crowd import CONTROL, Connection, Crowd
 from tidegate.stack.addresses import GatewayAddresses
 from tidegate.stack.commands import gateway
-from tidegate.stack.processes.environment import service_environment
 from tidegate.stack.processes.ports import HeldPorts
+from tidegate.stack.processes.spawning import service_environment
 from tidegate.stack.processes.waiting import wait_until
 from tidegate_common.children import module_command
 

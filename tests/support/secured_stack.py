@@ -20,8 +20,8 @@ from tidegate.stack.envoy import (
     render_bootstrap,
     secrets_of,
 )
-from tidegate.stack.processes.environment import service_environment
 from tidegate.stack.processes.ports import HeldPorts
+from tidegate.stack.processes.spawning import service_environment
 from tidegate.stack.processes.supervisor import Supervisor
 from tidegate.stack.processes.waiting import wait_until
 from tidegate.stack.runfolder import RunFolder

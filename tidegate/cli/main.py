@@ -14,7 +14,6 @@ from tidegate.cli.services import with_settings
 from tidegate.cli.verbs import (
     benching,
     changing,
-    comparing,
     explaining,
     files,
     reading,
@@ -119,7 +118,7 @@ VERBS: Final = (
     Verb("status", _READ, status.status, "tidegate status --check"),
     Verb("top", _READ, topping.top, "tidegate top --pool llm --sort errors"),
     Verb("history", _READ, reading.history, "tidegate history -n 5"),
-    Verb("diff", _READ, comparing.diff, "tidegate diff 7 9"),
+    Verb("diff", _READ, reading.diff, "tidegate diff 7 9"),
     Verb("explain", _READ, explaining.explain, "tidegate explain --pool llm --not r2"),
     Verb("request", _READ, explaining.request, "tidegate request 7f3c1d90"),
     Verb(

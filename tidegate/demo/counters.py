@@ -1,9 +1,9 @@
-"""Request counters from the replicas' Prometheus pages. Pure functions."""
+"""Reads replicas' counters and the picker's pages. Pure functions."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -17,6 +17,8 @@ _TOY_REQUESTS: Final = "toy_llm_requests_total"
 _TOY_PROMPT: Final = "toy_llm_prompt_tokens_total"
 _TOY_REUSED: Final = "toy_llm_reused_tokens_total"
 _WANTED: Final = (_TRITON_SUCCESS, _TOY_REQUESTS, _TOY_PROMPT, _TOY_REUSED)
+
+_PICKS: Final = "tidegate_picker_picks_total"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +73,57 @@ def reuse(counts: Iterable[ReplicaCounters]) -> float | None:
 
 def _grown(now: int, before: int) -> int:
     return now - before if now >= before else now
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The picker's state of one replica; unknown is ``None``."""
+
+    in_flight: int
+    queued: float | None
+    """Requests queued in the replica, summed over its models."""
+    cache: float | None
+    """Usage of its fullest KV cache, 0 to 1."""
+    draining: bool
+
+
+def read_picks(page: str) -> int:
+    """Return the number of picks since the picker's start.
+
+    Raises:
+        ValueError: The page is not in Prometheus text format.
+    """
+    wanted = "\n".join(line for line in page.splitlines() if line.startswith(_PICKS)) + "\n"
+    return sum(
+        int(sample.value)
+        for family in text_string_to_metric_families(wanted)
+        for sample in family.samples
+    )
+
+
+def read_replicas(state: Mapping[str, Any]) -> dict[str, Seen]:
+    """Return the state of each replica in ``/debug/state``, by endpoint id.
+
+    A replica in several pools has one ledger entry and one set of readings, so any pool will do;
+    it is draining if it drains in any pool.
+    """
+    seen: dict[str, Seen] = {}
+    for pool in state["router"]["pools"].values():
+        for name, endpoint in pool["endpoints"].items():
+            readings = endpoint["readings"]
+            drains = name in seen and seen[name].draining
+            seen[name] = Seen(
+                in_flight=int(endpoint["in_flight"]),
+                queued=_sum(reading["queued"] for reading in readings),
+                cache=max(
+                    (one["kv_used"] for one in readings if one["kv_used"] is not None),
+                    default=None,
+                ),
+                draining=bool(endpoint["draining"]) or drains,
+            )
+    return seen
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

@@ -1,4 +1,4 @@
-"""The demo after its phases: a live table of the running system, and commands to copy."""
+"""The demo after its phases: a live table, commands to copy, a trickle of requests."""
 
 from __future__ import annotations
 
@@ -15,25 +15,31 @@ from rich.live import Live
 from rich.text import Text
 
 from tidegate.demo.clients import AnswerError, fetch_text
-from tidegate.demo.counters import ReplicaCounters, read_counts
+from tidegate.demo.counters import ReplicaCounters, Seen, read_counts, read_replicas
 from tidegate.demo.load import Tally
-from tidegate.demo.picker_page import Seen, read_replicas
 from tidegate.demo.report import percent
-from tidegate.demo.trickle import asking, told, trickle
 from tidegate.terminal.output import command_line, table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from rich.console import Console
     from rich.table import Table
 
+    from tidegate.demo.clients import Clients
     from tidegate.demo.scene import Scene
     from tidegate.stack.local import LocalStack
     from tidegate.stack.tritons.replica import TritonReplica
 
 PERIOD_S: Final = 0.5
 _GONE = (aiohttp.ClientError, AnswerError, TimeoutError)
+
+PAUSE_S: Final = 0.4
+"""Seconds between two requests."""
+TOPICS: Final = 8
+"""Prompts that are repeated, so that some of them are cached."""
+VISION_EVERY: Final = 4
+TOKENS: Final = 8
 
 
 async def stay(out: Console, scene: Scene, stop: asyncio.Event) -> None:
@@ -162,3 +168,51 @@ def _served(now: ReplicaCounters | None, start: ReplicaCounters | None) -> int |
     if now is None:
         return None
     return sum(now.since(start or ReplicaCounters()).served.values())
+
+
+def asking(clients: Clients) -> Callable[[int], Awaitable[str]]:
+    """Return what sends the request of a number: a prompt, each fourth an image."""
+
+    async def ask(number: int) -> str:
+        if number % VISION_EVERY == 0:
+            return await clients.infer_http()
+        prompt = f"Topic {number % TOPICS}: which gate is open, and for whom? " * 4
+        return (await clients.generate(prompt, TOKENS)).replica
+
+    return ask
+
+
+async def trickle(
+    ask: Callable[[int], Awaitable[str]],
+    stop: asyncio.Event,
+    tally: Tally,
+    pause_s: float = PAUSE_S,
+) -> None:
+    """Send requests until ``stop`` is set.
+
+    Rules:
+
+    1. One request is in flight at a time; after each there is a pause of ``PAUSE_S``.
+    2. A request that fails is counted, never raised: replicas may be killed or drained meanwhile.
+
+    Args:
+        ask: Sends the request of a number and returns the replica that answered.
+        stop: Ends it after the request in flight.
+        tally: Counts them.
+        pause_s: Seconds between two requests.
+    """
+    number = 0
+    while not stop.is_set():
+        number += 1
+        try:
+            tally.by_replica[await ask(number)] += 1
+        except Exception as error:  # noqa: BLE001 - see rule 2
+            tally.fail(error)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), pause_s)
+
+
+def told(tally: Tally) -> str:
+    """Return what became of the requests, in one line."""
+    failed = f", {tally.failed} failed (first: {tally.first_error})" if tally.failed else ""
+    return f"a trickle of requests: {tally.answered} answered{failed}"

@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import grpc
 import structlog
@@ -22,7 +22,6 @@ import structlog
 from ext_proc.telemetry.pacing import Pacing
 from ext_proc.telemetry.report import write
 from ext_proc.telemetry.scrape import Scraper
-from tidegate.reporter.changes import Changes, CounterSample
 from tidegate_api.telemetry.v1 import telemetry_pb2_grpc
 from tidegate_common.backoff import Backoff
 from tidegate_common.lost import why_lost
@@ -30,6 +29,7 @@ from tidegate_common.tls.channel import open_channel
 
 if TYPE_CHECKING:
     from ext_proc.routing.values.reading import Reading
+    from ext_proc.telemetry.report import Key
     from tidegate_common.tls.rpc import ClientTls
 
 CONFIRM_S: Final = 0.5
@@ -152,3 +152,49 @@ async def run(options: ReporterOptions) -> int:
     """Report until cancelled."""
     await MetricsReporter(options).run()
     return 0
+
+
+@dataclass(frozen=True, slots=True)
+class CounterSample:
+    """Readings of one scrape of the replica."""
+
+    at: float
+    """Time of the scrape, monotonic seconds."""
+    readings: tuple[Reading, ...]
+    restarts: int
+    """Number of restarts of the replica seen so far."""
+
+
+class ChangedReadings(NamedTuple):
+    """Readings that changed and keys that disappeared since the last report."""
+
+    readings: tuple[Reading, ...]
+    gone: tuple[Key, ...]
+
+    def __bool__(self) -> bool:
+        """Return whether anything changed."""
+        return bool(self.readings or self.gone)
+
+
+class Changes:
+    """Readings sent on one stream; a reading that differs only in its time is unchanged."""
+
+    def __init__(self) -> None:
+        self._sent: dict[Key, Reading] = {}
+        self._restarts = 0
+
+    def of(self, sample: CounterSample) -> ChangedReadings:
+        """Return the changes in ``sample`` and record its readings as sent."""
+        if sample.restarts != self._restarts:
+            # The picker drops all readings of a replica that restarted.
+            self._sent.clear()
+            self._restarts = sample.restarts
+        timeless = {(each.model, each.version): replace(each, at=0.0) for each in sample.readings}
+        changed = tuple(
+            each
+            for each in sample.readings
+            if self._sent.get((each.model, each.version)) != timeless[each.model, each.version]
+        )
+        gone = tuple(key for key in self._sent if key not in timeless)
+        self._sent = timeless
+        return ChangedReadings(changed, gone)

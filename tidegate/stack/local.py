@@ -25,8 +25,8 @@ from tidegate.stack import envoy as envoy_process
 from tidegate.stack.addresses import Addresses
 from tidegate.stack.fleet import POOL_OF, FleetChange, build_fleet
 from tidegate.stack.probes import inference_through, picker_healthy, status_synced
-from tidegate.stack.processes.environment import service_environment
 from tidegate.stack.processes.ports import HeldPorts
+from tidegate.stack.processes.spawning import service_environment
 from tidegate.stack.processes.supervisor import Crash, Supervisor, first_crash
 from tidegate.stack.processes.waiting import http_ok, wait_until
 from tidegate.stack.runfolder import RunFolder

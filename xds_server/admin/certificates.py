@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 from urllib.parse import unquote
 
-from tidegate_common.tls.pem import validity
-from tidegate_common.tls.shown import shown_validity
+from tidegate_common.tls.pem import shown_validity, validity
 from xds_server.applications.traffic.verdict import CertificateState
 from xds_server.fleet.model.fields import split_host_port
 

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tidegate_api.admin.v1 import admin_pb2, admin_pb2_grpc
-from xds_server.admin import clients as clients_part
 from xds_server.admin import found as found_part
-from xds_server.admin import requests as requests_part
 from xds_server.admin.answers.canaries import CanaryCalls
 from xds_server.admin.answers.explained import explained, options_of
 from xds_server.admin.answers.operations import ModelCalls
 from xds_server.admin.views import configs
 from xds_server.fleet import change as edits
-from xds_server.fleet.change import UnknownName
+from xds_server.fleet.change import BadChange, UnknownName
 from xds_server.fleet.members.members import found_ids
 from xds_server.fleet.store import MAX_REVISIONS
 
@@ -37,9 +35,12 @@ if TYPE_CHECKING:
     from xds_server.fleet.findings import Sick
     from xds_server.fleet.model.fleet import Fleet
     from xds_server.fleet.revision import Revision
-    from xds_server.protocol.messages import RefusedPeer
+    from xds_server.protocol.messages import ClientView, RefusedPeer
+    from xds_server.protocol.publication import ClientProblem
 
 _DEFAULT_REVISIONS = 20
+
+MAX_REQUEST_CHARS: Final = 128
 
 
 def _changing(summary: str, edit: Callable[[Fleet, Any, Fleet], Fleet]) -> Any:
@@ -221,7 +222,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         answer = admin_pb2.GetStatusResponse(
             revision=self._control.revision,
             settled=self._observed.settled,
-            clients=list(map(clients_part.client, self._observed.clients())),
+            clients=list(map(_client, self._observed.clients())),
             file_error=self._control.file_error,
             refusal=self._control.refusal,
             sick=[
@@ -311,7 +312,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.GetRequestRequest, _context: Any
     ) -> admin_pb2.GetRequestResponse:
         """Ask the pickers what became of a request."""
-        return await requests_part.find(self._find, request.request)
+        return await _asked_for(self._find, request.request)
 
     @explained
     async def ListRevisions(  # noqa: N802 - gRPC's name
@@ -337,7 +338,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             result.clients = change.outcome.clients
             result.acked = change.outcome.acked
             result.channels.extend(change.outcome.channels)
-            result.problems.extend(clients_part.problems(change.outcome.problems))
+            result.problems.extend(_problems(change.outcome.problems))
         if change.elapsed_s is not None:
             result.elapsed_ms = change.elapsed_s * 1000
         if change.preview is not None and self._board is not None:
@@ -363,3 +364,66 @@ def _given(request: admin_pb2.SetBreakerRequest | admin_pb2.SetSlowStartRequest)
         for field, value in request.ListFields()
         if field.name not in {"pool", "options"}
     }
+
+
+def _problems(found: Sequence[ClientProblem]) -> list[admin_pb2.ClientProblem]:
+    """Return which clients did not take a change, and why."""
+    return [
+        admin_pb2.ClientProblem(client=p.client, state=p.state, type=p.type, message=p.message)
+        for p in found
+    ]
+
+
+def _client(view: ClientView) -> admin_pb2.ClientStatus:
+    """Return the status of a connected view."""
+    return admin_pb2.ClientStatus(
+        node=view.node,
+        kind=view.kind,
+        protocol=view.protocol,
+        peer=view.peer,
+        connected_seconds=view.connected_s,
+        build=view.build,
+        lost=view.lost,
+        group=view.group,
+        quarantine=view.quarantine,
+        twins=view.twins,
+        types=[
+            admin_pb2.TypeStatus(
+                type=each.short,
+                version_sent=each.version_sent,
+                version_acked=each.version_acked,
+                state=each.state,
+                message=each.message,
+                pending_seconds=each.pending_s,
+                resources=each.resources,
+            )
+            for each in view.types
+        ],
+    )
+
+
+async def _asked_for(
+    ask: Callable[[str], Awaitable[FoundRequest]] | None, request: str
+) -> admin_pb2.GetRequestResponse:
+    """Ask for a request.
+
+    Raises:
+        BadChange: The id is empty, too long, or has characters that cannot be printed.
+    """
+    if not 0 < len(request) <= MAX_REQUEST_CHARS or not request.isprintable():
+        raise BadChange(f"a request's id must have 1 to {MAX_REQUEST_CHARS} printable characters")
+    if ask is None:
+        return admin_pb2.GetRequestResponse()
+    found = await ask(request)
+    return admin_pb2.GetRequestResponse(
+        records=[
+            admin_pb2.RequestRecord(picker=each.picker, record_json=record)
+            for each in found.told
+            for record in each.records
+        ],
+        pickers=[
+            admin_pb2.PickerAnswer(picker=each.picker, since_seconds=each.since_s)
+            for each in found.told
+        ],
+        silent=found.silent,
+    )

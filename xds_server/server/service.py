@@ -33,9 +33,7 @@ from xds_server.protocol.stream import DeltaStream, SotwStream
 from xds_server.protocol.transaction import Publisher
 from xds_server.server.connection import AdsConnection
 from xds_server.server.drains import ModelDrainService
-from xds_server.server.options import ENDING_S, FIRST_REQUEST_S, MAX_OUTBOX, MAX_STREAMS
-from xds_server.server.port import AdsPort
-from xds_server.server.publication import Publication
+from xds_server.server.port import ENDING_S, FIRST_REQUEST_S, MAX_OUTBOX, MAX_STREAMS, AdsPort
 from xds_server.server.refusals import RefusedPeers
 from xds_server.server.reports import PickerReports
 from xds_server.server.served import ServedTypes
@@ -409,3 +407,37 @@ class AdsServer:
 
     def _loads_changed(self) -> None:
         self._dispatch(self._publisher.loads(self.reports.loads(), self._clock()))
+
+
+class Publication:
+    """Handle of a publication; returned by ``AdsServer.publish``."""
+
+    def __init__(
+        self, run: PublicationRun, outcome: Callable[[PublicationRun], PublicationOutcome]
+    ) -> None:
+        self._run = run
+        self._outcome = outcome
+        self._ended = asyncio.Event()
+
+    @property
+    def outcome(self) -> PublicationOutcome:
+        """Outcome of the publication, current or final."""
+        return self._outcome(self._run)
+
+    @property
+    def ended(self) -> bool:
+        """The publication has ended; cheaper than ``outcome``."""
+        return self._run.outcome is not None
+
+    async def wait(self, timeout_s: float | None = None) -> PublicationOutcome:
+        """Wait for the end; after ``timeout_s`` seconds return the current outcome ("waiting")."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._ended.wait()
+        except TimeoutError:
+            pass
+        return self.outcome
+
+    def end(self) -> None:
+        """Wake the waiting callers; called once, when the run has its outcome."""
+        self._ended.set()

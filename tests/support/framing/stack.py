@@ -17,8 +17,8 @@ from support.http3_client import http3_client
 from support.in_process_stack import PICKER, InProcessStack
 from support.replicas import PATIENT
 from tidegate.stack.envoy import envoy_binary, envoy_command, envoy_environment
-from tidegate.stack.processes.environment import service_environment
 from tidegate.stack.processes.ports import HeldPorts
+from tidegate.stack.processes.spawning import service_environment
 from tidegate.stack.processes.waiting import http_ok, wait_until
 
 

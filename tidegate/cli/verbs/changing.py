@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from tidegate.cli import previews
 from tidegate.cli.options import (  # noqa: TC001 - typer reads annotations at runtime
     ChangeFlags,
     ForcedFlags,
@@ -175,7 +174,9 @@ def outcome_lines(result: ChangeResult, change: ChangeFlags) -> list[str]:
         return [f"nothing to change; revision {result.revision} is in force", *kept]
     lines = [f"  {one}" for one in result.changes] + kept
     if change.dry_run:
-        told = previews.lines(result.preview) if result.HasField("preview") else ()
+        from tidegate.cli import views
+
+        told = views.preview_lines(result.preview) if result.HasField("preview") else ()
         return ["dry run, nothing was changed; apply would change:", *lines, *told]
     lines.insert(0, f"revision {result.revision}:")
     if result.channels:

@@ -88,7 +88,7 @@ def validate(
     if schema:
         import json
 
-        from xds_server.fleet.model.json_schema import json_schema
+        from xds_server.fleet.model.fleet import json_schema
 
         print(json.dumps(json_schema(), indent=2))
         return
@@ -97,8 +97,7 @@ def validate(
     if against is not None and server is not None:
         raise typer.BadParameter("compare with --against or with --server, not with both")
     from xds_server.fleet.members.origins import origins_of
-    from xds_server.fleet.rules.picker_needs import picker_needs
-    from xds_server.fleet.rules.warnings import warnings
+    from xds_server.fleet.rules.warnings import picker_needs, warnings
 
     text, source = read_text(fleet)
     loaded = load(text, source)

@@ -1,25 +1,32 @@
-"""Read-only verbs: ``get``, ``history``."""
+"""Read-only verbs: ``get``, ``history``, ``diff``."""
 
 from __future__ import annotations
 
 import sys
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
 
-from tidegate.cli.options import WatchFlags  # noqa: TC001 - typer reads annotations at runtime
+from tidegate.cli.options import (
+    ReadFlags,  # noqa: TC001 - typer reads annotations at runtime
+    WatchFlags,  # noqa: TC001 - typer reads annotations at runtime
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from rich.table import Table
 
-    from tidegate_api.admin.v1.admin_pb2 import GetFleetResponse, ReplicaStatus
+    from tidegate_api.admin.v1.admin_pb2 import GetFleetResponse, PlacedModel, ReplicaStatus
     from tidegate_api.admin.v1.admin_pb2_grpc import AdminStub
 
 DEFAULT_LIMIT = 20
 MAX_LIMIT = 1000
+
+MAX_COLUMNS: Final = 8
+"""Most replicas that are shown as columns; more are listed in one."""
+UNKNOWN: Final = "unknown"
 
 
 class What(StrEnum):
@@ -51,7 +58,6 @@ def get(
     """
     from tidegate.cli import views
     from tidegate.cli.client import READ_TIMEOUT_S, admin
-    from tidegate.terminal import placement
     from tidegate.terminal.output import emit
     from tidegate_api.admin.v1 import admin_pb2 as api
 
@@ -76,8 +82,8 @@ def get(
             return
         elif what is What.MODELS:
             answered = stub.GetModels(api.GetModelsRequest(), timeout=READ_TIMEOUT_S)
-            rows = placement.rows_of(answered.models)
-            shown = [placement.matrix(rows)]
+            rows = rows_of(answered.models)
+            shown = [matrix(rows)]
         elif what is What.TRAFFIC:
             answer = stub.GetTraffic(api.GetTrafficRequest(), timeout=READ_TIMEOUT_S)
             rows = views.minutes(answer.minutes)
@@ -319,3 +325,90 @@ def _revisions_table(rows: list[dict[str, Any]]) -> Table:
 def _short(changes: list[str], most: int = 3) -> str:
     more = len(changes) - most
     return "\n".join(changes[:most] + ([f"and {more} more"] if more > 0 else []))
+
+
+def diff(
+    old: Annotated[
+        int | None,
+        typer.Argument(min=1, metavar="[OLD]", help="Revision; see `tidegate history`."),
+    ] = None,
+    new: Annotated[
+        int | None,
+        typer.Argument(min=1, metavar="[NEW]", help="Revision; default: the one in force."),
+    ] = None,
+    fleet: Annotated[
+        str | None,
+        typer.Option(
+            "--file",
+            "-f",
+            metavar="FLEET",
+            help="Compare this fleet file with the fleet in force; `-` reads stdin.",
+        ),
+    ] = None,
+    *,
+    flags: ReadFlags,
+) -> None:
+    """Show the differences of two revisions, or what a fleet file would change."""
+    from tidegate.cli.client import READ_TIMEOUT_S, admin
+    from tidegate.cli.verbs.files import dry_run, read_text
+    from tidegate.terminal.output import emit
+    from tidegate_api.admin.v1.admin_pb2 import DiffRequest
+
+    if (old is None) == (fleet is None):
+        raise typer.BadParameter("name a revision to compare from, or a file with -f")
+    if fleet is not None:
+        changes = dry_run(flags.server, *read_text(fleet), flags.tls, force=True)
+    else:
+        with admin(flags.server, flags.tls) as stub:
+            asked = DiffRequest(old_revision=old or 0, new_revision=new or 0)
+            changes = list(stub.Diff(asked, timeout=READ_TIMEOUT_S).changes)
+    emit({"changes": changes}, ["\n".join(changes) or "no difference"], flags.output)
+
+
+def rows_of(models: Iterable[PlacedModel]) -> list[dict[str, Any]]:
+    """Return a row for each version of a model on each replica; what is not known is ``None``."""
+    return [
+        {
+            "pool": one.pool,
+            "model": one.model,
+            "version": one.version or None,
+            "endpoint": one.endpoint,
+            "state": one.state or None,
+            "reason": one.reason or None,
+            "for_seconds": round(one.for_seconds, 1) if one.HasField("for_seconds") else None,
+            "age_seconds": round(one.age_seconds, 1) if one.HasField("age_seconds") else None,
+        }
+        for one in models
+    ]
+
+
+def matrix(rows: list[dict[str, Any]]) -> Table:
+    """Return a table of models by replicas."""
+    from tidegate.terminal.output import table
+
+    places: dict[tuple[str, str, str | None], dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        places.setdefault((row["pool"], row["model"], row["version"]), {})[row["endpoint"]] = row
+    replicas = sorted({row["endpoint"] for row in rows})
+    wide = len(replicas) <= MAX_COLUMNS
+    return table(
+        ("pool", "model", "version", "ready", *(replicas if wide else ("replicas",))),
+        [
+            (
+                *place,
+                f"{sum(one['state'] == 'READY' for one in found.values())} of {len(found)}",
+                *(
+                    [_cell(found.get(name)) for name in replicas]
+                    if wide
+                    else [", ".join(f"{name} {_cell(found[name])}" for name in sorted(found))]
+                ),
+            )
+            for place, found in places.items()
+        ],
+    )
+
+
+def _cell(row: dict[str, Any] | None) -> str | None:
+    if row is None:
+        return None
+    return f"{row['state'] or UNKNOWN}" + (f": {row['reason']}" if row["reason"] else "")

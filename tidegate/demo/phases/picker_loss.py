@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 import aiohttp
 
 from tidegate.demo.clients import AnswerError, fetch_text
+from tidegate.demo.counters import read_picks
 from tidegate.demo.phases.losses import MAX_S, TICK_S, stateless_traffic
-from tidegate.demo.picker_page import read_picks
 from tidegate.demo.report import PhaseFinding, judge
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""How a supervisor starts a program: in a session of its own, ending with its parent."""
+"""How a supervisor starts a program: environment, a session of its own, an end with its parent."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol
+
+from tidegate_common.children import ROOT, child_environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,3 +59,13 @@ async def spawn(program: Program, log: IO[bytes]) -> Process:
         stderr=log,
         start_new_session=True,
     )
+
+
+def service_environment(installed: Path | None = None) -> dict[str, str]:
+    """Return this process's environment, with the project importable from any folder.
+
+    Args:
+        installed: Installation of the project to import from, such as ``build/compiled``;
+            default: ``ROOT``.
+    """
+    return {**child_environment(installed or ROOT), "PYTHONUNBUFFERED": "1"}

@@ -9,18 +9,18 @@ Rules:
    have the role admin, so such a port belongs on loopback; with one, a token is needed.
 4. On a Unix socket the user of the server and root are admins. Who else may open it, as a member of
    its group, has the role that is given to that user by name, or else operator.
-5. A peer that presents wrong tokens is refused after a while (``failures``), whatever it presents.
+5. A peer that presents wrong tokens is refused after a while (``Failures``), whatever it presents.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Final
 
 import grpc
 
 from tidegate_common.tls.roles import NONE, Role, RoleTable
 from xds_server.admin.access.caller import ANONYMOUS, CallEnded, Caller, CallOrigin
-from xds_server.admin.access.failures import WINDOW_S, Failures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,6 +32,10 @@ MAX_HEADER_CHARS: Final = 512
 """Longest ``authorization`` that is looked at."""
 _ADMIN: Final[Roles] = frozenset({"admin"})
 _OPERATOR: Final[Roles] = frozenset({"operator"})
+
+MAX_FAILURES: Final = 10
+WINDOW_S: Final = 60.0
+MAX_PEERS: Final = 1024
 
 
 class Authority:
@@ -120,3 +124,46 @@ def _key(seen: CallOrigin) -> str:
     if seen.peer.uris or seen.peer.dns:
         return str(seen.peer)
     return seen.host
+
+
+class Failures:
+    """Failures by peer.
+
+    Rules:
+
+    1. After ``MAX_FAILURES`` failures within ``WINDOW_S`` a peer is refused without a look at what
+       it presents, until ``WINDOW_S`` after the last of them.
+    2. At most ``MAX_PEERS`` are remembered; a further one replaces the one whose last failure is
+       the oldest.
+
+    Args:
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._known: OrderedDict[str, deque[float]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def note(self, peer: str) -> None:
+        """Record a failure of a peer."""
+        times = self._known.pop(peer, None)
+        if times is None:
+            times = deque(maxlen=MAX_FAILURES)
+            if len(self._known) >= MAX_PEERS:
+                self._known.popitem(last=False)
+        times.append(self._clock())
+        self._known[peer] = times
+
+    def blocked(self, peer: str) -> bool:
+        """Return whether a peer is refused."""
+        times = self._known.get(peer)
+        if times is None:
+            return False
+        now = self._clock()
+        if now - times[-1] >= WINDOW_S:
+            del self._known[peer]
+            return False
+        return len(times) == MAX_FAILURES and times[-1] - times[0] < WINDOW_S

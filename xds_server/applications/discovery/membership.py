@@ -24,7 +24,6 @@ import structlog
 from tidegate_api.pools import MAX_LOW_OBJECTIVES
 from tidegate_common.backoff import Backoff
 from xds_server.applications.discovery.admission import Admission
-from xds_server.applications.discovery.logged import log_changes, log_hold, log_nothing
 from xds_server.applications.discovery.readiness import question_of
 from xds_server.applications.discovery.table import SourceTools, settings_of, source_of
 from xds_server.fleet.change import UnknownName
@@ -32,7 +31,7 @@ from xds_server.fleet.members.members import Members
 from xds_server.fleet.members.origins import origins_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from xds_server.applications.discovery.readiness import Question
     from xds_server.applications.discovery.replica import Hold
@@ -47,6 +46,9 @@ PROBE_EVERY_S: Final = 1.0
 """Seconds between two looks at the replicas that wait to be ready."""
 
 _log = structlog.get_logger(__name__)
+
+MAX_IDS: Final = 10
+"""Most ids of one list in a log line."""
 
 
 class FleetInForce(Protocol):
@@ -389,3 +391,60 @@ class Membership:
             known.admission.probed(origin, identity, spec, ready=ready)
         if ready:
             self._changed.set()
+
+
+def log_hold(pool: str, before: tuple[str, ...], hold: Hold | None, remedy: str) -> None:
+    """Log the hold of a pool if it is not of the replicas ``before``."""
+    if before == (() if hold is None else hold.ids):
+        return
+    if hold is None:
+        _log.info("membership_released", pool=pool)
+        return
+    _log.error(
+        "membership_held",
+        pool=pool,
+        vanished=len(hold.ids),
+        of=hold.of,
+        endpoints=hold.ids[:MAX_IDS],
+        remedy=remedy,
+    )
+
+
+def log_nothing(pool: str, before: str, now: str) -> None:
+    """Log that a pool has no replica that takes work, again if the reason is another; or its end.
+
+    Args:
+        pool: The pool.
+        before: Why it had none; empty = it had one.
+        now: Why it has none.
+    """
+    if now and now != before:
+        _log.error("pool_without_replicas", pool=pool, reason=now)
+    elif before and not now:
+        _log.info("pool_with_replicas", pool=pool)
+
+
+def log_changes(
+    before: Mapping[str, tuple[Member, ...]], after: Mapping[str, tuple[Member, ...]]
+) -> None:
+    """Log of each pool which members have joined, begun to drain, and left."""
+    for name in {**before, **after}:
+        was = dict(_states(before.get(name, ())))
+        now = dict(_states(after.get(name, ())))
+        changed = {i: state for i, state in now.items() if was.get(i) != state}
+        gone = [i for i in was if i not in now]
+        if changed or gone:
+            _log.info(
+                "membership_changed",
+                pool=name,
+                active=[i for i, s in changed.items() if not s.endswith("draining")][:MAX_IDS],
+                draining=[i for i, s in changed.items() if s.endswith("draining")][:MAX_IDS],
+                removed=gone[:MAX_IDS],
+                members=len(now),
+            )
+
+
+def _states(members: tuple[Member, ...]) -> Iterator[tuple[str, str]]:
+    for member in members:
+        state = "draining" if member.spec.draining else "active"
+        yield member.spec.id, f"{member.incarnation} {state}"

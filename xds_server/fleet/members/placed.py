@@ -1,7 +1,7 @@
 """What clients are told of replicas beside the revision: models, and bounds. Pure.
 
 What is listed for Envoys follows from pickers' reports (``applications.keepers.placed``), as do the
-bounds of requests without a pick (``applications.keepers.unpicked``); what leaves replicas, for
+bounds of requests without a pick (``keepers.unpicked_keeper``); what leaves replicas, for
 pickers, from operations (``applications.loading.leaving``). Fleets and pools
 of which nothing is told stay the same objects, and so do equal results.
 """

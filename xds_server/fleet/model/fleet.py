@@ -3,6 +3,8 @@
 The same model parses the fleet file, serves the admin API and is published as JSON Schema
 (``tidegate validate --schema``). Errors of single fields come from the types in ``fields``; rules
 over several fields are checked in ``xds_server.fleet.rules.fleet``.
+
+The JSON Schema covers single fields; rules over several are in ``xds_server.fleet.rules``.
 """
 
 from __future__ import annotations
@@ -61,6 +63,8 @@ from xds_server.fleet.model.resilience import (
 )
 from xds_server.fleet.model.routing import ModelNeedsSpec, Routing
 from xds_server.fleet.model.telemetry import EndpointTelemetry, PoolTelemetry
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 class Match(Strict):
@@ -444,3 +448,13 @@ class Fleet(Strict):
         made = self.model_copy()
         made._unpicked = unpicked  # noqa: SLF001 - an object of this class
         return made
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the schema as plain values, ready to be written as JSON."""
+    schema = Fleet.model_json_schema(mode="validation")
+    schema["$defs"]["EndpointSpec"]["anyOf"] = [
+        {"required": ["http"], "properties": {"http": {"type": "string"}}},
+        {"required": ["grpc"], "properties": {"grpc": {"type": "string"}}},
+    ]
+    return {"$schema": DIALECT, **schema, "title": "Tidegate fleet"}

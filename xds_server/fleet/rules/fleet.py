@@ -32,9 +32,8 @@ from xds_server.fleet.model.fields import (
 from xds_server.fleet.rules.edge import edge
 from xds_server.fleet.rules.kv_events import kv_events
 from xds_server.fleet.rules.problem import Location, Problem, listed, repeated, spell
-from xds_server.fleet.rules.routing import constraints
 from xds_server.fleet.rules.traffic import traffic
-from xds_server.fleet.rules.variants import sources, variants
+from xds_server.fleet.rules.variants import constraints, sources, variants
 from xds_server.fleet.view import speaks
 
 if TYPE_CHECKING:

@@ -14,6 +14,9 @@
 
 Sources: ``json_to_metadata/v3``, ``grpc_field_extraction/v3`` and ``lua/v3`` of Envoy's
 ``extensions/filters/http``.
+
+Field numbers and methods of the descriptors follow triton-inference-server/common:
+``protobuf/grpc_service.proto``. All other fields are left out: unknown fields are skipped.
 """
 
 from __future__ import annotations
@@ -23,14 +26,9 @@ from typing import Any, Final
 from envoy.extensions.filters.http.grpc_field_extraction.v3 import config_pb2
 from envoy.extensions.filters.http.json_to_metadata.v3 import json_to_metadata_pb2
 from envoy.extensions.filters.http.lua.v3 import lua_pb2
+from google.protobuf import descriptor_pb2
 
 from tidegate_api.names import CONTROL_MODEL_HEADER, DESTINATION_HEADER
-from xds_server.resources.filters.descriptors import (
-    NAME_FIELDS,
-    PACKAGE,
-    SERVICE,
-    descriptor_set,
-)
 from xds_server.resources.filters.scripts import MARK, NAMESPACE, ROUTE_BEFORE, ROUTE_WITHOUT
 from xds_server.resources.filters.wrapped import Skip, enable, wrapped
 
@@ -47,6 +45,22 @@ CODINGS: Final = "(gzip|deflate|snappy|zstd|br)"
 
 _COMPRESSED: Final = Skip("grpc-encoding", CODINGS)
 _PICKED: Final = (Skip(DESTINATION_HEADER), Skip(CONTROL_MODEL_HEADER))
+
+PACKAGE: Final = "inference"
+SERVICE: Final = "GRPCInferenceService"
+NAME_FIELDS: Final = {
+    "ModelInfer": "model_name",
+    "ModelStreamInfer": "model_name",
+    "ModelReady": "name",
+    "ModelMetadata": "name",
+    "ModelConfig": "name",
+    "ModelStatistics": "name",
+}
+"""Method -> field 1 of its request, which names the model."""
+
+_STREAMING: Final = frozenset({"ModelStreamInfer"})
+_STRING: Final = descriptor_pb2.FieldDescriptorProto.TYPE_STRING
+_OPTIONAL: Final = descriptor_pb2.FieldDescriptorProto.LABEL_OPTIONAL
 
 
 def before_picker() -> list[bytes]:
@@ -119,3 +133,24 @@ def _lua(script: str) -> Any:
     # The scripts clear it themselves, before they set the header that only the picker reads.
     message.clear_route_cache.value = False
     return message
+
+
+def descriptor_set() -> bytes:
+    """Return the serialized ``FileDescriptorSet``."""
+    file = descriptor_pb2.FileDescriptorProto(
+        name="inference.proto", package=PACKAGE, syntax="proto3"
+    )
+    file.message_type.add(name="Answer")
+    service = file.service.add(name=SERVICE)
+    for method, field in NAME_FIELDS.items():
+        request = file.message_type.add(name=f"{method}Request")
+        request.field.add(name=field, number=1, type=_STRING, label=_OPTIONAL, json_name=field)
+        service.method.add(
+            name=method,
+            input_type=f".{PACKAGE}.{method}Request",
+            output_type=f".{PACKAGE}.Answer",
+            client_streaming=method in _STREAMING,
+            server_streaming=method in _STREAMING,
+        )
+    files = descriptor_pb2.FileDescriptorSet(file=[file])
+    return files.SerializeToString(deterministic=True)

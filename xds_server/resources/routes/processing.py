@@ -1,15 +1,25 @@
 """What a route lets the picker see of a request (ext_proc, per route).
 
 Source: ``envoy/extensions/filters/http/ext_proc/v3/ext_proc.proto``.
+
+Load reports (ORCA): a request header asks the replica for one, and the route makes Envoy send the
+response headers to the picker, whose reply removes the report: clients get none. On an *unnamed*
+route the pool is not known yet, so there the headers are sent if any pool requests load reports.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from envoy.config.core.v3 import base_pb2
 from envoy.extensions.filters.http.ext_proc.v3 import ext_proc_pb2, processing_mode_pb2
 
-from tidegate_api.names import PICKER_FILTER
+from tidegate_api.names import (
+    LOAD_FORMAT_HEADER,
+    PICKER_FILTER,
+    UNNAMED_ROUTE_PREFIX,
+    parse_cluster,
+)
 from xds_server.resources.filters.held_uploads import hold_nothing, hold_uploads
 from xds_server.resources.filters.matched_again import bound_nothing
 
@@ -22,6 +32,10 @@ if TYPE_CHECKING:
 
 _RETRY_BODY_LIMIT = 1024 * 1024
 """Bytes of a request that Envoy keeps for a retry if the picker reads no body."""
+
+_EXT_PROC = "envoy.filters.http.ext_proc"
+_OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+_SEND = processing_mode_pb2.ProcessingMode.SEND
 
 
 def may_go_unpicked(fleet: Fleet, routing: Routing) -> bool:
@@ -95,3 +109,26 @@ def without_picker(route: Any) -> None:
     bound_nothing(route)
     off = ext_proc_pb2.ExtProcPerRoute(disabled=True)
     route.typed_per_filter_config[PICKER_FILTER].Pack(off, deterministic=True)
+
+
+def ask_for_loads(routes: Iterable[Any], fleet: Fleet) -> None:
+    """Change the routes of pools that request load reports, in place."""
+    asking = {pool.name for pool in fleet.pools if pool.telemetry.orca}
+    if not asking:
+        return
+    for route in routes:
+        if not route.HasField("route"):
+            continue
+        clusters = route.route.weighted_clusters.clusters
+        ref = parse_cluster(route.route.cluster or clusters[0].name)
+        if ref is not None and ref.pool in asking:
+            added = route.request_headers_to_add.add(append_action=_OVERWRITE)
+            # JSON, because Triton's text format contains "=", which not every parser accepts; in
+            # lower case, because Triton compares it so (`src/orca_http.cc`).
+            added.header.key, added.header.value = LOAD_FORMAT_HEADER, "json"
+        elif not route.name.startswith(UNNAMED_ROUTE_PREFIX):
+            continue
+        settings = ext_proc_pb2.ExtProcPerRoute()
+        if route.typed_per_filter_config[_EXT_PROC].Unpack(settings) and not settings.disabled:
+            settings.overrides.processing_mode.response_header_mode = _SEND
+            route.typed_per_filter_config[_EXT_PROC].Pack(settings, deterministic=True)

@@ -70,10 +70,10 @@ from xds_server.resources.filters.usage import read_usage
 from xds_server.resources.routes import gateway, paths
 from xds_server.resources.routes.forms import COMPRESSED, READ_HEADERS, STREAM_FORM, UnnamedForm
 from xds_server.resources.routes.forwarding import forward
-from xds_server.resources.routes.load_reports import ask_for_loads
 from xds_server.resources.routes.paths import Call
 from xds_server.resources.routes.pins import header_in, header_is, header_present, pins_of
 from xds_server.resources.routes.processing import (
+    ask_for_loads,
     at_least_peek,
     close_with,
     process,

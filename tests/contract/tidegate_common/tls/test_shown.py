@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.certificates import Authority
-from tidegate_common.tls.shown import shown_validity
+from tidegate_common.tls.pem import shown_validity
 
 if TYPE_CHECKING:
     import ssl

@@ -25,7 +25,7 @@ from tidegate_api.names import (
 from xds_server.observability import XdsMetrics
 from xds_server.protocol.publication import Stage
 from xds_server.protocol.snapshot import Snapshot
-from xds_server.server import options as server_options
+from xds_server.server import port as server_options
 from xds_server.server import service
 from xds_server.server.service import AdsServer
 

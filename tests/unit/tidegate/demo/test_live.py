@@ -6,9 +6,8 @@ import io
 
 from rich.console import Console
 
-from tidegate.demo.counters import ReplicaCounters
+from tidegate.demo.counters import ReplicaCounters, Seen
 from tidegate.demo.live import replica_table
-from tidegate.demo.picker_page import Seen
 from tidegate.stack.tritons.replica import TritonReplica
 
 R1 = TritonReplica(name="r1", http="127.0.0.1:1", grpc="127.0.0.1:2", metrics="127.0.0.1:3")

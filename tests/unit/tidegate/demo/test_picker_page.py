@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidegate.demo.picker_page import Seen, read_picks, read_replicas
+from tidegate.demo.counters import Seen, read_picks, read_replicas
 
 
 def endpoint(draining: bool = False, **reading: Any) -> dict[str, Any]:

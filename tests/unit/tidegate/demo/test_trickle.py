@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from tidegate.demo.live import told, trickle
 from tidegate.demo.load import Tally
-from tidegate.demo.trickle import told, trickle
 
 
 async def test_requests_go_on_until_the_end_and_failures_are_counted() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ext_proc.routing.values.reading import Reading
-from tidegate.reporter.changes import Changes, CounterSample
+from tidegate.reporter.run import Changes, CounterSample
 
 
 def sample(*readings, at=1.0, restarts=0):

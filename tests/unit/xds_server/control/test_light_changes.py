@@ -25,7 +25,7 @@ from xds_server.fleet.revision import FleetState, Revision
 from xds_server.protocol.messages import SotwRequest
 from xds_server.protocol.stream import SotwStream
 from xds_server.protocol.transaction import Publisher
-from xds_server.server.publication import Publication
+from xds_server.server.service import Publication
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

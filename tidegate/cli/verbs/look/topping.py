@@ -51,8 +51,7 @@ def top(
     elif once or not sys.stdout.isatty():
         print("\n".join(screen(look(), _width(), 0, sort)))
     else:
-        from tidegate.cli.top.loop import follow
-        from tidegate.cli.top.terminal import Terminal
+        from tidegate.cli.top.loop import Terminal, follow
 
         look()  # a wrong address is said on the first screen
         with Terminal() as terminal:

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from support.operators import PLAIN, bearer, machine, user
 from tidegate_common.tls.roles import table
-from xds_server.admin.access.authority import Authority
+from xds_server.admin.access.authority import MAX_FAILURES, WINDOW_S, Authority
 from xds_server.admin.access.caller import OWN_AUTHORS, CallEnded, Caller
-from xds_server.admin.access.failures import MAX_FAILURES, WINDOW_S
 from xds_server.admin.access.tokens import Tokens, line_of, new_token
 from xds_server.control.fleet_control import FALLBACK_AUTHOR
 

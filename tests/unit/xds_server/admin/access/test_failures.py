@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xds_server.admin.access.failures import MAX_FAILURES, MAX_PEERS, WINDOW_S, Failures
+from xds_server.admin.access.authority import MAX_FAILURES, MAX_PEERS, WINDOW_S, Failures
 
 
 class Clock:

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from support.fleets import endpoint, fleet, pool
-from xds_server.applications.keepers.unpicked import UnpickedBounds
-from xds_server.applications.keepers.unpicked_keeper import UnpickedKeeper
+from xds_server.applications.keepers.unpicked_keeper import UnpickedBounds, UnpickedKeeper
 from xds_server.applications.traffic.replicas import State, ToldLimit
 
 if TYPE_CHECKING:

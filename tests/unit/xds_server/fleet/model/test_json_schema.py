@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from xds_server.fleet import document
-from xds_server.fleet.model.json_schema import json_schema
+from xds_server.fleet.model.fleet import json_schema
 
 EXAMPLES = sorted(Path(__file__).parents[5].joinpath("docs/examples").glob("*.yaml"))
 

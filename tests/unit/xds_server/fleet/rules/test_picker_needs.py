@@ -9,7 +9,7 @@ import pytest
 from support.fleets import endpoint, fleet, pool
 from xds_server.fleet.rules.bodies import FIRST_MESSAGE_BYTES
 from xds_server.fleet.rules.fleet import problems
-from xds_server.fleet.rules.picker_needs import picker_needs
+from xds_server.fleet.rules.warnings import picker_needs
 
 CHAT = "/v1/chat/completions"
 

@@ -13,8 +13,7 @@ from tritonclient.grpc import service_pb2
 from support.fleets import fleet, pool
 from xds_server.fleet.model.fleet import Fleet
 from xds_server.fleet.view import LOG_SLOTS
-from xds_server.resources.filters.body_model import before_picker
-from xds_server.resources.filters.descriptors import NAME_FIELDS, descriptor_set
+from xds_server.resources.filters.body_model import NAME_FIELDS, before_picker, descriptor_set
 from xds_server.resources.filters.scripts import MARK, ROUTE_BEFORE, ROUTE_WITHOUT
 from xds_server.resources.listener import listener
 

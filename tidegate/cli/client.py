@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import grpc
 
 from tidegate.cli.token import with_token
 from tidegate.terminal.errors import UNFINISHED, UNREACHABLE, USAGE, CliError
+from tidegate_api.admin.v1 import admin_pb2
 from tidegate_api.admin.v1.admin_pb2_grpc import AdminStub
 from tidegate_common.unix import foreign_folder, is_unix, path_of, resolved
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tidegate.cli.options import ChangeFlags, ReadFlags
     from tidegate_common.tls.rpc import ClientTls
 
 READ_TIMEOUT_S: Final = 5.0
@@ -112,6 +114,23 @@ def admin(
     except grpc.RpcError as error:
         # The error of a unary call is also a grpc.Call; the type stubs do not declare it.
         raise explain(cast("grpc.Call", error), server, change=change) from error
+
+
+def ask(flags: ReadFlags | ChangeFlags, call: str, **fields: Any) -> Any:
+    """Return the answer to one short call; errors as of ``admin``.
+
+    Args:
+        flags: Where the control server is.
+        call: The call's name, such as ``GetStatus``.
+        fields: Of its request.
+    """
+    with admin(flags.server, flags.tls) as stub:
+        return getattr(stub, call)(request_of(call, **fields), timeout=READ_TIMEOUT_S)
+
+
+def request_of(call: str, **fields: Any) -> Any:
+    """Return the request of a call of the admin API."""
+    return getattr(admin_pb2, f"{call}Request")(**fields)
 
 
 def _checked(server: str) -> str:

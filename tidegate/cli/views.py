@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
         GetFleetResponse,
         GetStatusResponse,
         PoolStatus,
-        ReplicaCondition,
         ReplicaStatus,
         RequestTimes,
         Revision,
@@ -27,6 +27,31 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 STALE_S = 15.0
 """Age of a picker's last report from which on it says nothing of the present."""
+
+
+def row_of(message: Any, digits: int | None = None, **given: Any) -> Row:
+    """Return the fields of a message by name; what is empty text, or not set, is ``None``.
+
+    Args:
+        message: A message whose fields are no messages, but for those in ``given``.
+        digits: Digits after the point; ``None`` = all.
+        given: Values in place of the message's, and further ones.
+    """
+    found: Row = {}
+    for field in message.DESCRIPTOR.fields:
+        if field.name in given:
+            continue
+        value = getattr(message, field.name)
+        if isinstance(value, Mapping):
+            value = dict(value)
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            value = list(value)
+        elif value == "" or (field.has_presence and not message.HasField(field.name)):
+            value = None
+        elif digits is not None and isinstance(value, float):
+            value = round(value, digits)
+        found[field.name] = value
+    return {**found, **given}
 
 
 def pools(answer: GetFleetResponse) -> list[Row]:
@@ -140,8 +165,8 @@ def _reported(one: ReplicaStatus) -> Row:
         "state": one.state,
         "usable": one.usable,
         "age_seconds": round(one.age_seconds, 3) if one.HasField("age_seconds") else None,
-        "conditions": [_condition(each) for each in one.conditions],
-        "notes": [_condition(each) for each in one.notes],
+        "conditions": [row_of(each, 1) for each in one.conditions],
+        "notes": [row_of(each, 1) for each in one.notes],
         "ramp_percent": one.ramp_percent if one.HasField("ramp_percent") else None,
         "pickers": one.pickers,
         "requests": one.requests if one.counted else None,
@@ -153,16 +178,6 @@ def _reported(one: ReplicaStatus) -> Row:
             {"model": each.model or None, "most": each.most, "source": each.source}
             for each in one.limits
         ],
-    }
-
-
-def _condition(each: ReplicaCondition) -> Row:
-    return {
-        "name": each.name,
-        "cause": each.cause or None,
-        "for_seconds": round(each.for_seconds, 1) if each.HasField("for_seconds") else None,
-        "left_seconds": round(each.left_seconds, 1) if each.HasField("left_seconds") else None,
-        "pickers": each.pickers,
     }
 
 
@@ -181,18 +196,8 @@ def seconds(value: float | None) -> str | None:
     return f"{value * 1000:.0f} ms" if value < 1.0 else f"{value:.1f} s"
 
 
-def _quantiles(one: VariantStatus | TrafficMinute) -> Row:
-    names = ("first_byte_p50", "first_byte_p99", "duration_p50", "duration_p99")
-    share = f"{one.cached_tokens / one.prompt_tokens:.0%}" if one.prompt_tokens else None
-    return {
-        **{
-            name: round(getattr(one, name), 4) if one.HasField(name) else None  # type: ignore[arg-type]  # the stubs want literals
-            for name in names
-        },
-        "prompt_tokens": one.prompt_tokens,
-        "cached_tokens": one.cached_tokens,
-        "cached": share,
-    }
+def _cached(one: VariantStatus | TrafficMinute) -> str | None:
+    return f"{one.cached_tokens / one.prompt_tokens:.0%}" if one.prompt_tokens else None
 
 
 def reporting(answer: GetStatusResponse) -> int:
@@ -224,20 +229,17 @@ def pool_status(one: PoolStatus, *, counted: bool = True) -> Row:
             },
         },
         "variants": [
-            {
-                "variant": each.variant,
-                "weight": each.weight,
-                "replicas": each.replicas,
-                "usable": each.usable,
-                "seconds": round(each.seconds, 1),
-                "requests": each.requests if counted else None,
-                "requests_per_second": (
+            row_of(
+                each,
+                4,
+                seconds=round(each.seconds, 1),
+                requests=each.requests if counted else None,
+                requests_per_second=(
                     round(each.requests / max(each.seconds, 1.0), 2) if counted else None
                 ),
-                "failed": dict(each.failed),
-                "errors": each.errors if counted else None,
-                **_quantiles(each),
-            }
+                errors=each.errors if counted else None,
+                cached=_cached(each),
+            )
             for each in one.variants
         ],
     }
@@ -246,16 +248,7 @@ def pool_status(one: PoolStatus, *, counted: bool = True) -> Row:
 def minutes(found: Iterable[TrafficMinute]) -> list[Row]:
     """Return a row per variant and minute."""
     return [
-        {
-            "pool": one.pool or None,
-            "variant": one.variant or None,
-            "age_seconds": round(one.age_seconds, 1),
-            "requests": one.requests,
-            "failed": dict(one.failed),
-            "errors": one.errors,
-            **_quantiles(one),
-        }
-        for one in found
+        row_of(one, 4, age_seconds=round(one.age_seconds, 1), cached=_cached(one)) for one in found
     ]
 
 
@@ -274,18 +267,7 @@ def clients(answer: GetStatusResponse) -> list[Row]:
             "lost": list(client.lost),
             "quarantine": client.quarantine or None,
             "twins": client.twins,
-            "types": [
-                {
-                    "type": one.type,
-                    "state": one.state,
-                    "version_sent": one.version_sent or None,
-                    "version_acked": one.version_acked or None,
-                    "resources": one.resources,
-                    "pending_seconds": round(one.pending_seconds, 3),
-                    "message": one.message or None,
-                }
-                for one in client.types
-            ],
+            "types": [row_of(one, 3) for one in client.types],
         }
         for client in answer.clients
     ]
@@ -342,48 +324,19 @@ def status(answer: GetStatusResponse) -> Row:
         "store_error": answer.store_error or None,
         "unwritten": list(answer.unwritten),
         "clients": clients(answer),
-        "refused": [
-            {
-                "peer": one.peer,
-                "node": one.node or None,
-                "reason": one.reason,
-                "count": one.count,
-                "last_seconds": round(one.last_seconds, 1),
-            }
-            for one in answer.refused
-        ],
+        "refused": [row_of(one, 1) for one in answer.refused],
         "warnings": warnings(answer),
         "passes": {one.picker: dict(one.by_reason) for one in answer.passes},
-        "sources": [
-            {
-                "pool": one.pool,
-                "source": one.source,
-                "endpoints": one.endpoints if one.HasField("endpoints") else None,
-                "age_seconds": round(one.age_seconds, 1) if one.HasField("age_seconds") else None,
-                "trouble": one.trouble or None,
-            }
-            for one in answer.sources
-        ],
+        "sources": [row_of(one, 1) for one in answer.sources],
         "held": [
-            {
-                "pool": one.pool,
-                "endpoints": list(one.endpoints),
-                "of": one.of,
-                "left_seconds": round(one.left_seconds) if one.HasField("left_seconds") else None,
-            }
+            row_of(
+                one,
+                left_seconds=round(one.left_seconds) if one.HasField("left_seconds") else None,
+            )
             for one in answer.held
         ],
         "left_out": list(answer.left_out),
-        "sick": [
-            {
-                "pool": one.pool,
-                "endpoint": one.endpoint,
-                "conditions": list(one.conditions),
-                "pickers": one.pickers,
-                "told": one.told,
-            }
-            for one in answer.sick
-        ],
+        "sick": [row_of(one) for one in answer.sick],
     }
 
 
@@ -432,34 +385,10 @@ def _variant(pool: Row, endpoint: Row) -> str:
     return str(endpoint.get("variant") or _variants(pool)[0]["name"])
 
 
-def preview(found: ChangePreview) -> dict[str, Any]:
+def preview(found: ChangePreview) -> Row:
     """Return what a change would do."""
-    return {
-        "channels": list(found.channels),
-        "drains": list(found.drains),
-        "warms": list(found.warms),
-        "draining": [
-            {
-                "endpoint": each.endpoint,
-                "in_flight": each.in_flight if each.HasField("in_flight") else None,
-            }
-            for each in found.draining
-        ],
-        "remaining": [
-            {
-                "pool": each.pool,
-                "variant": each.variant,
-                "weight": each.weight,
-                "weight_before": each.weight_before,
-                "replicas": each.replicas,
-                "usable": each.usable,
-                "usable_before": each.usable_before,
-                "capacity": each.capacity,
-                "capacity_before": each.capacity_before,
-            }
-            for each in found.remaining
-        ],
-    }
+    draining, remaining = map(row_of, found.draining), map(row_of, found.remaining)
+    return row_of(found, draining=list(draining), remaining=list(remaining))
 
 
 def preview_lines(found: ChangePreview) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Protocol
 
 from tidegate_api.admin.v1 import admin_pb2
+from xds_server.admin.answers.copied import copied
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,15 +44,11 @@ def replicas(fleet: Fleet, members: Members) -> Iterator[admin_pb2.FoundReplica]
             if spec is None or spec.id in shown:
                 continue
             shown.add(spec.id)
-            yield admin_pb2.FoundReplica(
+            yield copied(
+                admin_pb2.FoundReplica,
+                spec,
                 pool=pool.name,
-                id=spec.id,
-                http=spec.http or "",
-                grpc=spec.grpc or "",
                 variant=pool.variant_of(spec),
-                zone=spec.zone,
-                capacity=spec.capacity,
-                draining=spec.draining,
                 held=member.held,
                 source=member.origin,
             )
@@ -59,14 +56,7 @@ def replicas(fleet: Fleet, members: Members) -> Iterator[admin_pb2.FoundReplica]
 
 def sources(found: FoundReplicas) -> Iterator[admin_pb2.SourceStatus]:
     """Yield the state of each source."""
-    for each in found.sources():
-        yield admin_pb2.SourceStatus(
-            pool=each.pool,
-            source=each.source,
-            endpoints=each.endpoints,
-            age_seconds=each.age_s,
-            trouble=each.trouble,
-        )
+    yield from (copied(admin_pb2.SourceStatus, each) for each in found.sources())
 
 
 def held(found: FoundReplicas) -> Iterator[admin_pb2.HeldReplicas]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tidegate_api.admin.v1 import admin_pb2, admin_pb2_grpc
 from xds_server.admin import found as found_part
 from xds_server.admin.answers.canaries import CanaryCalls
+from xds_server.admin.answers.copied import copied
 from xds_server.admin.answers.explained import explained, options_of
 from xds_server.admin.answers.operations import ModelCalls
 from xds_server.admin.views import configs
@@ -34,9 +35,7 @@ if TYPE_CHECKING:
     from xds_server.control.publisher import ClientDirectory
     from xds_server.fleet.findings import Sick
     from xds_server.fleet.model.fleet import Fleet
-    from xds_server.fleet.revision import Revision
     from xds_server.protocol.messages import ClientView, RefusedPeer
-    from xds_server.protocol.publication import ClientProblem
 
 _DEFAULT_REVISIONS = 20
 
@@ -226,30 +225,14 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             file_error=self._control.file_error,
             refusal=self._control.refusal,
             sick=[
-                admin_pb2.SickReplica(
-                    pool=each.pool,
-                    endpoint=each.endpoint,
-                    conditions=each.conditions,
-                    pickers=each.pickers,
-                    told=each.published,
-                )
-                for each in self._sick()
+                copied(admin_pb2.SickReplica, each, told=each.published) for each in self._sick()
             ],
             sources=() if found is None else found_part.sources(found),
             held=() if found is None else found_part.held(found),
             left_out=unfit,
             store_error=self._control.journal.fault,
             unwritten=self._control.journal.held,
-            refused=[
-                admin_pb2.RefusedPeer(
-                    peer=each.peer,
-                    node=each.node,
-                    reason=each.reason,
-                    count=each.count,
-                    last_seconds=each.last_s,
-                )
-                for each in self._refused()
-            ],
+            refused=[copied(admin_pb2.RefusedPeer, each) for each in self._refused()],
             passes=[
                 admin_pb2.PickerPasses(picker=picker, by_reason=reasons)
                 for picker, reasons in self._passes().items()
@@ -275,13 +258,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         if self._stopping is None:
             raise UnknownName("endpoint", request.endpoint, ())
         found = self._stopping.state(self._stopping.ids(request.endpoint))
-        return admin_pb2.GetDrainResponse(
-            safe=found.safe,
-            waits_for=found.waits_for,
-            in_flight=found.in_flight,
-            sequences=found.sequences,
-            pickers=found.pickers,
-        )
+        return copied(admin_pb2.GetDrainResponse, found)
 
     @explained
     async def GetModels(  # noqa: N802 - gRPC's name
@@ -323,7 +300,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         found = await self._control.revisions(limit)
         since = found[-1].at_unix_ms if len(found) == limit else 0
         return admin_pb2.ListRevisionsResponse(
-            revisions=map(_revision, found), operations=self._models.began_since(since, limit)
+            revisions=[copied(admin_pb2.Revision, each) for each in found],
+            operations=self._models.began_since(since, limit),
         )
 
     def _result(self, change: Change) -> admin_pb2.ChangeResult:
@@ -338,23 +316,14 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             result.clients = change.outcome.clients
             result.acked = change.outcome.acked
             result.channels.extend(change.outcome.channels)
-            result.problems.extend(_problems(change.outcome.problems))
+            result.problems.extend(
+                copied(admin_pb2.ClientProblem, each) for each in change.outcome.problems
+            )
         if change.elapsed_s is not None:
             result.elapsed_ms = change.elapsed_s * 1000
         if change.preview is not None and self._board is not None:
             result.preview.CopyFrom(self._board.preview(change.preview))
         return result
-
-
-def _revision(revision: Revision) -> admin_pb2.Revision:
-    return admin_pb2.Revision(
-        number=revision.number,
-        at_unix_ms=revision.at_unix_ms,
-        author=revision.author,
-        reason=revision.reason,
-        changes=revision.changes,
-        outcome=revision.outcome,
-    )
 
 
 def _given(request: admin_pb2.SetBreakerRequest | admin_pb2.SetSlowStartRequest) -> dict[str, Any]:
@@ -366,40 +335,10 @@ def _given(request: admin_pb2.SetBreakerRequest | admin_pb2.SetSlowStartRequest)
     }
 
 
-def _problems(found: Sequence[ClientProblem]) -> list[admin_pb2.ClientProblem]:
-    """Return which clients did not take a change, and why."""
-    return [
-        admin_pb2.ClientProblem(client=p.client, state=p.state, type=p.type, message=p.message)
-        for p in found
-    ]
-
-
 def _client(view: ClientView) -> admin_pb2.ClientStatus:
-    """Return the status of a connected view."""
-    return admin_pb2.ClientStatus(
-        node=view.node,
-        kind=view.kind,
-        protocol=view.protocol,
-        peer=view.peer,
-        connected_seconds=view.connected_s,
-        build=view.build,
-        lost=view.lost,
-        group=view.group,
-        quarantine=view.quarantine,
-        twins=view.twins,
-        types=[
-            admin_pb2.TypeStatus(
-                type=each.short,
-                version_sent=each.version_sent,
-                version_acked=each.version_acked,
-                state=each.state,
-                message=each.message,
-                pending_seconds=each.pending_s,
-                resources=each.resources,
-            )
-            for each in view.types
-        ],
-    )
+    """Return the status of a connected client."""
+    types = [copied(admin_pb2.TypeStatus, each, type=each.short) for each in view.types]
+    return copied(admin_pb2.ClientStatus, view, types=types)
 
 
 async def _asked_for(
@@ -421,9 +360,6 @@ async def _asked_for(
             for each in found.told
             for record in each.records
         ],
-        pickers=[
-            admin_pb2.PickerAnswer(picker=each.picker, since_seconds=each.since_s)
-            for each in found.told
-        ],
+        pickers=[copied(admin_pb2.PickerAnswer, each) for each in found.told],
         silent=found.silent,
     )

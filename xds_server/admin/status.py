@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tidegate_api.admin.v1 import admin_pb2
+from xds_server.admin.answers.copied import copied
 from xds_server.admin.views.remaining import remaining
 from xds_server.applications.traffic.book import LONG_S, RecentTraffic
 from xds_server.applications.traffic.placements import VersionedReplica, shown, unlike_versions
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from xds_server.applications.traffic.book import TrafficBook
     from xds_server.applications.traffic.lives import Key
     from xds_server.applications.traffic.placements import PlacementBook
-    from xds_server.applications.traffic.replicas import Condition, ReplicaBook, State
+    from xds_server.applications.traffic.replicas import ReplicaBook, State
     from xds_server.applications.traffic.verdict import CertificateState, Verdict
     from xds_server.control.fleet_control import Control
     from xds_server.control.publisher import ClientDirectory
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 MAX_DRIFT: Final = 50
 """Most lines of the drift in an answer."""
+_CONDITION: Final = admin_pb2.ReplicaCondition
 LET_IN_S: Final = 5.0
 """What pickers still hold against a replica is no reason for so long after its drain has ended:
 they look at it once a second, and it was true while it was restarted."""
@@ -183,8 +185,8 @@ class StatusBoard:
                     variant=variant,
                     state=self._words(endpoint, state, loads, held),
                     usable=_usable(endpoint, state),
-                    conditions=[_condition(each) for each in state.conditions],
-                    notes=[_condition(each) for each in state.notes],
+                    conditions=[copied(_CONDITION, each) for each in state.conditions],
+                    notes=[copied(_CONDITION, each) for each in state.notes],
                     age_seconds=state.reading_age_s,
                     in_flight=None if loads is None else loads.get(endpoint.id, 0),
                     ramp_percent=state.ramp_percent,
@@ -206,15 +208,13 @@ class StatusBoard:
                 continue
             ids = [each.id for each in pool.endpoints]
             for each in shown(replicas, ids, pool.match.models):
-                yield admin_pb2.PlacedModel(
+                yield copied(
+                    admin_pb2.PlacedModel,
+                    each,
                     pool=pool.name,
-                    endpoint=each.endpoint,
-                    model=each.model,
-                    version=each.version,
                     state=each.state.state,
                     reason=each.state.reason,
                     for_seconds=each.state.for_s,
-                    age_seconds=each.age_s,
                 )
 
     def minutes(self, only: str) -> Iterator[admin_pb2.TrafficMinute]:
@@ -225,15 +225,7 @@ class StatusBoard:
                 pool=pool,
                 variant=variant,
                 age_seconds=age_s,
-                requests=sums.requests,
-                failed=sums.failed,
-                errors=rates.failed,
-                first_byte_p50=rates.first_byte_s(0.5),
-                first_byte_p99=rates.first_byte_s(0.99),
-                duration_p50=rates.duration_s(0.5),
-                duration_p99=rates.duration_s(0.99),
-                prompt_tokens=sums.prompt_tokens,
-                cached_tokens=sums.cached_tokens,
+                **_counts(rates),
             )
 
     def preview(self, found: Preview) -> admin_pb2.ChangePreview:
@@ -281,15 +273,7 @@ class StatusBoard:
                 replicas=view.replicas,
                 usable=view.usable,
                 seconds=rates.seconds,
-                requests=rates.sums.requests,
-                failed=rates.sums.failed,
-                errors=rates.failed,
-                first_byte_p50=rates.first_byte_s(0.5),
-                first_byte_p99=rates.first_byte_s(0.99),
-                duration_p50=rates.duration_s(0.5),
-                duration_p99=rates.duration_s(0.99),
-                prompt_tokens=rates.sums.prompt_tokens,
-                cached_tokens=rates.sums.cached_tokens,
+                **_counts(rates),
             )
         return answer
 
@@ -442,14 +426,20 @@ def _variants(pool: PoolSpec, states: Mapping[Key, State]) -> list[VariantView]:
     ]
 
 
-def _condition(each: Condition) -> admin_pb2.ReplicaCondition:
-    return admin_pb2.ReplicaCondition(
-        name=each.name,
-        cause=each.cause,
-        left_seconds=each.left_s,
-        pickers=each.pickers,
-        for_seconds=each.for_s,
-    )
+def _counts(rates: RecentTraffic) -> dict[str, Any]:
+    """Return what the messages of variants and of minutes tell of requests."""
+    sums = rates.sums
+    return {
+        "requests": sums.requests,
+        "failed": sums.failed,
+        "errors": rates.failed,
+        "first_byte_p50": rates.first_byte_s(0.5),
+        "first_byte_p99": rates.first_byte_s(0.99),
+        "duration_p50": rates.duration_s(0.5),
+        "duration_p99": rates.duration_s(0.99),
+        "prompt_tokens": sums.prompt_tokens,
+        "cached_tokens": sums.cached_tokens,
+    }
 
 
 def _times(sums: Sums) -> admin_pb2.RequestTimes | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -39,13 +39,11 @@ def apply(
     A file that `tidegate get fleet` has printed is based on the revision in its first line.
     """
     from tidegate.cli.verbs.files import read_text
-    from tidegate_api.admin.v1.admin_pb2 import ApplyRequest
 
     text, source = read_text(fleet)
     options = change.to_proto()
     options.based_on = options.based_on or printed_at(text)
-    request = ApplyRequest(fleet=text, source=source, options=options)
-    perform(change, lambda stub, bound: stub.Apply(request, timeout=bound))
+    perform(change, "Apply", fleet=text, source=source, options=options)
     if change.dry_run:
         _validate_with_envoy(text, source)
 
@@ -63,12 +61,7 @@ def weight(
     change: ForcedFlags,
 ) -> None:
     """Set the traffic weights of a pool's variants, for example for a canary."""
-    from tidegate_api.admin.v1.admin_pb2 import SetWeightsRequest
-
-    request = SetWeightsRequest(
-        pool=pool, weights=parse_weights(weights), options=change.to_proto()
-    )
-    perform(change, lambda stub, bound: stub.SetWeights(request, timeout=bound))
+    perform(change, "SetWeights", pool=pool, weights=parse_weights(weights))
 
 
 def drain(
@@ -80,9 +73,11 @@ def drain(
     from tidegate.cli.stopping import until_safe
 
     until = time.monotonic() + change.timeout
-    _set_draining(
-        endpoint, draining=True, change=change, then=lambda stub: until_safe(stub, endpoint, until)
-    )
+
+    def safe(stub: AdminStub) -> StopAnswer | None:
+        return until_safe(stub, endpoint, until)
+
+    perform(change, "SetDraining", safe, endpoint=endpoint, draining=True)
 
 
 def undrain(
@@ -91,7 +86,7 @@ def undrain(
     change: ChangeFlags,
 ) -> None:
     """Return a drained replica to service."""
-    _set_draining(endpoint, draining=False, change=change)
+    perform(change, "SetDraining", endpoint=endpoint, draining=False)
 
 
 def promote(
@@ -100,7 +95,7 @@ def promote(
     change: ChangeFlags,
 ) -> None:
     """Take a standby into use; its load ramps up."""
-    _set_standby(endpoint, standby=False, change=change)
+    perform(change, "SetStandby", endpoint=endpoint, standby=False)
 
 
 def demote(
@@ -109,7 +104,7 @@ def demote(
     change: ForcedFlags,
 ) -> None:
     """Make a replica a standby: it keeps its models, and takes no new requests."""
-    _set_standby(endpoint, standby=True, change=change)
+    perform(change, "SetStandby", endpoint=endpoint, standby=True)
 
 
 def confirm(
@@ -118,12 +113,10 @@ def confirm(
     flags: ReadFlags,
 ) -> None:
     """Let replicas go that vanished from their source and are held."""
-    from tidegate.cli.client import READ_TIMEOUT_S, admin
+    from tidegate.cli.client import ask
     from tidegate.terminal.output import emit
-    from tidegate_api.admin.v1.admin_pb2 import ConfirmRequest
 
-    with admin(flags.server, flags.tls) as stub:
-        count = stub.Confirm(ConfirmRequest(pool=pool), timeout=READ_TIMEOUT_S).endpoints
+    count = ask(flags, "Confirm", pool=pool).endpoints
     many = "replica drains" if count == 1 else "replicas drain"
     shown = f"{count} {many} and leave" if count else f"pool {pool} holds no replicas"
     emit({"pool": pool, "endpoints": count}, [shown], flags.output)
@@ -135,10 +128,7 @@ def rollback(
     change: ForcedFlags,
 ) -> None:
     """Apply the fleet of an earlier revision as a new revision."""
-    from tidegate_api.admin.v1.admin_pb2 import RollbackRequest
-
-    request = RollbackRequest(revision=revision, options=change.to_proto())
-    perform(change, lambda stub, bound: stub.Rollback(request, timeout=bound))
+    perform(change, "Rollback", revision=revision)
 
 
 def printed_at(text: str) -> int:
@@ -242,51 +232,34 @@ def _validate_with_envoy(text: str, source: str) -> None:
     envoy_check.hold(fleet, source, binary)
 
 
-def _set_standby(endpoint: str, *, standby: bool, change: ChangeFlags) -> None:
-    from tidegate_api.admin.v1.admin_pb2 import SetStandbyRequest
-
-    request = SetStandbyRequest(endpoint=endpoint, standby=standby, options=change.to_proto())
-    perform(change, lambda stub, bound: stub.SetStandby(request, timeout=bound))
-
-
-def _set_draining(
-    endpoint: str,
-    *,
-    draining: bool,
-    change: ChangeFlags,
-    then: Callable[[AdminStub], StopAnswer | None] = lambda _: None,
-) -> None:
-    from tidegate_api.admin.v1.admin_pb2 import SetDrainingRequest
-
-    request = SetDrainingRequest(endpoint=endpoint, draining=draining, options=change.to_proto())
-    perform(change, lambda stub, bound: stub.SetDraining(request, timeout=bound), then)
-
-
 def perform(
     change: ChangeFlags,
-    call: Callable[[AdminStub, float], ChangeResult],
+    call: str,
     then: Callable[[AdminStub], StopAnswer | None] = lambda _: None,
+    **fields: Any,
 ) -> None:
     """Call the admin API and print the outcome.
 
     Args:
         change: The options.
-        call: Makes the change, within a number of seconds.
+        call: The call's name, such as ``SetWeights``.
         then: Waits for what follows from it, unless it failed or is not waited for.
+        fields: Of its request; its options follow from ``change`` unless they are given.
 
     Raises:
         CliError: The call failed, or the change is not applied everywhere (see ``failure``), or
             what follows from it did not come.
     """
     from tidegate.cli import views
-    from tidegate.cli.client import CHANGE_MARGIN_S, READ_TIMEOUT_S, admin
+    from tidegate.cli.client import CHANGE_MARGIN_S, READ_TIMEOUT_S, admin, request_of
     from tidegate.terminal.output import emit, spinner
 
+    request = request_of(call, **{"options": change.to_proto(), **fields})
     waits = change.wait and not change.dry_run
     bound = CHANGE_MARGIN_S + (change.timeout if waits else min(change.timeout, READ_TIMEOUT_S))
     connected = admin(change.server, change.tls, change=not change.dry_run)
     with connected as stub, spinner("waiting for the clients to acknowledge"):
-        result = call(stub, bound)
+        result = getattr(stub, call)(request, timeout=bound)
         error = failure(result, change)
         stopped = then(stub) if waits and error is None else None
     data, lines = views.change(result, dry_run=change.dry_run), outcome_lines(result, change)

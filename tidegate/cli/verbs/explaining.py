@@ -116,12 +116,10 @@ def request(
     """Show what became of a request: the pick with its prices, who served it, how it ended."""
     import json
 
-    from tidegate.cli.client import READ_TIMEOUT_S, admin
+    from tidegate.cli.client import ask
     from tidegate.terminal.output import emit
-    from tidegate_api.admin.v1 import admin_pb2 as api
 
-    with admin(flags.server, flags.tls) as stub:
-        answer = stub.GetRequest(api.GetRequestRequest(request=name), timeout=READ_TIMEOUT_S)
+    answer = ask(flags, "GetRequest", request=name)
     silent = f"; no answer from {', '.join(answer.silent)}" if answer.silent else ""
     if not answer.records:
         raise CliError(_unknown(name, [each.since_seconds for each in answer.pickers]) + silent)

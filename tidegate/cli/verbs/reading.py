@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from tidegate_api.admin.v1.admin_pb2 import GetFleetResponse, PlacedModel, ReplicaStatus
+    from tidegate_api.admin.v1.admin_pb2 import GetFleetResponse, ReplicaStatus
     from tidegate_api.admin.v1.admin_pb2_grpc import AdminStub
 
 DEFAULT_LIMIT = 20
@@ -57,47 +57,47 @@ def get(
     of the last hour, by minute and variant.
     """
     from tidegate.cli import views
-    from tidegate.cli.client import READ_TIMEOUT_S, admin
+    from tidegate.cli.client import ask
     from tidegate.terminal.output import emit
-    from tidegate_api.admin.v1 import admin_pb2 as api
+
+    rows: list[dict[str, Any]]
+    shown: Iterable[Table | str]
+    if what is What.POOLS:
+        rows = views.pools(ask(flags, "GetFleet"))
+        shown = [_pools_table(rows)]
+    elif what is What.ENDPOINTS:
+        rows = _endpoints(flags)
+        shown = [_endpoints_table(rows)]
+        if any(row["minute"] or row["limits"] for row in rows):
+            shown = [*shown, _times_table(rows)]
+    elif what is What.FLEET:
+        _print_fleet(ask(flags, "GetFleet"), flags)
+        return
+    elif what is What.MODELS:
+        rows = [views.row_of(each, 1) for each in ask(flags, "GetModels").models]
+        shown = [matrix(rows)]
+    elif what is What.TRAFFIC:
+        rows = views.minutes(ask(flags, "GetTraffic").minutes)
+        shown = [_traffic_table(rows)]
+    elif what is What.CLIENTS:
+        rows = views.clients(ask(flags, "GetStatus"))
+        shown = [clients_table(rows), *lacking_lines(rows)]
+    else:
+        rows = views.revisions(ask(flags, "ListRevisions", limit=DEFAULT_LIMIT).revisions)
+        shown = [_revisions_table(rows)]
+    emit(rows, shown, flags.output)
+
+
+def _endpoints(flags: WatchFlags) -> list[dict[str, Any]]:
+    """Return the replicas with what pickers report, asked over one connection."""
+    from tidegate.cli import views
+    from tidegate.cli.client import READ_TIMEOUT_S, admin, request_of
 
     with admin(flags.server, flags.tls) as stub:
-        rows: list[dict[str, Any]]
-        shown: Iterable[Table | str]
-        if what is What.POOLS:
-            rows = views.pools(stub.GetFleet(api.GetFleetRequest(), timeout=READ_TIMEOUT_S))
-            shown = [_pools_table(rows)]
-        elif what is What.ENDPOINTS:
-            status_ = stub.GetStatus(api.GetStatusRequest(), timeout=READ_TIMEOUT_S)
-            fleet = stub.GetFleet(api.GetFleetRequest(), timeout=READ_TIMEOUT_S)
-            pickers = views.reporting(status_)
-            rows = views.with_states(
-                views.endpoints(fleet, pickers=pickers), replica_states(stub, READ_TIMEOUT_S)
-            )
-            shown = [_endpoints_table(rows)]
-            if any(row["minute"] or row["limits"] for row in rows):
-                shown = [*shown, _times_table(rows)]
-        elif what is What.FLEET:
-            _print_fleet(stub.GetFleet(api.GetFleetRequest(), timeout=READ_TIMEOUT_S), flags)
-            return
-        elif what is What.MODELS:
-            answered = stub.GetModels(api.GetModelsRequest(), timeout=READ_TIMEOUT_S)
-            rows = rows_of(answered.models)
-            shown = [matrix(rows)]
-        elif what is What.TRAFFIC:
-            answer = stub.GetTraffic(api.GetTrafficRequest(), timeout=READ_TIMEOUT_S)
-            rows = views.minutes(answer.minutes)
-            shown = [_traffic_table(rows)]
-        elif what is What.CLIENTS:
-            rows = views.clients(stub.GetStatus(api.GetStatusRequest(), timeout=READ_TIMEOUT_S))
-            shown = [clients_table(rows), *lacking_lines(rows)]
-        else:
-            listed = stub.ListRevisions(
-                api.ListRevisionsRequest(limit=DEFAULT_LIMIT), timeout=READ_TIMEOUT_S
-            )
-            rows = views.revisions(listed.revisions)
-            shown = [_revisions_table(rows)]
-    emit(rows, shown, flags.output)
+        status = stub.GetStatus(request_of("GetStatus"), timeout=READ_TIMEOUT_S)
+        fleet = stub.GetFleet(request_of("GetFleet"), timeout=READ_TIMEOUT_S)
+        written = views.endpoints(fleet, pickers=views.reporting(status))
+        return views.with_states(written, replica_states(stub, READ_TIMEOUT_S))
 
 
 def _print_fleet(answer: GetFleetResponse, flags: WatchFlags) -> None:
@@ -140,13 +140,11 @@ def history(
     Between them stand the begin and the end of loads and unloads of models; `tidegate model list
     NUMBER` shows the steps of one.
     """
-    from tidegate.cli.client import READ_TIMEOUT_S, admin
+    from tidegate.cli.client import ask
     from tidegate.cli.verbs.loading.operations import in_history
     from tidegate.terminal.output import emit
-    from tidegate_api.admin.v1 import admin_pb2 as api
 
-    with admin(flags.server, flags.tls) as stub:
-        answer = stub.ListRevisions(api.ListRevisionsRequest(limit=limit), timeout=READ_TIMEOUT_S)
+    answer = ask(flags, "ListRevisions", limit=limit)
     rows = in_history(answer.revisions, answer.operations)
     emit(rows, [_revisions_table(rows)], flags.output)
 
@@ -349,37 +347,17 @@ def diff(
     flags: ReadFlags,
 ) -> None:
     """Show the differences of two revisions, or what a fleet file would change."""
-    from tidegate.cli.client import READ_TIMEOUT_S, admin
+    from tidegate.cli.client import ask
     from tidegate.cli.verbs.files import dry_run, read_text
     from tidegate.terminal.output import emit
-    from tidegate_api.admin.v1.admin_pb2 import DiffRequest
 
     if (old is None) == (fleet is None):
         raise typer.BadParameter("name a revision to compare from, or a file with -f")
     if fleet is not None:
         changes = dry_run(flags.server, *read_text(fleet), flags.tls, force=True)
     else:
-        with admin(flags.server, flags.tls) as stub:
-            asked = DiffRequest(old_revision=old or 0, new_revision=new or 0)
-            changes = list(stub.Diff(asked, timeout=READ_TIMEOUT_S).changes)
+        changes = list(ask(flags, "Diff", old_revision=old or 0, new_revision=new or 0).changes)
     emit({"changes": changes}, ["\n".join(changes) or "no difference"], flags.output)
-
-
-def rows_of(models: Iterable[PlacedModel]) -> list[dict[str, Any]]:
-    """Return a row for each version of a model on each replica; what is not known is ``None``."""
-    return [
-        {
-            "pool": one.pool,
-            "model": one.model,
-            "version": one.version or None,
-            "endpoint": one.endpoint,
-            "state": one.state or None,
-            "reason": one.reason or None,
-            "for_seconds": round(one.for_seconds, 1) if one.HasField("for_seconds") else None,
-            "age_seconds": round(one.age_seconds, 1) if one.HasField("age_seconds") else None,
-        }
-        for one in models
-    ]
 
 
 def matrix(rows: list[dict[str, Any]]) -> Table:

@@ -47,13 +47,11 @@ def _show(flags: WatchFlags) -> str:
     from rich.text import Text
 
     from tidegate.cli import views
-    from tidegate.cli.client import READ_TIMEOUT_S, admin
+    from tidegate.cli.client import ask
     from tidegate.cli.verbs.reading import clients_table, lacking_lines
     from tidegate.terminal.output import emit
-    from tidegate_api.admin.v1 import admin_pb2 as api
 
-    with admin(flags.server, flags.tls) as stub:
-        answer = stub.GetStatus(api.GetStatusRequest(), timeout=READ_TIMEOUT_S)
+    answer = ask(flags, "GetStatus")
     data = views.status(answer)
     head = f"revision {data['revision']}, " + (
         "settled" if data["settled"] else "a change is under way"

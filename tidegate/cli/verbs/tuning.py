@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -50,12 +50,7 @@ def breaker(
     """Set circuit-breaker limits of a pool; limits that are not named stay unchanged."""
     from tidegate_api.admin.v1.admin_pb2 import SetBreakerRequest
 
-    request = SetBreakerRequest(
-        pool=pool,
-        options=change.to_proto(),
-        **parse_settings(limits, BREAKER, SetBreakerRequest),  # type: ignore[arg-type]  # int for integer fields
-    )
-    perform(change, lambda stub, bound: stub.SetBreaker(request, timeout=bound))
+    perform(change, "SetBreaker", pool=pool, **parse_settings(limits, BREAKER, SetBreakerRequest))
 
 
 def slow_start(
@@ -73,12 +68,8 @@ def slow_start(
     """Set the slow start of a pool's new replicas; fields that are not named stay unchanged."""
     from tidegate_api.admin.v1.admin_pb2 import SetSlowStartRequest
 
-    request = SetSlowStartRequest(
-        pool=pool,
-        options=change.to_proto(),
-        **parse_settings(ramp, SLOW_START, SetSlowStartRequest),
-    )
-    perform(change, lambda stub, bound: stub.SetSlowStart(request, timeout=bound))
+    fields = parse_settings(ramp, SLOW_START, SetSlowStartRequest)
+    perform(change, "SetSlowStart", pool=pool, **fields)
 
 
 def shed(
@@ -90,15 +81,12 @@ def shed(
     change: ChangeFlags,
 ) -> None:
     """Reject a percentage of a pool's requests with status 503, in an overload."""
-    from tidegate_api.admin.v1.admin_pb2 import SetDropOverloadRequest
-
-    request = SetDropOverloadRequest(pool=pool, percent=percent, options=change.to_proto())
-    perform(change, lambda stub, bound: stub.SetDropOverload(request, timeout=bound))
+    perform(change, "SetDropOverload", pool=pool, percent=percent)
 
 
 def parse_settings(
     words: list[str], known: Mapping[str, str], request: type[Message]
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Parse arguments of the form ``NAME=N`` into values by field.
 
     Only ``window`` takes a unit of time (ms, s, m, h); its value is in seconds.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate_api.admin.v1 import admin_pb2
+from xds_server.admin.answers.copied import copied
 from xds_server.admin.answers.explained import explained, options_of
 from xds_server.applications.loading.keeper import (
     DEFAULT_PARALLEL,
@@ -125,28 +126,13 @@ def _wanted(
 
 def operation_message(operation: Operation, *, whole: bool = True) -> admin_pb2.ModelOperation:
     """Return an operation as a message; unless it is whole, without replicas and steps."""
-    message = admin_pb2.ModelOperation(
-        number=operation.number,
-        kind=operation.kind,
-        pool=operation.pool,
-        model=operation.model,
-        version=operation.version,
-        phase=operation.phase,
-        ended=operation.ended,
-        why=operation.why,
-        now=operation.now,
-        author=operation.author,
-        reason=operation.reason,
-        began_unix_ms=operation.began_unix_ms,
-        ended_unix_ms=operation.ended_unix_ms,
-        dry_run=operation.dry_run,
-    )
+    message = copied(admin_pb2.ModelOperation, operation, replicas=(), steps=(), left_out=0)
     if whole:
         message.left_out = operation.left_out
         for target in operation.targets:
             message.replicas.add(endpoint=target.id, state=target.place)
         for step in operation.steps:
-            message.steps.add(at_unix_ms=step.at_unix_ms, text=step.text)
+            message.steps.append(copied(admin_pb2.ModelOperationStep, step))
     return message
 
 

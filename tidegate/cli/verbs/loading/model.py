@@ -146,15 +146,12 @@ def model(
 
 
 def _list(number: int, change: ForcedFlags) -> None:
-    from tidegate.cli.client import READ_TIMEOUT_S, admin
+    from tidegate.cli.client import ask
     from tidegate.cli.verbs.loading.operations import data_of, lines_of, rows_of
     from tidegate.terminal.errors import CliError
     from tidegate.terminal.output import emit, table
-    from tidegate_api.admin.v1 import admin_pb2 as api
 
-    with admin(change.server, change.tls) as stub:
-        request = api.GetOperationsRequest(operation=number)
-        found = stub.GetOperations(request, timeout=READ_TIMEOUT_S).operations
+    found = ask(change, "GetOperations", operation=number).operations
     if number and not found:
         raise CliError(f"no operation {number}; `tidegate model list` shows those that are kept")
     if number:

@@ -46,13 +46,10 @@ def config_dump(
     """
     import json
 
-    from tidegate.cli.client import READ_TIMEOUT_S, admin
+    from tidegate.cli.client import ask
     from tidegate.terminal.output import Output, emit
-    from tidegate_api.admin.v1 import admin_pb2 as api
 
-    request = api.GetConfigRequest(client=client, type=type_, name=name, content=content)
-    with admin(flags.server, flags.tls) as stub:
-        answer = stub.GetConfig(request, timeout=READ_TIMEOUT_S)
+    answer = ask(flags, "GetConfig", client=client, type=type_, name=name, content=content)
     rows: list[dict[str, Any]] = [
         {
             "client": each.node,

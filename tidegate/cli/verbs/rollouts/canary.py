@@ -154,13 +154,11 @@ def _settings(words: list[str]) -> dict[str, str]:
 
 
 def _read(action: CanaryAction, pool: str, flags: ReadFlags) -> None:
-    from tidegate.cli.client import READ_TIMEOUT_S, admin
+    from tidegate.cli.client import ask
     from tidegate.terminal.errors import CliError
     from tidegate.terminal.output import emit
-    from tidegate_api.admin.v1 import admin_pb2 as api
 
-    with admin(flags.server, flags.tls) as stub:
-        answer = stub.GetCanaries(api.GetCanariesRequest(pool=pool), timeout=READ_TIMEOUT_S)
+    answer = ask(flags, "GetCanaries", pool=pool)
     if pool and not answer.rollouts:
         raise CliError(
             f"pool '{pool}' has had no rollout; tidegate canary start {pool} --to VARIANT"

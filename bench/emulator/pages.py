@@ -11,12 +11,13 @@ if TYPE_CHECKING:
 
 
 def vllm(replica: EmulatedReplica) -> str:
-    """Return the page of a vLLM server: queue, batch, cache use and hits, start of the process."""
+    """Return the page of a vLLM server: queue, batch, cache, prompts, start of the process."""
     counters = replica.counters
     engine = replica.engine
     labels = f'{{engine="0",model_name="{MODEL}"}}'
     ended = f'{{engine="0",finished_reason="stop",model_name="{MODEL}"}}'
     config = f'{{block_size="{engine.block_tokens}",num_gpu_blocks="{engine.cache_blocks}"}}'
+    first, first_s = replica.first_tokens
     series = (
         ("vllm:num_requests_waiting", "gauge", labels, replica.queued),
         ("vllm:num_requests_running", "gauge", labels, replica.running),
@@ -29,9 +30,13 @@ def vllm(replica: EmulatedReplica) -> str:
         ("vllm:cache_config_info", "gauge", config, 1),
         ("process_start_time_seconds", "gauge", "", replica.started_unix_s),
     )
-    return "".join(
+    times = "vllm:time_to_first_token_seconds"
+    lines = [
         f"# TYPE {name} {kind}\n{name}{where} {value}\n" for name, kind, where, value in series
-    )
+    ]
+    lines.append(f"# TYPE {times} histogram\n")
+    lines.append(f"{times}_count{labels} {first}\n{times}_sum{labels} {first_s}\n")
+    return "".join(lines)
 
 
 def triton(replica: EmulatedReplica) -> str:

@@ -115,6 +115,11 @@ class EmulatedReplica:
         """Return the fraction of the cache that running requests hold."""
         return self._replica.kv_used
 
+    @property
+    def first_tokens(self) -> tuple[int, float]:
+        """Return how many answers have begun, and the sum of the seconds until then, wall time."""
+        return self._replica.prompts, self._replica.first_tokens_s / self.scale
+
     def stats(self) -> dict[str, float]:
         """Return all counters and the current load."""
         return {

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ext_proc.routing.latency.model import FleetLatencyModel
+from ext_proc.routing.latency.model import UNSURE, FleetLatencyModel
 from ext_proc.routing.latency.pending_tickets import PendingTickets
 from ext_proc.routing.latency.progress import Progress
 from ext_proc.routing.values.ticket import DONE
@@ -90,6 +90,8 @@ class Learner:
             cold_s: Expected seconds for its prompt on an idle replica with an empty cache.
         """
         self._pending.note(ticket)
+        if not self.models[ticket.pool].judges:
+            expected_s, cold_s = UNSURE * expected_s, UNSURE * cold_s
         self._replicas[ticket.endpoint].first_bytes.note(ticket, expected_s, cold_s)
 
     def moved(self, ticket: Ticket, now: float) -> None:
@@ -114,10 +116,11 @@ class Learner:
         model = None if replica is None else replica.latency_models.get(ticket.pool)
         fleet = self.models.get(ticket.pool)
         if replica is not None and model is not None and fleet is not None:
-            replica.first_bytes.began(ticket, ticket.at + seconds, model)
+            tokens = fleet.in_force(ticket.id, ticket.work)
+            judged = tokens if fleet.judges else None
+            replica.first_bytes.began(ticket, ticket.at + seconds, model, judged)
             fleet.note_first_byte(ticket.at)
-            tokens = None if ticket.coming else fleet.in_force(ticket.id, ticket.work)
-            if tokens is not None:
+            if tokens is not None and not ticket.coming:
                 model.answered(tokens, ticket.drain_s, seconds)
 
     def read(self, replica: Replica, readings: Sequence[Reading]) -> None:

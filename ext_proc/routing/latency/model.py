@@ -87,6 +87,10 @@ MOST_CHANGES: Final = 16
 """Changes of the scale of text that a request may outlast for anything to be learned from it."""
 GREEN: Final = 48
 """Samples of the fleet before which no replica's slowness is estimated."""
+UNSURE: Final = 20.0
+"""How many times as long as expected a pending prompt may take before there are so many. With text
+of 0.25 bytes per token, default speed and scale make each replica with an answer look 16 times too
+slow, so that prompts gather elsewhere."""
 YOUNG: Final = 256
 """Samples after which only every fourth is taken, because further ones change little."""
 MAX_LOG_SLOWNESS: Final = log(20.0)
@@ -295,6 +299,11 @@ class FleetLatencyModel:
         answers = self._answers
         reported = answers.count >= SURE and self._unreported < MOST_UNREPORTED
         return reported and answers.b * TOO_FAST > answers.prior
+
+    @property
+    def judges(self) -> bool:
+        """Whether enough is known of the speed to tell which prompt is late."""
+        return self._first_bytes > GREEN
 
     @property
     def knows_first_bytes(self) -> bool:

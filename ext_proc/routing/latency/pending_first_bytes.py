@@ -18,6 +18,8 @@ Rules:
 4. Of a prompt whose blocks others were still computing when it was sent (``Ticket.coming``), it is
    unknown what the replica computed: what it was expected to, or those blocks, too. Pending, it
    is expected to compute all. Answered, it counts only where the answer is the same for both.
+   Of the first prompts of a pool speeds are hardly known (``latency.model.UNSURE``). Pending, they
+   are given much more time. Answered, they show no slowdown.
 5. ``done`` is the work of requests in flight whose answers have begun: it delays no further prompt.
    It is counted only while first bytes tell speeds, for headers may come before a prompt is read.
    Ends of answers, where nothing else is known, tell it of some replicas earlier than of others,
@@ -86,7 +88,9 @@ class PendingFirstBytes:
         self._sent[ticket.id] = (ticket.at, expected_s, ticket.work, cold_s)
         self.work += ticket.work
 
-    def began(self, ticket: Ticket, at: float, latency_model: LatencyModel) -> None:
+    def began(
+        self, ticket: Ticket, at: float, latency_model: LatencyModel, tokens: float | None
+    ) -> None:
         """Note a first byte, and update the slowdown with it.
 
         Only the oldest pending request updates the slowdown: with others before it, the time at
@@ -96,15 +100,17 @@ class PendingFirstBytes:
             ticket: The request.
             at: Time of its first byte, monotonic seconds.
             latency_model: The replica's latency model in the request's pool.
+            tokens: Its uncached tokens in the scale in force; ``None`` = it shows no slowdown.
         """
-        expected_s = latency_model.expects(ticket.work)
-        known = expected_s is not None
-        if expected_s is not None and next(iter(self._sent), None) == ticket.id:
+        known = latency_model.expects(ticket.work) is not None
+        expected_s = latency_model.expects(tokens) if tokens else None
+        if tokens and expected_s is not None and next(iter(self._sent), None) == ticket.id:
             free_at = max(ticket.at + (ticket.drain_s or 0.0), self._last)
             cold_s = self._sent[ticket.id][3]
             took_s = max(at - free_at, 0.0)
             if ticket.coming:
-                expected_s = _judged_by(expected_s, took_s, ticket, latency_model)
+                most = tokens * (1.0 + ticket.coming / ticket.work)
+                expected_s = _judged_by(expected_s, took_s, most, latency_model)
             if expected_s is not None:
                 self.slowdown.add(
                     took_s, expected_s, cold_s=cold_s, noise_s=latency_model.noise_s, at=at
@@ -190,10 +196,10 @@ class PendingFirstBytes:
 
 
 def _judged_by(
-    least_s: float, took_s: float, ticket: Ticket, latency_model: LatencyModel
+    least_s: float, took_s: float, most: float, latency_model: LatencyModel
 ) -> float | None:
     """Return the time by which a prompt is judged, ``None`` if it depends (rule 4)."""
     if took_s <= TOLERANCE * least_s:
         return least_s
-    most_s = latency_model.expects(ticket.work + ticket.coming)
+    most_s = latency_model.expects(most)
     return most_s if most_s is not None and took_s > TOLERANCE * most_s else None

@@ -144,6 +144,16 @@ async def test_pages_are_read_by_the_picker(clock: Clock, name: str) -> None:
     assert [each.queued for each in page.readings] == [2.0]
 
 
+async def test_a_vllm_page_counts_first_tokens(clock: Clock) -> None:
+    """As a real one does: the picker learns the scale of text from them much earlier."""
+    replica = EmulatedReplica(EngineConfig(), 10.0, clock)
+    replica.submit(b"x" * 3_200, 3, Heard(clock))
+    run_until(replica, clock, 0.1)
+    (reading,) = read_all(PAGES["vllm"](replica), 0.0).readings
+    assert (reading.prompts, reading.prompt_tokens) == (1, 800)
+    assert reading.first_tokens_s == pytest.approx(0.0106)
+
+
 @pytest.mark.parametrize("after_s", [0.0, 0.3])
 async def test_an_aborted_request_frees_its_place(clock, after_s):
     """Whether it waits or runs; its listener hears nothing, and the next one is served."""

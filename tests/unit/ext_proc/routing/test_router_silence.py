@@ -18,9 +18,9 @@ PROMPT = b"x" * 3_200
 """About 0.1 s of prefill."""
 
 
-def send(router: Router, build: Build, now: float) -> Ticket:
+def send(router: Router, build: Build, now: float, prompt: bytes = PROMPT) -> Ticket:
     """Send a streamed request."""
-    request = build.request(form=Form.GENERATE_STREAM, streaming=True, prompt=PROMPT)
+    request = build.request(form=Form.GENERATE_STREAM, streaming=True, prompt=prompt)
     ticket = decide(router, request, now).ticket
     assert ticket is not None
     return ticket
@@ -120,3 +120,32 @@ def test_the_state_shows_the_slowdown(build: Build) -> None:
     endpoints = router.state(130.0)["pools"]["llm"]["endpoints"]  # type: ignore[index]  # JSON
     assert endpoints["r0"]["slowed"] > 2.0
     assert endpoints["r1"]["slowed"] == 1.0
+
+
+def slowed(router: Router, now: float) -> list[float]:
+    """Return by what factor each replica has become slower, by the state."""
+    endpoints = router.state(now)["pools"]["llm"]["endpoints"]  # type: ignore[index]  # JSON
+    return [each["slowed"] for each in endpoints.values()]
+
+
+def test_prompts_that_outlast_a_new_scale_of_text_slow_no_replica(build: Build) -> None:
+    """Their tokens are those of the scale in force when they were sent."""
+    router = build.router(build.pool(1))
+    tickets = []
+    for number in range(64):
+        tickets.append(send(router, build, 30.0 * number, b"x" * (3_200 + 1_600 * (number % 8))))
+        if number < 60:
+            router.learner.began(tickets[-1].id, tickets[-1].endpoint, tickets[-1].work / 500)
+    router.learner.rescale("llm", 16.0, tickets[-1].id)
+    for ticket in tickets[60:]:
+        router.learner.began(ticket.id, ticket.endpoint, ticket.work / 500)
+    assert slowed(router, 1900.0) == [1.0]
+
+
+def test_an_engine_slower_than_the_default_is_not_slow(build: Build) -> None:
+    """Text may have a sixteenth of the usual bytes per token, which is learned within seconds."""
+    router = build.router(build.pool(2))
+    for number in range(40):
+        ticket = send(router, build, 30.0 * number, b"x" * (3_200 + 16_000 * (number // 9)))
+        router.learner.began(ticket.id, ticket.endpoint, ticket.work / 500)
+        assert slowed(router, 30.0 * number + 20.0) == [1.0, 1.0]

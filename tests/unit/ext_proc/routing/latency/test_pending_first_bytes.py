@@ -82,7 +82,7 @@ def test_a_prompt_is_done_only_where_first_bytes_tell_speeds(learned: bool) -> N
     first_bytes = PendingFirstBytes()
     request = sent(1)
     first_bytes.note(request, 1.0, 0.0)
-    first_bytes.began(request, 1.0, latency_model(learned=learned))
+    first_bytes.began(request, 1.0, latency_model(learned=learned), request.work)
     assert first_bytes.done == (100.0 if learned else 0.0)
 
 
@@ -124,7 +124,8 @@ def factor_after(*answers: tuple[int, float], drain_s: float = 0.0, learned: boo
     for ticket in tickets:
         first_bytes.note(ticket, drain_s + 1.0, 0.0)
     for number, at in answers:
-        first_bytes.began(tickets[number], at, latency_model(learned=learned))
+        model = latency_model(learned=learned)
+        first_bytes.began(tickets[number], at, model, tickets[number].work)
     return first_bytes.lateness(answers[-1][1], 0.0)
 
 
@@ -159,7 +160,7 @@ def test_the_time_of_an_unreported_request_does_not_count_for_the_next() -> None
         for ticket in (first, second):
             first_bytes.note(ticket, 1.0, 0.0)
         end(first_bytes, first.id, 8.0)
-        first_bytes.began(second, 9.0, replica)
+        first_bytes.began(second, 9.0, replica, second.work)
         assert first_bytes.lateness(9.0, 0.0) == 1.0
 
 
@@ -170,7 +171,7 @@ def factor_with_coming(*took_s: float) -> float:
         ticket = Ticket(number, EndpointKey("a", 1), "llm", 100.0, now, True, 0.0, coming=2_000.0)
         first_bytes.note(ticket, 2.1, 2.1)
         now += seconds
-        first_bytes.began(ticket, now, model)
+        first_bytes.began(ticket, now, model, ticket.work)
     return first_bytes.lateness(now, 0.0)
 
 
@@ -193,7 +194,7 @@ def test_a_new_process_is_not_slow() -> None:
     """Clearing drops the slowdown of the old process."""
     first_bytes = PendingFirstBytes()
     first_bytes.note(sent(1, work=1_000.0), 1.0, 0.0)
-    first_bytes.began(sent(1, work=1_000.0), 9.0, latency_model())
+    first_bytes.began(sent(1, work=1_000.0), 9.0, latency_model(), 1_000.0)
     assert (first_bytes.due, first_bytes.lateness(9.0, 0.0) > 2.0) == (-inf, True)
     first_bytes.clear()
     assert (first_bytes.due, first_bytes.lateness(9.0, 0.0)) == (inf, 1.0)

@@ -73,9 +73,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         number = item.stash[COLLECTED]
         first[item.path] = min(number, first.get(item.path, number))
 
+    fixed = {path for path in first if any(map(path.is_relative_to, SHARING))}
+
     def place(item: pytest.Item) -> tuple[int, int]:
-        fixed = any(map(item.path.is_relative_to, SHARING))
-        return first[item.path], item.stash[COLLECTED] if fixed else 0
+        return first[item.path], item.stash[COLLECTED] if item.path in fixed else 0
 
     items.sort(key=place)  # stable: what has no fixed place keeps its random one
     _leave_out_replacing(config, items)

@@ -48,16 +48,29 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_second_run_does_nothing(kept: Path) -> None:
+@pytest.fixture(scope="module")
+def again(kept: Path) -> tuple[list[int], int, list[SuiteSection]]:
+    """Return what another run over the stored cells does."""
+    return run(kept)
+
+
+@pytest.fixture
+def sections(again: tuple[list[int], int, list[SuiteSection]]) -> list[SuiteSection]:
+    """Return its results."""
+    return again[2]
+
+
+def test_a_second_run_does_nothing(
+    kept: Path, again: tuple[list[int], int, list[SuiteSection]]
+) -> None:
     """A second run executes nothing and has the same tables."""
-    totals, done, sections = run(kept)
+    totals, done, sections = again
     assert (totals, done) == ([0, 0], 0)
     assert markdown(sections) == markdown(run(kept)[2])
 
 
-def test_all_rows_are_records(kept: Path) -> None:
+def test_all_rows_are_records(sections: list[SuiteSection]) -> None:
     """The CSV has a row for each policy, arm and load; the page has the comparisons alone."""
-    sections = run(kept)[2]
     heads, *found = records(sections)
     assert len(found) == 8
     assert {len(each) for each in found} == {len(heads)}
@@ -65,14 +78,14 @@ def test_all_rows_are_records(kept: Path) -> None:
     assert comparisons(sections).count("\n| Small trace") == 2
 
 
-def test_a_cut_run_goes_on(kept: Path, tmp_path: Path) -> None:
+def test_a_cut_run_goes_on(kept: Path, sections: list[SuiteSection], tmp_path: Path) -> None:
     """Missing cells are run again with the same results."""
     path = tmp_path / "cells.jsonl"
     lines = kept.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:10]))
-    totals, _, sections = run(path)
+    totals, _, found = run(path)
     assert totals == [0, 7]
-    assert markdown(sections) == markdown(run(kept)[2])
+    assert markdown(found) == markdown(sections)
 
 
 def test_who_breaks_off_does_not_wait_for_the_rest(tmp_path: Path) -> None:
@@ -91,16 +104,16 @@ def test_who_breaks_off_does_not_wait_for_the_rest(tmp_path: Path) -> None:
     assert len(Store(path)) == 3
 
 
-def test_rates_scale_with_the_fleet(kept: Path) -> None:
+def test_rates_scale_with_the_fleet(sections: list[SuiteSection]) -> None:
     """The rate is the share of saturation, scaled by replicas and the arm's pace."""
-    for section, load in zip(run(kept)[2], (0.5, 0.8), strict=True):
+    for section, load in zip(sections, (0.5, 0.8), strict=True):
         assert section.rate == pytest.approx(load * section.saturation * 2 / 8)
         assert section.parts[1].rate == pytest.approx(1.5 * section.rate)
 
 
-def test_the_tables_have_a_row_per_policy_and_arm(kept: Path) -> None:
+def test_the_tables_have_a_row_per_policy_and_arm(sections: list[SuiteSection]) -> None:
     """Aims first, then the chapter with both loads, auto equal to itself."""
-    text = markdown(run(kept)[2])
+    text = markdown(sections)
     assert text.startswith("`auto` against others")
     assert text.count("| auto, 3 replicas |") == text.count("| oracle |") == 2
     assert text.count("<details>") == text.count("</details>") == 1
@@ -108,16 +121,16 @@ def test_the_tables_have_a_row_per_policy_and_arm(kept: Path) -> None:
     assert row == "| = | = | = |"
 
 
-def test_a_report_has_both_loads(kept: Path) -> None:
+def test_a_report_has_both_loads(sections: list[SuiteSection]) -> None:
     """There is one report per chapter, with both loads."""
-    (report,) = reports(run(kept)[2])
+    (report,) = reports(sections)
     assert [row.load for row in report.rows] == [0.5] * 4 + [0.8] * 4
     assert report.workload == "Small trace"
 
 
-def test_the_aims_are_judged_both_ways(kept: Path) -> None:
+def test_the_aims_are_judged_both_ways(sections: list[SuiteSection]) -> None:
     """A slower result is bold, a faster one is not; the best policy is never auto."""
-    section = run(kept)[2][1]
+    section = sections[1]
     part = section.parts[0]
     mean = {name: runs[0].metrics.ttft_mean for name, runs in part.runs.items()}
     fast, slow = sorted(part.runs, key=lambda name: mean[name] or 0.0)[:: len(mean) - 1]

@@ -40,10 +40,11 @@ from ext_proc.feedback.fold import Feedback
 from ext_proc.feedback.metrics import FeedbackMetrics
 from ext_proc.feedback.places import Places
 from ext_proc.feedback.service import LogService
-from ext_proc.observability.group_metrics import GroupMetrics
+from ext_proc.observability.counts import Scraped
+from ext_proc.observability.group_metrics import of_group
 from ext_proc.observability.metrics import Metrics, debug_app
 from ext_proc.observability.page_server import serve_page
-from ext_proc.observability.replica_metrics import ToldMetrics, show_replicas
+from ext_proc.observability.replica_metrics import of_requests, show_replicas
 from ext_proc.observability.requests.records import RequestRecords
 from ext_proc.observability.spans import tracing_to
 from ext_proc.observability.traffic import TrafficCounts
@@ -125,23 +126,14 @@ class Picker:
             traffic=self._traffic,
         )
         shown = self._metrics.registry
-        show_replicas(
-            shown,
-            router.registry.replicas,
-            router.suspicion,
-            router.placement,
-            router.scales,
-            router.limits,
-            lambda: router.pools,
-            router.queue.counts,
-        )
+        show_replicas(shown, router)
         Gauge(
             "tidegate_picker_relief",
             "What is left out because the CPU does not suffice: 0 nothing, 1 prompts, 2 picks.",
             registry=shown,
         ).set_function(lambda: router.relief.level)
         CertificateMetrics(shown, "tidegate_picker", self._secured)
-        GroupMetrics(shown, lambda: () if self._bus is None else self._bus.members())
+        Scraped(shown, lambda: of_group(() if self._bus is None else self._bus.members()))
         contexts = ReplicaContexts()
         self._telemetry = Hub(
             router.registry,
@@ -164,7 +156,8 @@ class Picker:
             self._chats.notes,
             self._reporters,
         )
-        ToldMetrics(shown, self._watching.notes, self._traffic.endpoints, self._chats.checks)
+        told = self._watching.notes, self._traffic.endpoints, self._chats.checks
+        Scraped(shown, lambda: of_requests(told[0](), *told[1:]))
         life = f"{secrets.token_hex(8)}-"
         self._records = RequestRecords(life)
         self._feedback = Feedback(

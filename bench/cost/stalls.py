@@ -24,7 +24,7 @@ from bench.cost.access_log import router_of, service_of, written
 from bench.cost.telemetry import page
 from ext_proc.observability.exposition import page_of
 from ext_proc.observability.metrics import Metrics
-from ext_proc.observability.replica_metrics import ReplicaMetrics
+from ext_proc.observability.replica_metrics import show_replicas
 from ext_proc.routing.cache.prefix_index import PrefixIndex
 from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.telemetry.dialects import read_all
@@ -64,7 +64,7 @@ def chores(replicas: int) -> dict[str, Callable[[], Coroutine[Any, Any, Any]]]:
     router = router_of(replicas)
     registry = CollectorRegistry()
     metrics = Metrics(registry, in_flight=router.registry.in_flight, reused=router.reuse.tokens)
-    ReplicaMetrics(registry, router.registry.replicas)
+    show_replicas(registry, router)
     logs = service_of(router, registry)
     text = page()
     readings = read_all(text, 0.0).readings

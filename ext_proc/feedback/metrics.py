@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
 
-from ext_proc.feedback.traffic_metrics import TrafficMetrics
-from ext_proc.observability.counts import MAX_SERIES, Counts, Timings
+from ext_proc.feedback.traffic_metrics import of_traffic
+from ext_proc.observability.counts import MAX_SERIES, Counts, Scraped, Timings, filled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from prometheus_client import CollectorRegistry
+    from prometheus_client.metrics_core import Metric
 
     from ext_proc.feedback.fold import Feedback
     from ext_proc.observability.traffic import TrafficCounts
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 _LAGS: Final = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
 
 
-class FeedbackMetrics(Collector):
+class FeedbackMetrics:
     """Metrics of entries, their lag, ejections and conditions.
 
     Args:
@@ -41,8 +40,7 @@ class FeedbackMetrics(Collector):
         conditions: Conditions,
         traffic: TrafficCounts | None = None,
     ) -> None:
-        if traffic is not None:
-            TrafficMetrics(registry, traffic)
+        self._traffic = traffic
         self._feedback = feedback
         self._conditions = conditions
         self.streams = 0
@@ -71,7 +69,7 @@ class FeedbackMetrics(Collector):
             ["pool", "cause"],
             registry,
         )
-        registry.register(self)
+        Scraped(registry, self._families)
 
     def lag(self, seconds: float) -> None:
         """Observe the delay of a final entry in seconds."""
@@ -85,57 +83,62 @@ class FeedbackMetrics(Collector):
         """Count an answer of the proxy's own; ``pool`` is empty where it is not known."""
         self._proxied.add((pool, cause))
 
-    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        """Yield the values kept elsewhere, when Prometheus scrapes."""
+    def _families(self) -> Iterator[Metric]:
+        """Yield the values kept elsewhere."""
+        if self._traffic is not None:
+            yield from of_traffic(self._traffic)
         yield from self._usage()
-        entries = CounterMetricFamily(
-            "tidegate_picker_feedback_entries",
-            "Log entries by how the request's last attempt ended.",
-            labels=["outcome"],
+        feedback, conditions = self._feedback, self._conditions
+        yield filled(
+            CounterMetricFamily(
+                "tidegate_picker_feedback_entries",
+                "Log entries by how the request's last attempt ended.",
+                labels=["outcome"],
+            ),
+            (([outcome], count) for outcome, count in sorted(feedback.outcomes.items())),
         )
-        for outcome, count in sorted(self._feedback.outcomes.items()):
-            entries.add_metric([outcome], count)
-        yield entries
-        attempts = CounterMetricFamily(
-            "tidegate_picker_attempts",
-            "Attempts at replicas, by who is to blame.",
-            labels=["pool", "blame"],
+        yield filled(
+            CounterMetricFamily(
+                "tidegate_picker_attempts",
+                "Attempts at replicas, by who is to blame.",
+                labels=["pool", "blame"],
+            ),
+            sorted(feedback.blamed.items()),
         )
-        for (pool, blame), count in sorted(self._feedback.blamed.items())[:MAX_SERIES]:
-            attempts.add_metric([pool, blame], count)
-        yield attempts
         yield CounterMetricFamily(
             "tidegate_picker_feedback_retried",
             "Requests served by a replica other than the pick.",
-            value=self._feedback.retried,
+            value=feedback.retried,
         )
-        ejections = CounterMetricFamily(
-            "tidegate_picker_ejections",
-            "Ejections of replicas, by their cause.",
-            labels=["pool", "cause"],
+        yield filled(
+            CounterMetricFamily(
+                "tidegate_picker_ejections",
+                "Ejections of replicas, by their cause.",
+                labels=["pool", "cause"],
+            ),
+            sorted(conditions.ejected.items()),
         )
-        for (pool, cause), count in sorted(self._conditions.ejected.items())[:MAX_SERIES]:
-            ejections.add_metric([pool, cause], count)
-        yield ejections
-        conditions = GaugeMetricFamily(
-            "tidegate_picker_conditions",
-            "Replicas that have the condition now.",
-            labels=["pool", "condition"],
+        yield filled(
+            GaugeMetricFamily(
+                "tidegate_picker_conditions",
+                "Replicas that have the condition now.",
+                labels=["pool", "condition"],
+            ),
+            (([pool, name], count) for pool, name, count in list(conditions.counts())),
         )
-        for pool, name, count in list(self._conditions.counts())[:MAX_SERIES]:
-            conditions.add_metric([pool, name], count)
-        yield conditions
-        replicas = GaugeMetricFamily(
-            "tidegate_picker_replica_condition",
-            "1 while the replica has the condition.",
-            labels=["pool", "endpoint", "condition"],
+        unwell = sorted(conditions.unwell())[:MAX_SERIES]
+        yield filled(
+            GaugeMetricFamily(
+                "tidegate_picker_replica_condition",
+                "1 while the replica has the condition.",
+                labels=["pool", "endpoint", "condition"],
+            ),
+            (
+                ((pool, key.id, name), 1)
+                for pool, key in unwell
+                for name in conditions.of(pool, key)
+            ),
         )
-        of = self._conditions.of
-        unwell = sorted(self._conditions.unwell())[:MAX_SERIES]
-        found = ((pool, key.id, name) for pool, key in unwell for name in of(pool, key))
-        for series in islice(found, MAX_SERIES):
-            replicas.add_metric(series, 1)
-        yield replicas
 
     def _usage(self) -> Iterator[CounterMetricFamily]:
         usage, by_kind, by_model = (
@@ -161,6 +164,4 @@ class FeedbackMetrics(Collector):
         )
         for name, about, labels, values in families:
             family = CounterMetricFamily(f"tidegate_picker_{name}", about, labels=labels)
-            for key, value in sorted(values.items())[:MAX_SERIES]:
-                family.add_metric(list(key), value)
-            yield family
+            yield filled(family, sorted(values.items()))

@@ -15,7 +15,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
-from prometheus_client.registry import Collector
 
 from ext_proc.observability.counts import MAX_SERIES
 from ext_proc.observability.traffic import GOOD
@@ -23,8 +22,6 @@ from tidegate_common.histogram import GROWTH, LEAST_S, middle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-    from prometheus_client import CollectorRegistry
 
     from ext_proc.observability.traffic import TrafficCounts
 
@@ -39,49 +36,37 @@ MAX_SPREADS: Final = MAX_SERIES // (len(BOUNDS) + 3)
 _LABELS: Final = ("pool", "variant")
 
 
-class TrafficMetrics(Collector):
-    """Requests by outcome, and histograms of their times; see the module's rules.
-
-    Args:
-        registry: Registry of the metrics.
-        counts: The counts.
-    """
-
-    def __init__(self, registry: CollectorRegistry, counts: TrafficCounts) -> None:
-        self._counts = counts
-        registry.register(self)
-
-    def collect(self) -> Iterator[CounterMetricFamily | HistogramMetricFamily]:
-        """Yield the current values."""
-        found = sorted((key, each) for key, each in self._counts.variants.items() if key[1])
-        requests = CounterMetricFamily(
-            "tidegate_picker_requests",
-            "Requests that ended, by variant and how they ended.",
-            labels=(*_LABELS, "outcome"),
-        )
-        for (pool, variant), each in found:
-            if len(requests.samples) + len(each.failed) >= MAX_SERIES:
-                break
-            bad = dict(each.failed)
-            requests.add_metric([pool, variant, GOOD], each.requests - sum(bad.values()))
-            for outcome, count in sorted(bad.items()):
-                requests.add_metric([pool, variant, outcome], count)
-        yield requests
-        first = HistogramMetricFamily(
-            "tidegate_picker_request_first_byte_seconds",
-            "From the start of a request at the proxy to the first byte of its answer.",
-            labels=_LABELS,
-        )
-        lasted = HistogramMetricFamily(
-            "tidegate_picker_request_seconds",
-            "From the start of a request at the proxy to its end.",
-            labels=_LABELS,
-        )
-        for key, each in found[:MAX_SPREADS]:
-            first.add_metric(key, *_spread(each.first_byte))
-            lasted.add_metric(key, *_spread(each.duration))
-        yield first
-        yield lasted
+def of_traffic(counts: TrafficCounts) -> Iterator[CounterMetricFamily | HistogramMetricFamily]:
+    """Yield requests by outcome, and histograms of their times; see the module's rules."""
+    found = sorted((key, each) for key, each in counts.variants.items() if key[1])
+    requests = CounterMetricFamily(
+        "tidegate_picker_requests",
+        "Requests that ended, by variant and how they ended.",
+        labels=(*_LABELS, "outcome"),
+    )
+    for (pool, variant), each in found:
+        if len(requests.samples) + len(each.failed) >= MAX_SERIES:
+            break
+        bad = dict(each.failed)
+        requests.add_metric([pool, variant, GOOD], each.requests - sum(bad.values()))
+        for outcome, count in sorted(bad.items()):
+            requests.add_metric([pool, variant, outcome], count)
+    yield requests
+    first = HistogramMetricFamily(
+        "tidegate_picker_request_first_byte_seconds",
+        "From the start of a request at the proxy to the first byte of its answer.",
+        labels=_LABELS,
+    )
+    lasted = HistogramMetricFamily(
+        "tidegate_picker_request_seconds",
+        "From the start of a request at the proxy to its end.",
+        labels=_LABELS,
+    )
+    for key, each in found[:MAX_SPREADS]:
+        first.add_metric(key, *_spread(each.first_byte))
+        lasted.add_metric(key, *_spread(each.duration))
+    yield first
+    yield lasted
 
 
 def _spread(counts: Mapping[int, int]) -> tuple[list[tuple[str, float]], float]:

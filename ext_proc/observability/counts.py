@@ -6,21 +6,55 @@ about 0.7 µs.
 
 from __future__ import annotations
 
-from itertools import accumulate
-from typing import TYPE_CHECKING
+from itertools import accumulate, islice
+from typing import TYPE_CHECKING, TypeVar
 
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from ext_proc.observability.series import MAX_SERIES, Series, Spread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from prometheus_client import CollectorRegistry
+    from prometheus_client.metrics_core import Metric
 
-__all__ = ["MAX_SERIES", "Counts", "Timings"]
+__all__ = ["MAX_SERIES", "Counts", "Scraped", "Timings", "filled"]
+
+FamilyT = TypeVar("FamilyT", CounterMetricFamily, GaugeMetricFamily)
+
+
+def filled(family: FamilyT, rows: Iterable[tuple[Sequence[str], float]]) -> FamilyT:
+    """Add the first ``MAX_SERIES`` of the rows, of labels and a value, to a family; return it."""
+    for labels, value in islice(rows, MAX_SERIES):
+        family.add_metric(labels, value)
+    return family
+
+
+class Scraped(Collector):
+    """Metrics that are computed when Prometheus scrapes.
+
+    Args:
+        registry: Registry of the metrics.
+        families: Yields the current values, one family after the other, so that a page can be
+            written in slices.
+    """
+
+    def __init__(
+        self, registry: CollectorRegistry, families: Callable[[], Iterable[Metric]]
+    ) -> None:
+        self._families = families
+        registry.register(self)
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the current values."""
+        return self._families()
 
 
 class Counts(Collector):

@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
+
+from ext_proc.observability.counts import filled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
-    from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
 
 
@@ -41,46 +41,42 @@ class ShownMember(Protocol):
         """Connections to it that ended."""
 
 
-class GroupMetrics(Collector):
-    """Members, age of what is known of them, bytes and lost connections, by address.
+def of_group(members: Iterable[ShownMember]) -> Iterator[Metric]:
+    """Yield whether members are up, the age of what is known of them, bytes, lost connections.
 
     Args:
-        registry: Registry of the metrics.
-        members: Returns the members of the group but the picker itself.
+        members: The members of the group but the picker itself.
     """
-
-    def __init__(
-        self, registry: CollectorRegistry, members: Callable[[], Iterable[ShownMember]]
-    ) -> None:
-        self._members = members
-        registry.register(self)
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield the current values."""
-        up = GaugeMetricFamily(
+    shown, label = list(members), ["member"]
+    yield filled(
+        GaugeMetricFamily(
             "tidegate_picker_group_member_up",
             "1 while the member of the group is connected and its state is known.",
-            labels=["member"],
-        )
-        silent = GaugeMetricFamily(
+            labels=label,
+        ),
+        (([each.address], each.caught_up) for each in shown),
+    )
+    yield filled(
+        GaugeMetricFamily(
             "tidegate_picker_group_silent_seconds",
             "Time since records of the member were read; no sample while it is not connected.",
-            labels=["member"],
-        )
-        received = CounterMetricFamily(
+            labels=label,
+        ),
+        (([each.address], each.silent_s) for each in shown if each.silent_s is not None),
+    )
+    yield filled(
+        CounterMetricFamily(
             "tidegate_picker_group_received_bytes",
             "Bytes of records that the member sent.",
-            labels=["member"],
-        )
-        lost = CounterMetricFamily(
+            labels=label,
+        ),
+        (([each.address], each.received_bytes) for each in shown),
+    )
+    yield filled(
+        CounterMetricFamily(
             "tidegate_picker_group_connections_lost",
             "Connections to the member that ended.",
-            labels=["member"],
-        )
-        for each in self._members():
-            up.add_metric([each.address], float(each.caught_up))
-            if each.silent_s is not None:
-                silent.add_metric([each.address], each.silent_s)
-            received.add_metric([each.address], each.received_bytes)
-            lost.add_metric([each.address], each.connections_lost)
-        yield from (up, silent, received, lost)
+            labels=label,
+        ),
+        (([each.address], each.connections_lost) for each in shown),
+    )

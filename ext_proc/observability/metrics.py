@@ -17,16 +17,15 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from prometheus_client.registry import Collector
 
-from ext_proc.observability.counts import MAX_SERIES, Counts, Timings
+from ext_proc.observability.counts import MAX_SERIES, Counts, Scraped, Timings, filled
 from ext_proc.observability.exposition import page_of
 from ext_proc.observability.passes import Passes
 from ext_proc.observability.series import ALL, MATCHED, Picks
 from ext_proc.observability.traffic import TrafficCounts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ext_proc.exchange import Pick
 
@@ -38,42 +37,31 @@ _SECONDS: Final = (
 _QUEUE_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
-class _InFlight(Collector):
-    """Reads the ledger at a scrape, so that the hot path pays nothing."""
-
-    def __init__(self, in_flight: Callable[[], Mapping[str, int]]) -> None:
-        self._in_flight = in_flight
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        family = GaugeMetricFamily(
+def _in_flight(counts: Mapping[str, int]) -> GaugeMetricFamily:
+    rows = [((endpoint,), float(count)) for endpoint, count in sorted(counts.items())]
+    rest = sum(count for _, count in rows[MAX_SERIES:])
+    family = filled(
+        GaugeMetricFamily(
             "tidegate_picker_in_flight",
             "Requests in flight that this picker sent to the endpoint.",
             labels=["endpoint"],
-        )
-        counts = sorted(self._in_flight().items())
-        for endpoint, count in counts[:MAX_SERIES]:
-            family.add_metric([endpoint], count)
-        rest = counts[MAX_SERIES:]
-        if rest:
-            family.add_metric(["other"], sum(count for _, count in rest))
-        yield family
+        ),
+        rows,
+    )
+    if len(rows) > MAX_SERIES:
+        family.add_metric(["other"], rest)
+    return family
 
 
-class _Reused(Collector):
-    """A counter per endpoint, read at a scrape."""
-
-    def __init__(self, reused: Callable[[], Mapping[str, float]]) -> None:
-        self._reused = reused
-
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        family = CounterMetricFamily(
+def _reused(tokens: Mapping[str, float]) -> CounterMetricFamily:
+    return filled(
+        CounterMetricFamily(
             "tidegate_picker_prefix_observed_tokens",
             "Prompt tokens that the endpoint reports as served from its cache, for all clients.",
             labels=["endpoint"],
-        )
-        for endpoint, tokens in sorted(self._reused().items())[:MAX_SERIES]:
-            family.add_metric([endpoint], tokens)
-        yield family
+        ),
+        (((endpoint,), count) for endpoint, count in sorted(tokens.items())),
+    )
 
 
 class Metrics:
@@ -104,8 +92,7 @@ class Metrics:
     ) -> None:
         self.registry = registry
         self._traffic = TrafficCounts() if traffic is None else traffic
-        registry.register(_InFlight(in_flight))
-        registry.register(_Reused(reused))
+        Scraped(registry, lambda: (_in_flight(in_flight()), _reused(reused())))
         prompts = Counts(
             "tidegate_picker_prefix_prompt_tokens",
             "Estimated prompt tokens of requests that this picker sent to the endpoint.",

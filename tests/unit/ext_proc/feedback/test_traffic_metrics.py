@@ -6,8 +6,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from ext_proc.feedback.places import Places
-from ext_proc.feedback.traffic_metrics import MAX_SPREADS, TrafficMetrics
-from ext_proc.observability.counts import MAX_SERIES
+from ext_proc.feedback.traffic_metrics import MAX_SPREADS, of_traffic
+from ext_proc.observability.counts import MAX_SERIES, Scraped
 from ext_proc.observability.traffic import TrafficCounts, VariantCounts
 from support.streams import llm, router
 
@@ -19,7 +19,7 @@ def test_requests_are_counted_by_outcome() -> None:
     """Refusals before a variant was drawn are another metric's."""
     counts = TrafficCounts(Places(router(llm()).registry).find)
     registry = CollectorRegistry()
-    TrafficMetrics(registry, counts)
+    Scraped(registry, lambda: of_traffic(counts))
     for outcome in ("good", "good", "error", "client"):
         counts.ended("llm/stable/http", AT_R1, outcome, 0.1, 2.0)
     counts.refused("llm", "saturated")
@@ -36,7 +36,7 @@ def test_times_are_counted_below_their_bounds() -> None:
     """The counts are exact; the sum is about that of the times."""
     counts = TrafficCounts(Places(router(llm()).registry).find)
     registry = CollectorRegistry()
-    TrafficMetrics(registry, counts)
+    Scraped(registry, lambda: of_traffic(counts))
     for seconds in (0.0001, 0.04, 0.3, 1000.0):
         counts.ended("llm/stable/http", AT_R1, "good", None, seconds)
     sample = registry.get_sample_value
@@ -66,7 +66,7 @@ def test_samples_are_bounded() -> None:
         made.requests, made.failed = 2, {"error": 1}
         counts.variants["llm", f"v{number}"] = made
     registry = CollectorRegistry()
-    TrafficMetrics(registry, counts)
+    Scraped(registry, lambda: of_traffic(counts))
     requests, first, lasted = registry.collect()
     assert MAX_SERIES - 3 < len(requests.samples) <= MAX_SERIES
     for each in (first, lasted):

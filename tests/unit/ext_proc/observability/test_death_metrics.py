@@ -5,7 +5,8 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from ext_proc.blame.deaths import DEATH_S, Who
-from ext_proc.observability.replica_metrics import DeathMetrics
+from ext_proc.observability.counts import Scraped
+from ext_proc.observability.replica_metrics import of_deaths
 from support.streams import llm, router
 
 
@@ -13,7 +14,7 @@ def test_deaths_suspects_and_refusals_are_counted():
     """An alert needs one number for each."""
     request_router = router(llm())
     registry = CollectorRegistry()
-    DeathMetrics(registry, request_router.suspicion)
+    Scraped(registry, lambda: of_deaths(request_router.suspicion))
     deaths = request_router.suspicion.deaths
     for replica, at in (("r1", 0.0), ("r2", 10.0)):
         deaths.died(replica, Who(b"one".ljust(16)), at)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from ext_proc.observability import replica_metrics
+from ext_proc.observability.counts import Scraped
 from ext_proc.observability.replica_metrics import (
-    ReplicaMetrics,
-    ScaleMetrics,
-    SlotMetrics,
-    ToldMetrics,
+    of_replicas,
+    of_requests,
+    of_scales,
+    of_slots,
 )
 from ext_proc.observability.traffic import EndpointCounts
 from ext_proc.routing.values.pool import EndpointKey
@@ -24,7 +25,7 @@ FIRST = "tidegate_picker_replica_first_byte_seconds"
 
 def pages(request_router, now=10.0):
     registry = CollectorRegistry()
-    ReplicaMetrics(registry, request_router.registry.replicas, lambda: now)
+    Scraped(registry, lambda: of_replicas(request_router.registry.replicas(), now))
     return registry.get_sample_value
 
 
@@ -50,7 +51,8 @@ def test_requests_and_notes_of_replicas():
     counts["llm", "r2"] = EndpointCounts()
     each = counts["llm", "r1"]
     each.requests, each.failed, each.timed, each.timed_s = 5, 1, 3, 1.5
-    ToldMetrics(registry, lambda: [("llm", "r1", "slow")], counts, {("llm", False): 7})
+    notes, checks = [("llm", "r1", "slow")], {("llm", False): 7}
+    Scraped(registry, lambda: of_requests(notes, counts, checks))
     sample, name = registry.get_sample_value, "tidegate_picker_replica_"
     labels = {"pool": "llm", "endpoint": "r1"}
     assert sample(f"{name}note", {**labels, "note": "slow"}) == 1
@@ -74,7 +76,7 @@ def test_what_was_learned_of_a_pools_text():
     """Bytes per token have a sample once an engine has counted some."""
     request_router = router(llm(policy="round-robin"))
     registry = CollectorRegistry()
-    ScaleMetrics(registry, request_router.scales)
+    Scraped(registry, lambda: [of_scales(request_router.scales)])
     labels = {"pool": "llm", "model": ""}
     assert registry.get_sample_value("tidegate_picker_bytes_per_token", labels) is None
     request_router.registry.observe("r1", [Reading(0.0, "m", prompt_tokens=0.0, prompts=0.0)])
@@ -96,7 +98,7 @@ def test_slots_are_shown_for_autoscalers():
     request_router, registry = router(llm(policy="round-robin")), CollectorRegistry()
     waiting: dict[tuple[str, str], int] = {}
     pools = request_router.pools
-    SlotMetrics(registry, request_router.limits, lambda: pools, lambda: waiting)
+    Scraped(registry, lambda: of_slots(request_router.limits, pools, waiting))
     sample = registry.get_sample_value
     assert sample("tidegate_picker_slot_utilisation", {"pool": "llm"}) is None
     request_router.registry.observe("r1", [Reading(1.0, "toy-llm", "1", running=1.0, slots=2.0)])

@@ -125,7 +125,8 @@ def with_holders(
         matched: How many blocks of the prompt each holds.
         free: Those of them that take a further request by their own limits.
         model: The request's model.
-        holders: Whether a holder may exceed its limit; not while others wait for room.
+        holders: Whether a holder may exceed its limit; not while requests of the band ``LOW`` wait:
+            what waits in an engine is before both bands.
     """
     roomy = set(map(id, free))
     rows = list(zip(candidates, matched, strict=True))

@@ -246,9 +246,8 @@ class Scheduler:
                 if not free:
                     return at_limits(allowed, own, where)
                 if free is not allowed:
-                    free, matched = with_holders(
-                        allowed, matched, free, own, holders=not self._waiting
-                    )
+                    holders = not (low and self._waiting)
+                    free, matched = with_holders(allowed, matched, free, own, holders=holders)
         if request.batch:
             matched = self._of_batch(pool_state, request, free)
             blocks = request.batch[0]
@@ -322,7 +321,7 @@ class Scheduler:
         roomy = below_slots_low(free, own) if low else below_slots(free, own)
         if roomy is free:
             return free, held
-        return with_holders(free, held, roomy, own, holders=not self._waiting)
+        return with_holders(free, held, roomy, own, holders=not (low and self._waiting))
 
     def _open(
         self, pool_state: PoolState, request: Request, rng: Rng, now: float

@@ -200,6 +200,31 @@ def test_the_last_place_is_not_for_the_second_band(slots: int, filled: int, mode
     assert isinstance(ask(None), Refusal)
 
 
+@pytest.mark.parametrize(("priority", "name"), [(None, "r0"), (2, "r1")])
+def test_a_holder_may_exceed_its_limit_while_others_wait(priority: int | None, name: str):
+    """To compute a long prompt elsewhere delays those that wait too; not before the second band."""
+    made = router(2, more={**AUTO, "hold_s": 10.0})
+    for each in (0, 1):
+        made.registry.observe(key(each).id, (Reading(1.0, "m", slots=2.0),))
+
+    def ask(blocks: tuple[int, ...], priority: int | None = None, *, only: bool = False) -> Request:
+        prompt = bytes(300 * len(blocks))
+        features = Features(Form.GENERATE, model="m", prompt=prompt, priority=priority)
+        address = made.pools[POOL].endpoints[0].http
+        subset = frozenset({address}) if only and address else None
+        return Request(POOL, None, "http", features, blocks, subset=subset)
+
+    long = tuple(range(300))
+    for blocks in (long, (500,), (501,)):
+        made.decide(ask(blocks, only=True), 1.0, 1.0)
+    waiting = QueuedRequest(ask((502,), priority, only=True), 1, 1.0, None, 10.0, lambda _: None)
+    assert made.wait(waiting, 1.0, 1.0) is None
+    decision = made.decide(ask(long), 1.0, 1.0)
+    assert isinstance(decision, Decision)
+    assert decision.ticket is not None
+    assert decision.ticket.endpoint.id == name
+
+
 def test_each_model_of_a_triton_has_its_own_room():
     """Where a replica has several models, the requests of one take no room of another."""
     made = router(1, more=TWO)

@@ -98,7 +98,7 @@ def limited(name: str, in_flight: int, most: int = 2) -> Candidate:
     ("in_flight", "matched", "holders", "kept"),
     [
         ((2, 1), (5, 0), True, [0, 1]),  # the holder may exceed its limit
-        ((2, 1), (5, 0), False, [1]),  # not while others wait
+        ((2, 1), (5, 0), False, [1]),  # not while the second band waits
         ((4, 1), (5, 0), True, [1]),  # nor twice its limit
         ((2, 1), (5, 5), True, [1]),  # nor where one with room holds as much
         ((2, 2), (5, 0), True, []),  # nor where none has room: then the request waits

@@ -7,11 +7,12 @@ while other requests waited are its slots, however long the answers are.
 Rules:
 
 1. The proxy tells a first byte up to a second late, so what was under way is known ``LATE_S``
-   later, also of answers that have ended by then.
+   later, also of answers that have ended by then. An end is known somewhat late, so that another
+   answer seems to begin before it: one counts ``SLACK_S`` after its first byte.
 2. Answers are counted in windows of ``WINDOW`` or the limit, shorter ones if they are full. One
    tells of slots if ``STREAMED`` of its answers lasted ``LEAST_S`` or more from their first byte
    on: an answer that comes as a whole is under way for no time, and of answers to peer workers no
-   first byte is known.
+   first byte is known. Otherwise slots are forgotten, but not where the proxy has told nothing.
 3. The most answers under way *stand* if ``ENDS`` or more have ended since so many were first, and
    ``BOUND`` of these while so many were: another begins whenever one ends, as in an engine whose
    slots are taken. Elsewhere the most are under way for moments.
@@ -39,6 +40,7 @@ WINDOW: Final = 25
 LATE_S: Final = 2.0
 FIRST_S: Final = 3 * LATE_S
 LEAST_S: Final = 0.02
+SLACK_S: Final = 0.05
 STREAMED: Final = 0.75
 ENDS: Final = 6
 BOUND: Final = 0.5
@@ -101,7 +103,7 @@ class AnswersUnderWay:
         if sent is not None:
             if len(self._began) < MAX_ANSWERS and ticket_id not in self._began:
                 self._began[ticket_id] = sent + seconds
-                self._add(sent + seconds, 1)
+                self._add(sent + seconds + SLACK_S, 1)
             return True
         sent, ended = self._ended.pop(ticket_id, (None, 0.0))
         if sent is None:
@@ -109,8 +111,8 @@ class AnswersUnderWay:
         at = min(sent + seconds, ended)
         self._lasted(at, ended)
         if len(self.events) < 2 * MAX_ANSWERS:
-            self._add(at, 1)
-            self._add(ended, -1)
+            self._add(at + SLACK_S, 1)
+            self._add(max(at + SLACK_S, ended), -1)
         return True
 
     def ended(self, ticket_id: int, sent: float, now: float) -> None:
@@ -122,7 +124,7 @@ class AnswersUnderWay:
                 self._ended.popitem(last=False)
         else:
             self._lasted(began, now)
-            self._add(max(began, now), -1)
+            self._add(max(began + SLACK_S, now), -1)
 
     def follow(self, now: float) -> None:
         """Count what was under way until ``LATE_S`` ago."""
@@ -238,7 +240,8 @@ class StreamSlots:
             if self._count < size and not full:
                 return False
         if not answers.streamed:
-            self.slots = self._since = None
+            if answers.whole or slots is None:
+                self.slots = self._since = None
         elif answers.most:
             self.slots = min(self._next(slots, answers.most, full=full), MAX_SLOTS)
         answers.begin()

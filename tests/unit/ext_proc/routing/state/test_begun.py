@@ -15,6 +15,7 @@ from ext_proc.routing.state.begun import (
     LATE_S,
     LEAST_S,
     MAX_ANSWERS,
+    SLACK_S,
     WINDOW,
     AnswersUnderWay,
     StreamSlots,
@@ -218,6 +219,26 @@ def test_slots_are_forgotten_where_answers_stop_being_streams():
         learned.answers.began(number, None, 0.5 if number < FIRST else 4.0)
         learned.answered(4, 1, now)
     assert learned.slots is None
+
+
+def test_slots_are_kept_where_the_log_is_late():
+    """A log that tells nothing for some seconds says nothing of answers that come whole."""
+    learned = StreamSlots()
+    one_for_another(learned, 0, FIRST + 4, 5, 9)
+    for number in range(100, 100 + WINDOW):
+        learned.answers.ended(number, number - 4.0, float(number))
+        learned.answered(9, 1, float(number))
+    assert learned.slots == 5
+
+
+def test_an_end_that_is_known_late_is_no_further_slot():
+    """The next answer in the slot seems to begin before it."""
+    answers = AnswersUnderWay()
+    for number in range(10):
+        answers.began(number, float(number), 0.0)
+        answers.ended(number, float(number), number + 1 + SLACK_S / 2)
+    answers.follow(20.0)
+    assert answers.most == 1
 
 
 def test_what_was_under_way_is_counted_when_the_log_has_come():

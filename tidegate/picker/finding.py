@@ -17,7 +17,7 @@ import fcntl
 import os
 import random
 import time
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from xds_server.fleet.model.fleet import Fleet
+    from xds_server.applications.discovery.membership import FleetInForce
 
 EVERY_S: Final = 0.2
 """Seconds between two looks at the lock and at the members of another process."""
@@ -48,17 +48,6 @@ _REMEDY: Final = "list their ids in `drained` of pool {pool} in the fleet file"
 _log = structlog.stdlib.get_logger("tidegate.picker")
 
 
-class Publishes(Protocol):
-    """Has the fleet file's fleet, and puts it in force with what is found."""
-
-    @property
-    def written(self) -> Fleet:
-        """The fleet of the file."""
-
-    async def publish_members(self, members: Members) -> None:
-        """Put the fleet in force with these replicas."""
-
-
 class ReplicaFinder:
     """Finds or follows; see the module's rules.
 
@@ -68,7 +57,7 @@ class ReplicaFinder:
         dns: Name servers, ``ip:port``; those of ``/etc/resolv.conf`` if empty.
     """
 
-    def __init__(self, folder: Path, fleet: Publishes, dns: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, fleet: FleetInForce, dns: Sequence[str] = ()) -> None:
         self._lock_file, self._file = folder / "lock", folder / "members"
         self._mark = folder / "answered"
         """Exists once all sources have answered."""

@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from tidegate_api.admin.v1 import admin_pb2
 from xds_server.admin.answers.copied import copied
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-    from xds_server.applications.discovery.membership import PoolMembership, SourceState
+    from xds_server.applications.discovery.membership import Membership
     from xds_server.fleet.members.members import Members
     from xds_server.fleet.model.fleet import Fleet
 
 MAX_SHOWN: Final = 100
 """Most ids of one pool's held replicas in an answer."""
-
-
-class FoundReplicas(Protocol):
-    """What was found, and by which sources."""
-
-    def sources(self) -> Sequence[SourceState]:
-        """Return the state of each source."""
-
-    def pools(self) -> Sequence[PoolMembership]:
-        """Return the state of each pool that finds replicas."""
-
-    def confirm(self, pool: str) -> int:
-        """Let the held members of a pool go; return how many."""
-
-    def now(self) -> float:
-        """Return monotonic seconds."""
 
 
 def replicas(fleet: Fleet, members: Members) -> Iterator[admin_pb2.FoundReplica]:
@@ -54,12 +38,12 @@ def replicas(fleet: Fleet, members: Members) -> Iterator[admin_pb2.FoundReplica]
             )
 
 
-def sources(found: FoundReplicas) -> Iterator[admin_pb2.SourceStatus]:
+def sources(found: Membership) -> Iterator[admin_pb2.SourceStatus]:
     """Yield the state of each source."""
     yield from (copied(admin_pb2.SourceStatus, each) for each in found.sources())
 
 
-def held(found: FoundReplicas) -> Iterator[admin_pb2.HeldReplicas]:
+def held(found: Membership) -> Iterator[admin_pb2.HeldReplicas]:
     """Yield what each pool holds."""
     now = found.now()
     for each in found.pools():
@@ -73,7 +57,7 @@ def held(found: FoundReplicas) -> Iterator[admin_pb2.HeldReplicas]:
             )
 
 
-def left_out(fleet: Fleet, members: Members, found: FoundReplicas) -> Iterator[str]:
+def left_out(fleet: Fleet, members: Members, found: Membership) -> Iterator[str]:
     """Yield which pools have no replicas, and why found ones are no members or not in the fleet."""
     for each in found.pools():
         if each.nothing:

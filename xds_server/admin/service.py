@@ -24,9 +24,9 @@ from xds_server.fleet.store import MAX_REVISIONS
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from xds_server.admin.found import FoundReplicas
     from xds_server.admin.status import StatusBoard
     from xds_server.admin.stopping import Stopping
+    from xds_server.applications.discovery.membership import Membership
     from xds_server.applications.keepers.canary_keeper import CanaryKeeper
     from xds_server.applications.loading.keeper import LoadKeeper
     from xds_server.applications.traffic.inquiry import FoundRequest
@@ -93,7 +93,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         sick: Callable[[], Sequence[Sick]] = tuple,
         refused: Callable[[], Sequence[RefusedPeer]] = tuple,
         passes: Callable[[], Mapping[str, Mapping[str, int]]] = dict,
-        found: FoundReplicas | None = None,
+        found: Membership | None = None,
         board: StatusBoard | None = None,
         find: Callable[[str], Awaitable[FoundRequest]] | None = None,
         stopping: Stopping | None = None,

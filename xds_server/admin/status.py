@@ -28,7 +28,7 @@ from xds_server.observability import Assessment
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from xds_server.admin.found import FoundReplicas
+    from xds_server.applications.discovery.membership import Membership
     from xds_server.applications.traffic.book import TrafficBook
     from xds_server.applications.traffic.lives import Key
     from xds_server.applications.traffic.placements import PlacementBook
@@ -93,7 +93,7 @@ class StatusBoard:
         traffic: TrafficBook,
         replicas: ReplicaBook,
         placements: PlacementBook,
-        found: FoundReplicas | None = None,
+        found: Membership | None = None,
         passed: Callable[[], Mapping[str, int]] = dict,
         certificates: Callable[[], Sequence[CertificateState]] = tuple,
         audit_error: Callable[[], str] = str,

@@ -9,39 +9,14 @@ from xds_server.fleet.change import UnknownName
 from xds_server.fleet.model.fields import split_host_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from typing import Protocol
+    from collections.abc import Callable, Iterator, Sequence
 
-    from xds_server.applications.traffic.stopping import PickerUse
-    from xds_server.fleet.model.fleet import EndpointSpec, Fleet, PoolSpec
+    from xds_server.applications.traffic.stopping import PickerUses
+    from xds_server.control.fleet_control import Control
+    from xds_server.control.publisher import ClientDirectory
+    from xds_server.fleet.model.fleet import EndpointSpec, PoolSpec
     from xds_server.protocol.messages import ClientView
     from xds_server.snapshots.told import Told
-
-    class Clients(Protocol):
-        """The connected clients."""
-
-        def clients(self) -> Sequence[ClientView]:
-            """Return the connected clients."""
-
-    class Uses(Protocol):
-        """What pickers report."""
-
-        def uses(self) -> Mapping[str, PickerUse]:
-            """Return what each reporting picker said last."""
-
-        def gone(self) -> Sequence[str]:
-            """Return the pickers whose reports have ended, the last one first."""
-
-    class InForce(Protocol):
-        """The fleet in force."""
-
-        @property
-        def fleet(self) -> Fleet:
-            """The fleet as clients get it."""
-
-        @property
-        def revision(self) -> int:
-            """Number of its revision; 0 if there is none yet."""
 
 
 class Stop(NamedTuple):
@@ -72,7 +47,11 @@ class Stopping:
     """
 
     def __init__(
-        self, control: InForce, observed: Clients, reports: Uses, told: Callable[[], Told]
+        self,
+        control: Control,
+        observed: ClientDirectory,
+        reports: PickerUses,
+        told: Callable[[], Told],
     ) -> None:
         self._control = control
         self._observed = observed

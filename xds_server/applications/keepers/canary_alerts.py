@@ -12,7 +12,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import orjson
 import yarl
@@ -24,15 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from xds_server.applications.canary.controller import RolloutSpec
+    from xds_server.control.fleet_control import Control
     from xds_server.fleet.model.canary import AlertQuery
-    from xds_server.fleet.model.fleet import Fleet
-
-    class WrittenFleet(Protocol):
-        """The fleet in force."""
-
-        @property
-        def written(self) -> Fleet:
-            """The fleet of the revision in force."""
 
 
 ASK_S: Final = 5.0
@@ -53,7 +46,7 @@ class CanaryAlerts:
         clock: Monotonic seconds.
     """
 
-    def __init__(self, control: WrittenFleet, clock: Callable[[], float]) -> None:
+    def __init__(self, control: Control, clock: Callable[[], float]) -> None:
         self._control = control
         self._clock = clock
         self._client = ReplicaClient(AT_ONCE)

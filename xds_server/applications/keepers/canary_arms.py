@@ -13,7 +13,7 @@ Rules:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from xds_server.applications.canary.guards import LEAST_COPIES, ArmReplicas, faults_of_copies
 from xds_server.applications.loading.operation import MAX_REPLICAS
@@ -29,12 +29,8 @@ if TYPE_CHECKING:
     from xds_server.applications.loading.plan import Answered
     from xds_server.applications.traffic.lives import Key
     from xds_server.applications.traffic.replicas import State
-    from xds_server.fleet.model.fleet import EndpointSpec, Fleet
-
-    class _Fleet(Protocol):
-        @property
-        def fleet(self) -> Fleet:
-            """The fleet in force as clients get it."""
+    from xds_server.control.fleet_control import Control
+    from xds_server.fleet.model.fleet import EndpointSpec
 
 
 STARVED: Final = "low-gpu-memory"
@@ -72,7 +68,7 @@ class CanaryArms:
 
     def __init__(
         self,
-        control: _Fleet,
+        control: Control,
         states: Callable[[], Mapping[Key, State]],
         loads: LoadKeeper | None = None,
     ) -> None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
@@ -55,22 +55,8 @@ if TYPE_CHECKING:
     from xds_server.applications.canary.guards import ArmReplicas, PoolAlerts
     from xds_server.applications.canary.rollout import Transition
     from xds_server.applications.traffic.reading import ToldSessions
-    from xds_server.control.operation import Change
+    from xds_server.control.fleet_control import Control
     from xds_server.fleet.model.fleet import Fleet
-    from xds_server.fleet.view import CanaryMark
-
-    class WeightControl(Protocol):
-        """The fleet in force, and changes of its weights."""
-
-        @property
-        def written(self) -> Fleet:
-            """The fleet of the revision in force."""
-
-        async def change(self, edit: Callable[[Fleet], Fleet], options: ChangeOptions) -> Change:
-            """Make an edit of the fleet in force the fleet in force."""
-
-        def mark_canaries(self, marks: Mapping[str, CanaryMark]) -> None:
-            """Tell pickers of these rollouts, by pool, with the weights that come next."""
 
 
 EVERY_S: Final = 5.0
@@ -107,7 +93,7 @@ class CanaryKeeper:
 
     def __init__(
         self,
-        control: WeightControl,
+        control: Control,
         replicas: Callable[[RolloutSpec, str], ArmReplicas],
         store: Callable[[str], Awaitable[None]],
         unix_s: Callable[[], float],

@@ -19,10 +19,10 @@ import structlog
 from xds_server.fleet.findings import combine, to_publish
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
+    from xds_server.control.fleet_control import Control
     from xds_server.fleet.findings import Findings, PublishedSick, Sick
-    from xds_server.fleet.model.fleet import Fleet
 
 EVERY_S: Final = 0.2
 """Least time between two publications, in seconds."""
@@ -37,25 +37,6 @@ class HealthReports(Protocol):
         """Return the findings of each reporting group of pickers."""
 
 
-class HealthPublisher(Protocol):
-    """The fleet in force, and the publication of sick replicas."""
-
-    @property
-    def fleet(self) -> Fleet:
-        """The fleet in force."""
-
-    @property
-    def revision(self) -> int:
-        """Number of its revision; 0 if there is none yet."""
-
-    @property
-    def incarnations(self) -> Mapping[str, int]:
-        """The incarnation of each endpoint whose incarnation is not 1."""
-
-    async def publish_sick(self, sick: PublishedSick) -> None:
-        """Publish the fleet in force with these replicas marked as sick."""
-
-
 class HealthBroadcaster:
     """Publishes the pickers' findings to all clients; see the module's rules.
 
@@ -64,7 +45,7 @@ class HealthBroadcaster:
         control: Publishes the sick replicas.
     """
 
-    def __init__(self, reporting: HealthReports, control: HealthPublisher) -> None:
+    def __init__(self, reporting: HealthReports, control: Control) -> None:
         self._reporting = reporting
         self._control = control
         self._changed = asyncio.Event()

@@ -14,7 +14,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -24,22 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from xds_server.applications.traffic.placements import PlacementBook
+    from xds_server.control.fleet_control import Control
     from xds_server.fleet.members.placed import Placed
     from xds_server.fleet.model.fleet import Fleet
-
-    class InForce(Protocol):
-        """The fleet in force, and the publication of placement."""
-
-        @property
-        def revision(self) -> int:
-            """Number of its revision; 0 if there is none yet."""
-
-        @property
-        def fleet(self) -> Fleet:
-            """The fleet in force as clients get it."""
-
-        async def publish_placed(self, placed: Placed) -> None:
-            """Publish the fleet in force with these models of replicas listed."""
 
 
 EVERY_S: Final = 2.0
@@ -61,7 +48,7 @@ class PlacementKeeper:
 
     def __init__(
         self,
-        control: InForce,
+        control: Control,
         book: PlacementBook,
         settled: Callable[[], bool],
         clock: Callable[[], float],

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -26,26 +26,9 @@ if TYPE_CHECKING:
 
     from xds_server.applications.traffic.lives import Key
     from xds_server.applications.traffic.replicas import State
+    from xds_server.control.fleet_control import Control
     from xds_server.fleet.members.standbys import Promoted
-    from xds_server.fleet.model.fleet import Fleet, PoolSpec
-
-    class InForce(Protocol):
-        """The fleet in force, and the publication of standbys."""
-
-        @property
-        def written(self) -> Fleet:
-            """The fleet of the revision in force."""
-
-        @property
-        def fleet(self) -> Fleet:
-            """The fleet in force as clients get it."""
-
-        @property
-        def promoted(self) -> Promoted:
-            """The standbys that have come in by themselves."""
-
-        async def publish_promoted(self, promoted: Promoted) -> None:
-            """Publish the fleet in force with these standbys in use."""
+    from xds_server.fleet.model.fleet import PoolSpec
 
 
 EVERY_S: Final = 0.5
@@ -66,7 +49,7 @@ class StandbyKeeper:
 
     def __init__(
         self,
-        control: InForce,
+        control: Control,
         states: Callable[[], Mapping[Key, State]],
         store: Callable[[str], Awaitable[None]],
         clock: Callable[[], float],

@@ -10,7 +10,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -21,22 +21,9 @@ if TYPE_CHECKING:
 
     from xds_server.applications.traffic.lives import Key
     from xds_server.applications.traffic.replicas import State
+    from xds_server.control.fleet_control import Control
     from xds_server.fleet.members.placed import Unpicked
     from xds_server.fleet.model.fleet import Fleet, PoolSpec
-
-    class InForce(Protocol):
-        """The fleet in force, and the publication of bounds."""
-
-        @property
-        def revision(self) -> int:
-            """Number of its revision; 0 if there is none yet."""
-
-        @property
-        def fleet(self) -> Fleet:
-            """The fleet in force as clients get it."""
-
-        async def publish_unpicked(self, unpicked: Unpicked) -> None:
-            """Publish the fleet in force with these bounds of requests without a pick."""
 
 
 EVERY_S: Final = 2.0
@@ -60,7 +47,7 @@ class UnpickedKeeper:
 
     def __init__(
         self,
-        control: InForce,
+        control: Control,
         states: Callable[[], Mapping[Key, State]],
         settled: Callable[[], bool],
     ) -> None:

@@ -33,22 +33,11 @@ from xds_server.fleet.change import BadChange, UnknownName
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-    from typing import Protocol
 
     from xds_server.applications.loading.machine import Warm
     from xds_server.applications.loading.operation import Operation
-    from xds_server.fleet.model.fleet import EndpointSpec, Fleet, PoolSpec
-
-    class LoadedFleet(Protocol):
-        """The fleet in force."""
-
-        @property
-        def fleet(self) -> Fleet:
-            """The fleet as clients get it."""
-
-        @property
-        def revision(self) -> int:
-            """Number of its revision; 0 if there is none yet."""
+    from xds_server.control.fleet_control import Control
+    from xds_server.fleet.model.fleet import EndpointSpec, PoolSpec
 
     Event = Callable[[LoadMachine], list[Action]]
     """Tells a machine an outcome, and returns what it wants next."""
@@ -82,7 +71,7 @@ class ModelActions:
 
     def __init__(
         self,
-        control: LoadedFleet,
+        control: Control,
         calls: TritonCalls,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         leaving: LeavingModels | None = None,

@@ -45,19 +45,10 @@ from xds_server.fleet.store import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Protocol
 
     from xds_server.applications.loading.acting import Event
+    from xds_server.fleet.store import RevisionStore
     from xds_server.observability import OperationsNow
-
-    class OperationStore(Protocol):
-        """Keeps texts by key; its calls block."""
-
-        def value(self, key: str) -> str | None:
-            """Return a text; ``None`` = it was never stored."""
-
-        def put_value(self, key: str, value: str) -> None:
-            """Store a text."""
 
 
 MAX_KEPT: Final = 50
@@ -110,7 +101,7 @@ class LoadKeeper:
     """
 
     def __init__(
-        self, actions: ModelActions, store: OperationStore, unix_ms: Callable[[], int]
+        self, actions: ModelActions, store: RevisionStore, unix_ms: Callable[[], int]
     ) -> None:
         self.actions = actions
         self._store = store

@@ -31,38 +31,13 @@ if TYPE_CHECKING:
         Collection,
         Hashable,
         Iterator,
-        Mapping,
         Sequence,
     )
-    from typing import Protocol
 
-    from xds_server.applications.traffic.stopping import PickerUse
+    from xds_server.applications.traffic.stopping import PickerUses
+    from xds_server.control.fleet_control import Control
     from xds_server.fleet.members.placed import Leaving
-    from xds_server.fleet.model.fleet import Fleet
     from xds_server.protocol.messages import ClientView
-
-    class Publishes(Protocol):
-        """The fleet in force, and the publication of what leaves replicas."""
-
-        @property
-        def fleet(self) -> Fleet:
-            """The fleet as clients get it."""
-
-        @property
-        def revision(self) -> int:
-            """Number of its revision; 0 if there is none yet."""
-
-        async def publish_leaving(self, leaving: Leaving) -> None:
-            """Publish the fleet in force with these models leaving replicas."""
-
-    class LeavingReports(Protocol):
-        """What pickers report."""
-
-        def uses(self) -> Mapping[str, PickerUse]:
-            """Return what each reporting picker said last."""
-
-        def gone(self) -> Sequence[str]:
-            """Return the pickers whose reports have ended, the last one first."""
 
 
 TOLD_S: Final = 10.0
@@ -94,16 +69,16 @@ class LeavingModels:
         reports: What pickers report.
         marked: Returns the models that leave a replica in the pools that pickers are to hold: those
             that leave it in each.
-        tell_envoys: Publishes placement to Envoys, unless a publication runs.
+        tell_envoys: Control placement to Envoys, unless a publication runs.
         clock: Monotonic seconds.
         pause: Waits for some seconds.
     """
 
     def __init__(
         self,
-        control: Publishes,
+        control: Control,
         clients: Callable[[], Sequence[ClientView]],
-        reports: LeavingReports,
+        reports: PickerUses,
         marked: Callable[[str], Collection[str]],
         tell_envoys: Callable[[], Awaitable[None]],
         clock: Callable[[], float],

@@ -13,7 +13,7 @@ Rules:
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -50,6 +50,16 @@ class PickerUse(NamedTuple):
             connected_s: Seconds since it connected.
         """
         return self.taken == nonce if nonce else self.age_s < connected_s
+
+
+class PickerUses(Protocol):
+    """What pickers report of their uses."""
+
+    def uses(self) -> Mapping[str, PickerUse]:
+        """Return what each reporting picker said last."""
+
+    def gone(self) -> Sequence[str]:
+        """Return the pickers whose reports have ended, the last one first."""
 
 
 class PickerView(NamedTuple):

@@ -36,9 +36,9 @@ from prometheus_client import CollectorRegistry
 from rich.console import Console
 from rich.table import Table
 
+from bench.load.upstream import instant_upstreams
 from tidegate.stack.local import CONTROL_SERVER, LocalStack
 from tidegate.stack.tritons.replica import TritonReplica
-from tidegate.stack.upstream import instant_upstreams
 from tidegate_api.admin.v1 import admin_pb2, admin_pb2_grpc
 from tidegate_api.names import CLUSTER_TYPE, ENDPOINT_TYPE, LISTENER_TYPE, ROUTE_TYPE, RUNTIME_TYPE
 from tidegate_common import logs

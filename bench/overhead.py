@@ -22,9 +22,9 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
+from bench.load.upstream import instant_upstreams
 from tidegate.stack.local import ENVOY, PICKER, LocalStack
 from tidegate.stack.tritons.replica import TritonReplica
-from tidegate.stack.upstream import instant_upstreams
 
 UPSTREAMS = 3
 POOL_MODES = {"vision": "none", "llm": "peek", "counter": "full"}

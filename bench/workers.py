@@ -35,6 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.cost.decide import pool_of
+from bench.load.upstream import instant_upstreams
 from bench.overhead import OverheadSample, cpu_seconds, replicas
 from ext_proc.compiled import compiled
 from ext_proc.routing.router import Router
@@ -45,7 +46,6 @@ from ext_proc.workers.decode import Decoder
 from ext_proc.workers.encode import Encoder
 from ext_proc.workers.records import framed
 from tidegate.stack.local import ENVOY, PICKER, PICKER_ID, LocalStack
-from tidegate.stack.upstream import instant_upstreams
 
 UPSTREAMS = 3
 PROMPTS = 512

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bench.load.plan import LoadPlan
 from bench.load.process import run_load
+from bench.load.upstream import instant_upstreams
 from bench.overhead import (
     POOL_MODES,
     TARGETS,
@@ -30,7 +31,6 @@ from bench.suites.bare import MODES, bare_stack
 from bench.suites.grpc_overhead import grpc_rows
 from bench.suites.summary import distribution
 from tidegate.stack.local import CONTROL_SERVER, ENVOY, PICKER, LocalStack
-from tidegate.stack.upstream import instant_upstreams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

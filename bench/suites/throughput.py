@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 from bench.emulator.fleet import ReplicaAddresses
 from bench.load.plan import LoadPlan
 from bench.load.process import run_load
+from bench.load.upstream import instant_upstreams
 from bench.peers import contenders
 from bench.suites.summary import distribution
 from bench.suites.workloads import chat, http_request
-from tidegate.stack.upstream import instant_upstreams
 
 if TYPE_CHECKING:
     from bench.suites.context import Context

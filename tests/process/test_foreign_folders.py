@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from bench.load.upstream import instant_upstreams
 from support.hostile import TIDEGATE, fill
 from support.replicas import PATIENT
 from tidegate.stack.processes.ports import HeldPorts
 from tidegate.stack.processes.waiting import http_ok, wait_until
 from tidegate.stack.tritons.fleet import Tritons
-from tidegate.stack.upstream import instant_upstreams
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("demo_extra")]
 

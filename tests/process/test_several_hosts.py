@@ -16,12 +16,12 @@ import pytest
 import yaml
 from aiohttp import ClientSession
 
+from bench.load.upstream import instant_upstreams
 from support.page_shell import Shell, tidegate_in
 from support.replicas import PATIENT
 from support.traffic import Traffic, eventually, fresh_prompt
 from tidegate.stack.envoy import envoy_binary
 from tidegate.stack.processes.ports import HeldPorts
-from tidegate.stack.upstream import instant_upstreams
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("demo_extra")]
 

@@ -20,6 +20,7 @@ import aiohttp
 import grpc
 import orjson
 
+from bench.load.upstream import instant_upstreams
 from support.replicas import PATIENT, Replica
 from tidegate.stack.envoy import envoy_binary, envoy_command, envoy_environment, render_bootstrap
 from tidegate.stack.probes import picker_healthy
@@ -28,7 +29,6 @@ from tidegate.stack.processes.spawning import service_environment
 from tidegate.stack.processes.supervisor import Supervisor
 from tidegate.stack.processes.waiting import http_ok, wait_until
 from tidegate.stack.runfolder import RunFolder
-from tidegate.stack.upstream import instant_upstreams
 from tidegate_api.admin.v1 import admin_pb2 as api
 from tidegate_api.admin.v1 import admin_pb2_grpc
 from tidegate_common.children import module_command

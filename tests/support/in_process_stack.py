@@ -17,6 +17,7 @@ import aiohttp
 import orjson
 from prometheus_client import CollectorRegistry
 
+from bench.load.upstream import instant_upstreams
 from support.replicas import PATIENT
 from support.traffic import eventually
 from tidegate.stack.envoy import envoy_binary, envoy_command, envoy_environment, render_bootstrap
@@ -26,7 +27,6 @@ from tidegate.stack.processes.spawning import service_environment
 from tidegate.stack.processes.supervisor import Supervisor
 from tidegate.stack.processes.waiting import http_ok, wait_until
 from tidegate.stack.runfolder import RunFolder
-from tidegate.stack.upstream import instant_upstreams
 from tidegate_common.children import module_command
 from xds_server.control.fleet_control import Control
 from xds_server.control.operation import Change, ChangeOptions

@@ -9,6 +9,7 @@ import aiohttp
 import grpc
 import orjson
 
+from bench.load.upstream import instant_upstreams
 from support.certificates import Pair
 from support.delayed import delayed
 from support.replicas import PATIENT
@@ -25,7 +26,6 @@ from tidegate.stack.processes.spawning import service_environment
 from tidegate.stack.processes.supervisor import Supervisor
 from tidegate.stack.processes.waiting import wait_until
 from tidegate.stack.runfolder import RunFolder
-from tidegate.stack.upstream import instant_upstreams
 from tidegate_api.admin.v1 import admin_pb2 as api
 from tidegate_api.admin.v1 import admin_pb2_grpc
 from tidegate_common.children import module_command

@@ -116,16 +116,19 @@ def admin(
         raise explain(cast("grpc.Call", error), server, change=change) from error
 
 
-def ask(flags: ReadFlags | ChangeFlags, call: str, **fields: Any) -> Any:
+def ask(
+    flags: ReadFlags | ChangeFlags, call: str, timeout_s: float = READ_TIMEOUT_S, **fields: Any
+) -> Any:
     """Return the answer to one short call; errors as of ``admin``.
 
     Args:
         flags: Where the control server is.
         call: The call's name, such as ``GetStatus``.
+        timeout_s: Seconds for the answer.
         fields: Of its request.
     """
     with admin(flags.server, flags.tls) as stub:
-        return getattr(stub, call)(request_of(call, **fields), timeout=READ_TIMEOUT_S)
+        return getattr(stub, call)(request_of(call, **fields), timeout=timeout_s)
 
 
 def request_of(call: str, **fields: Any) -> Any:

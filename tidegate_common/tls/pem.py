@@ -57,15 +57,6 @@ def is_encrypted(key: bytes) -> bool:
     return b"ENCRYPTED" in key
 
 
-def not_after(certificate: bytes) -> float:
-    """Return the Unix seconds at which the first certificate of a PEM file ends.
-
-    Raises:
-        ValueError: There is no certificate, or it cannot be read.
-    """
-    return validity(certificate).ends
-
-
 def validity(certificate: bytes) -> Validity:
     """Return when the first certificate of a PEM file holds.
 

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path  # noqa: TC003 - typer reads annotations at runtime
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from tidegate.cli.options import ForcedFlags  # noqa: TC001 - typer reads annotations at runtime
-
-if TYPE_CHECKING:
-    from tidegate_api.admin.v1.admin_pb2 import ModelOperation
-    from tidegate_api.admin.v1.admin_pb2_grpc import AdminStub
 
 MAX_PARALLEL = 64
 MAX_WARMUP_BYTES = 2**20
@@ -96,47 +92,27 @@ def model(
     if (version or bodies) and action is not ModelAction.LOAD:
         raise typer.BadParameter(f"--version and --warmup are of load, not of {action}")
     ids = [each for each in endpoints.split(",") if each]
-
-    def call(stub: AdminStub, bound: float) -> ModelOperation:
-        from tidegate_api.admin.v1 import admin_pb2 as api
-
-        options = change.to_proto()
-        # A dry run is waited for, too: it ends with the check.
-        options.wait = change.wait
-        if action is ModelAction.ABORT:
-            request = api.AbortModelRequest(operation=_number(given[0]), options=options)
-            return stub.AbortModel(request, timeout=bound)
+    if action is ModelAction.ABORT:
+        fields: dict[str, Any] = {"operation": _number(given[0])}
+    else:
         pool, name = given
-        if action is ModelAction.UNLOAD:
-            return stub.UnloadModel(
-                api.UnloadModelRequest(
-                    pool=pool, model=name, endpoints=ids, parallel=parallel, options=options
-                ),
-                timeout=bound,
-            )
-        return stub.LoadModel(
-            api.LoadModelRequest(
-                pool=pool,
-                model=name,
-                version=version,
-                endpoints=ids,
-                parallel=parallel,
-                warmup=bodies,
-                options=options,
-            ),
-            timeout=bound,
-        )
+        fields = {"pool": pool, "model": name, "endpoints": ids, "parallel": parallel}
+    if action is ModelAction.LOAD:
+        fields |= {"version": version, "warmup": bodies}
 
-    from tidegate.cli.client import CHANGE_MARGIN_S, READ_TIMEOUT_S, admin
+    from tidegate.cli.client import CHANGE_MARGIN_S, READ_TIMEOUT_S, admin, request_of
     from tidegate.cli.verbs.loading.operations import data_of, failure, lines_of
     from tidegate.terminal.output import emit, spinner
 
+    options, call = change.to_proto(), f"{action.title()}Model"
+    options.wait = change.wait  # a dry run is waited for, too: it ends with the check
+    request = request_of(call, options=options, **fields)
     bound = CHANGE_MARGIN_S + (change.timeout if change.wait else READ_TIMEOUT_S)
     with (
         admin(change.server, change.tls, change=True) as stub,
         spinner("waiting for the replicas"),
     ):
-        answer = call(stub, bound)
+        answer = getattr(stub, call)(request, timeout=bound)
     emit(data_of(answer), [lines_of(answer)], change.output)
     if action is ModelAction.ABORT:
         return
@@ -163,15 +139,12 @@ def _list(number: int, change: ForcedFlags) -> None:
 
 
 def _parity(given: list[str], endpoints: str, change: ForcedFlags) -> None:
-    from tidegate.cli.client import CHANGE_MARGIN_S, admin
+    from tidegate.cli.client import CHANGE_MARGIN_S, ask
     from tidegate.cli.verbs.loading.operations import data_of, parity_failure, parity_rows
     from tidegate.terminal.output import emit, table
-    from tidegate_api.admin.v1 import admin_pb2 as api
 
-    pool, name = given
-    request = api.GetModelParityRequest(pool=pool, model=name, endpoints=endpoints)
-    with admin(change.server, change.tls) as stub:
-        answer = stub.GetModelParity(request, timeout=change.timeout + CHANGE_MARGIN_S)
+    (pool, name), bound = given, change.timeout + CHANGE_MARGIN_S
+    answer = ask(change, "GetModelParity", bound, pool=pool, model=name, endpoints=endpoints)
     columns = ("replica", "configuration", "versions", "platform")
     emit(data_of(answer), [table(columns, parity_rows(answer))], change.output)
     error = parity_failure(answer)

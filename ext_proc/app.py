@@ -342,6 +342,7 @@ class Picker:
             findings=self._router.conditions.findings,
             passes=self._metrics.passes.by_reason,
             relief=lambda: self._router.relief.level,
+            missing=lambda: () if self._bus is None else self._bus.missing(),
             group=picker_of(settings.id, self._place.number) if self._place else "",
             details=Details(
                 self._traffic,

@@ -217,6 +217,7 @@ async def _running(settings: ControlSettings) -> AsyncIterator[None]:
             ).found,
             lambda: operators.trail.fault,
             ads.reports.relief,
+            ads.reports.missing,
         )
         metrics.show_verdict(board.judged)
         metrics.show_audit(lambda: operators.trail.unwritten)

@@ -59,6 +59,7 @@ class ReportSender:
         findings: Returns the replicas that this picker finds sick.
         passes: Returns the requests without a pick, by reason.
         relief: Returns what the picker leaves out (``routing.relief``).
+        missing: Returns the members of its group that it misses, each with the reason.
         group: Name shared by the pickers whose findings count as one; empty = none.
         details: Traffic and states of replicas; ``None`` = they are not reported.
         beside: Answers the control server's questions on a stream of its own; ``None`` = nothing
@@ -85,6 +86,7 @@ class ReportSender:
         findings: Callable[[], Sequence[Finding]] = tuple,
         passes: Callable[[], Mapping[str, int]] = dict,
         relief: Callable[[], int] = int,
+        missing: Callable[[], Sequence[str]] = tuple,
         group: str = "",
         details: Details | None = None,
         beside: InquiryAnswerer | None = None,
@@ -106,6 +108,7 @@ class ReportSender:
         self._findings = findings
         self._passes = passes
         self._relief = relief
+        self._missing = missing
         self._group = group
         self._details = details
         self._beside = beside
@@ -162,6 +165,7 @@ class ReportSender:
                     self._sequences(),
                     self._leaving(),
                     self._relief(),
+                    self._missing(),
                 )
                 due = details is not None and self._clock() >= due_at
                 changed = details is not None and details.conditions_changed
@@ -196,6 +200,7 @@ def report_of(
     sequences: Mapping[str, int] = MappingProxyType({}),
     leaving: Mapping[tuple[str, str], int] = MappingProxyType({}),
     relief: int = 0,
+    missing: Sequence[str] = (),
     *,
     group: str = "",
 ) -> report_pb2.PickerReport:
@@ -206,6 +211,7 @@ def report_of(
         taken=taken,
         passes=passes,
         relief=relief,
+        missing_members=missing,
         endpoints=[
             report_pb2.EndpointLoad(
                 id=name, in_flight=counts.get(name, 0), sequences=sequences.get(name, 0)

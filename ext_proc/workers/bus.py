@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.proposal import Proposal
     from ext_proc.telemetry.news import TelemetryUpdate
     from ext_proc.workers.account import LocalEvent
-    from ext_proc.workers.group.members import GroupPlan
+    from ext_proc.workers.group.members import GroupMember, GroupPlan
     from ext_proc.workers.records import Message
 
 SOON_S: Final = 0.01
@@ -79,6 +79,9 @@ LATER_S: Final = 0.05
 READ_AGAIN_S: Final = 0.005
 TICK_S: Final = 0.25
 SILENT_S: Final = 2.0
+MISSING_S: Final = 5.0
+"""A member is missing in reports once it has been away, or has known other members, for so long."""
+MAX_REASON_CHARS: Final = 256
 GRACE_S: Final = 1.0
 MANY: Final = 1024
 """Maximum events that are collected before they are sent."""
@@ -113,6 +116,10 @@ class MemberState(NamedTuple):
     """It is connected, and its snapshot has been read."""
     agrees: bool
     """It knows the same members, so that sequences can be placed."""
+    why: str
+    """What is wrong with it; empty = nothing."""
+    wrong_s: float
+    """For how long that has been so, seconds."""
     open_tickets: int
     silent_s: float | None
     """Seconds since its last bytes were read; ``None`` = it is not connected."""
@@ -235,6 +242,8 @@ class Bus:
         self._needs_index = True
         """The index has not been requested from a peer yet."""
         self._open = False
+        self._disagrees: dict[int, float] = {}
+        """Since when members that are connected know others than this one, loop time."""
         self.leading = False
         self.published = 0
         """Number of events sent."""
@@ -547,7 +556,12 @@ class Bus:
             self._told = owners.view
             self._changed.set()
             self._outlet.send(self._hello())
-        asked = owners.asked
+        asked, now = owners.asked, self._loop.time()
+        self._disagrees = {
+            number: self._disagrees.get(number, now)
+            for number in self._joined
+            if not owners.agrees(number)
+        }
         for number in self._joined:
             if number in asked or not owners.agreed:
                 self._inlets[number].wake()
@@ -589,6 +603,21 @@ class Bus:
             "sequences": None if self.owners is None else self.owners.describe(),
         }
 
+    def _wrong(self, number: int, member: GroupMember, now: float) -> tuple[str, float]:
+        """Return what is wrong with a member, and for how long."""
+        if number not in self._joined:
+            return member.why, now - member.gone_at
+        since = self._disagrees.get(number)
+        return ("", 0.0) if since is None else ("it sees other members", now - since)
+
+    def missing(self) -> list[str]:
+        """Return which members have been missing for ``MISSING_S``, each with the reason."""
+        return [
+            f"{each.address}: {each.why}"[:MAX_REASON_CHARS]
+            for each in self.members()
+            if each.why and each.wrong_s >= MISSING_S
+        ]
+
     def members(self) -> list[MemberState]:
         """Return what is known of the members of the group, but of this picker itself."""
         if self._group is None:
@@ -600,6 +629,7 @@ class Bus:
                 member.address,
                 member.id is not None and number in self._joined,
                 self.owners is not None and self.owners.agrees(number),
+                *self._wrong(number, member, now),
                 by.get(number, 0),
                 now - self._inlets[number].received_at if self._inlets[number].up else None,
                 self._inlets[number].received,

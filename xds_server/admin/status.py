@@ -83,6 +83,7 @@ class StatusBoard:
         certificates: Returns the certificates to care about.
         audit_error: Returns why the record of calls cannot be written; empty if it can.
         relief: Returns what pickers leave out whose CPU does not suffice.
+        missing: Returns which members of their group pickers miss.
         clock: Monotonic seconds.
     """
 
@@ -98,13 +99,14 @@ class StatusBoard:
         certificates: Callable[[], Sequence[CertificateState]] = tuple,
         audit_error: Callable[[], str] = str,
         relief: Callable[[], Mapping[str, int]] = dict,
+        missing: Callable[[], Mapping[str, Sequence[str]]] = dict,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
         self._drained: dict[Key, float] = {}
         """When each replica was last seen to drain, for ``LET_IN_S``."""
         self._audit_error = audit_error
-        self._relief = relief
+        self._relief, self._missing = relief, missing
         self._passed = passed
         self._certificates = certificates
         self._control = control
@@ -325,6 +327,7 @@ class StatusBoard:
             self._replicas.ages(),
             notes,
             self._relief(),
+            self._missing(),
         )
 
     def _versions(self) -> list[str]:

@@ -40,7 +40,7 @@ from xds_server.protocol.publication import PickerLoad
 from xds_server.server.inquiries import Inquiries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from xds_server.applications.traffic.book import TrafficBook
     from xds_server.applications.traffic.inquiry import FoundRequest
@@ -61,6 +61,8 @@ MAX_CONDITIONS: Final = 8
 MAX_PASSES: Final = 32
 """Most reasons of requests without a pick in one report."""
 
+MAX_MISSING: Final = 64
+"""Most members of its group that a picker may miss."""
 MAX_GONE: Final = 64
 """Most pickers that are remembered after their streams have ended."""
 
@@ -81,6 +83,7 @@ class _Latest(NamedTuple):
     sequences: Mapping[str, int] = MappingProxyType({})
     leaving: Mapping[tuple[str, str], int] = MappingProxyType({})
     relief: int = 0
+    missing: Sequence[str] = ()
 
 
 class PickerReports(report_pb2_grpc.PickerReportsServicer):
@@ -162,6 +165,14 @@ class PickerReports(report_pb2_grpc.PickerReportsServicer):
             picker: latest.relief
             for picker, latest in sorted(self._latest.items())
             if latest.relief
+        }
+
+    def missing(self) -> dict[str, Sequence[str]]:
+        """Return which members of their group pickers miss, and why, by picker."""
+        return {
+            picker: latest.missing
+            for picker, latest in sorted(self._latest.items())
+            if latest.missing
         }
 
     def findings(self) -> list[Findings]:
@@ -251,6 +262,7 @@ class PickerReports(report_pb2_grpc.PickerReportsServicer):
             sequences,
             leaving,
             report.relief,
+            tuple([each[:MAX_ID_CHARS] for each in report.missing_members]),
         )
         self._changed()
         if findings != (before.findings if before else {}):
@@ -272,6 +284,7 @@ class PickerReports(report_pb2_grpc.PickerReportsServicer):
             ("endpoints", report.endpoints, MAX_ENDPOINTS),
             ("findings", report.findings, MAX_FINDINGS),
             ("models that leave", report.leaving, MAX_ENDPOINTS),
+            ("missing members", report.missing_members, MAX_MISSING),
         ):
             if len(listed) > most:
                 return f"more than {most} {what} in one report"

@@ -86,6 +86,10 @@ class GroupMember:
     """Names in the certificate of who answers there."""
     lost: int = 0
     """Connections that ended."""
+    why: str = ""
+    """Why it is not connected; empty = it is, or has not been dialled yet."""
+    gone_at: float = 0.0
+    """Since when it is not, loop time."""
     said_gone: bool = False
 
 
@@ -205,17 +209,19 @@ class GroupMembers:
         reason = plan.secured.table.not_named(member.peer, "picker", given)
         if reason is not None:
             plan.refused.note(member.address, member.peer, reason)
+            self._gone(member, reason)
             raise UnwelcomeError
         if any(each.id == given for each in self.members.values()):
             self._gone(member, f"{given:.80} is connected at another address too")
             raise UnwelcomeError
         member.id = given
-        member.said_gone = False
+        member.said_gone, member.why = False, ""
         _log.info("group_member_joined", member=given, address=member.address)
 
     def _gone(self, member: GroupMember, reason: str) -> None:
+        member.why = reason
         if not member.said_gone:
-            member.said_gone = True
+            member.said_gone, member.gone_at = True, self._loop.time()
             _log.warning(
                 "group_member_gone", member=member.id, address=member.address, reason=reason
             )

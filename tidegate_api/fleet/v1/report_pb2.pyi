@@ -161,6 +161,7 @@ class PickerReport(_message.Message):
     LEAVING_FIELD_NUMBER: _builtins.int
     CANARIES_FIELD_NUMBER: _builtins.int
     RELIEF_FIELD_NUMBER: _builtins.int
+    MISSING_MEMBERS_FIELD_NUMBER: _builtins.int
     picker_id: _builtins.str
     """The node id that the picker uses on ADS."""
     group: _builtins.str
@@ -211,6 +212,12 @@ class PickerReport(_message.Message):
         merged by their digests.
         """
 
+    @_builtins.property
+    def missing_members(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Members of the picker's group that it does not see, or that see others than it does, for more
+        than 5 s: address and reason of each. At most 64, of at most 256 characters.
+        """
+
     def __init__(
         self,
         *,
@@ -226,10 +233,11 @@ class PickerReport(_message.Message):
         leaving: _abc.Iterable[Global___LeavingLoad] | None = ...,
         canaries: _abc.Iterable[Global___CanarySessions] | None = ...,
         relief: _builtins.int = ...,
+        missing_members: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["placements", b"placements", "replicas", b"replicas", "traffic", b"traffic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["canaries", b"canaries", "endpoints", b"endpoints", "findings", b"findings", "group", b"group", "leaving", b"leaving", "passes", b"passes", "picker_id", b"picker_id", "placements", b"placements", "relief", b"relief", "replicas", b"replicas", "taken", b"taken", "traffic", b"traffic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["canaries", b"canaries", "endpoints", b"endpoints", "findings", b"findings", "group", b"group", "leaving", b"leaving", "missing_members", b"missing_members", "passes", b"passes", "picker_id", b"picker_id", "placements", b"placements", "relief", b"relief", "replicas", b"replicas", "taken", b"taken", "traffic", b"traffic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

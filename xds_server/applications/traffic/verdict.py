@@ -153,6 +153,8 @@ class Situation(NamedTuple):
     notes: Sequence[NoteView] = ()
     relief: Mapping[str, int] = MappingProxyType({})
     """What pickers leave out whose CPU does not suffice (`PickerReport.relief`)."""
+    missing: Mapping[str, Sequence[str]] = MappingProxyType({})
+    """Members of their group that pickers miss (`PickerReport.missing_members`)."""
 
 
 class Verdict(NamedTuple):
@@ -289,6 +291,11 @@ def _busy_pickers(seen: Situation) -> Iterator[str]:
         yield f"the CPU of picker {picker} does not suffice: it leaves out {left_out}"
 
 
+def _groups(seen: Situation) -> Iterator[str]:
+    for picker, missing in sorted(seen.missing.items()):
+        yield f"picker {picker} misses members of its group: {'; '.join(missing)}"
+
+
 def _doubtful(seen: Situation) -> Iterator[str]:
     for each in seen.replicas:
         if not each.left_alone:
@@ -400,6 +407,7 @@ RULES: Final[Sequence[ReasonRule]] = (
     ReasonRule(Word.DEGRADED, "late", _late),
     ReasonRule(Word.DEGRADED, "picker-missing", _missing_pickers),
     ReasonRule(Word.DEGRADED, "picker-silent", _silent_pickers),
+    ReasonRule(Word.DEGRADED, "picker-group", _groups),
     ReasonRule(Word.DEGRADED, "picker-busy", _busy_pickers),
     ReasonRule(Word.DEGRADED, "in-doubt", _doubtful),
     ReasonRule(Word.DEGRADED, "queue", _queue),

@@ -91,6 +91,24 @@ async def test_reports_are_bounded(
     assert book.in_flight() == {}
 
 
+async def test_the_members_that_a_picker_misses_are_known_until_it_goes() -> None:
+    """They are part of the verdict; more than may be in a group end the stream."""
+    book = PickerReports(lambda: None)
+    seen = []
+
+    async def stream() -> AsyncIterator[PickerReport]:
+        for missing in (["10.0.0.2:1: gone"], ["x" * 999], ["x"] * 65):
+            told = report("p", a=1)
+            told.missing_members.extend(missing)
+            yield told
+            seen.append(book.missing())
+
+    with pytest.raises(Refused, match="more than 64 missing members"):
+        await book.Report(stream(), Context())
+    assert seen == [{"p": ("10.0.0.2:1: gone",)}, {"p": ("x" * 256,)}]
+    assert book.missing() == {}
+
+
 async def test_a_report_must_name_its_picker() -> None:
     """Without a name the counts could be neither replaced nor removed."""
 

@@ -13,7 +13,7 @@ from ext_proc.routing.state.leases import LeaseKey
 from ext_proc.routing.values.proposal import PlacedAs
 from ext_proc.routing.values.request import SequenceKey
 from ext_proc.routing.values.ticket import Outcome
-from ext_proc.workers import links
+from ext_proc.workers import bus, links
 from ext_proc.workers.group.members import FIRST_NUMBER, GroupPlan
 from support.crew import POOL, decide, loads, request
 from support.identities import Machines
@@ -146,6 +146,20 @@ async def test_a_new_sequence_is_placed_by_its_owner(machines):
         same = decide(owner.router, 10_100.0, sequence_id=number)
         assert found.ticket.endpoint == same.ticket.endpoint == proposed.endpoint
         assert first.bus.owners.open == 0
+
+
+async def test_a_member_that_is_gone_is_missing_with_the_reason(machines, monkeypatch):
+    """The control server is told, once it has lasted for a while."""
+    async with group_of(machines, 2) as group:
+        first, other = group.pickers.values()
+        assert first.bus.missing() == []
+        other.bus.close()
+        del group.pickers[1]
+        await group.until(lambda: first.bus.members()[0].why)
+        assert first.bus.missing() == []
+        monkeypatch.setattr(bus, "MISSING_S", 0.0)
+        (told,) = first.bus.missing()
+        assert told.startswith(f"{group.addresses[1]}: ")
 
 
 async def test_who_asks_something_else_is_dropped(machines):

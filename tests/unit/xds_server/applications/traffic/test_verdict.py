@@ -71,6 +71,11 @@ SICK = ReplicaView("llm", "r1", "frozen 4 s more", left_alone=True)
             "the CPU of picker p does not suffice: it leaves out prompts and prices",
         ),
         (seen(relief={"p": 2}), Word.DEGRADED, "and some picks"),
+        (
+            seen(missing={"p": ["10.0.0.2:18091: it does not answer"]}),
+            Word.DEGRADED,
+            "picker p misses members of its group: 10.0.0.2:18091: it does not answer",
+        ),
         (seen(replicas=(SICK,)), Word.DEGRADED, "replica r1 of pool llm is frozen 4 s more"),
         (
             seen(clients=(PICKER, ClientState("e", "envoy", "CDS", 99.0, ""))),

@@ -9,7 +9,7 @@ import random
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -56,13 +56,14 @@ from xds_server.fleet.load import FleetError, load_text
 from xds_server.fleet.members.members import Members
 from xds_server.fleet.members.stored import dump, load
 from xds_server.fleet.model.fields import split_host_port
-from xds_server.fleet.store import RevisionStore, StoreError
+from xds_server.fleet.store import FILE_NAME, RevisionStore, StoreError
 from xds_server.observability import XdsMetrics
+from xds_server.server.lost_history import LostHistory
 from xds_server.server.service import AdsServer
 from xds_server.snapshots.told import Told
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 
     from tidegate_common.tls.settings import Secured
     from xds_server.fleet.members.standbys import Promoted
@@ -95,6 +96,9 @@ AGAIN_POLLS = 25
 STANDBYS_KEY = "standbys"
 """Key in the store of the standbys that are in use."""
 
+LOSS_KEY = "loss"
+"""Key in the store of why it must not be used without ``--accept-loss``; empty = it may be."""
+
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _log = structlog.get_logger(__name__)
@@ -113,15 +117,25 @@ async def run(settings: ControlSettings, stop: asyncio.Event | None = None) -> i
     logs.configure(settings.log_format, settings.log_level)
     sys.setswitchinterval(SWITCH_S)
     try:
-        async with _running(settings):
-            if stop is None:
-                await _signalled()
-            else:
-                await stop.wait()
+        async with _running(settings) as lost:
+            await _first(lost(), _signalled() if stop is None else stop.wait())
     except (FileFault, FleetError, StoreError, TlsError, TokensError, OSError) as error:
         print(error, file=sys.stderr)  # noqa: T201 - the caller reads a start error on stderr
         return EXIT_CANNOT_START
     return EXIT_OK
+
+
+async def _first(*awaited: Coroutine[Any, Any, object]) -> None:
+    """Wait for the first of these, and cancel the others; what it raises is raised here."""
+    tasks = [asyncio.create_task(each) for each in awaited]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
 
 
 async def _signalled() -> None:
@@ -137,8 +151,13 @@ async def _signalled() -> None:
 
 
 @contextlib.asynccontextmanager
-async def _running(settings: ControlSettings) -> AsyncIterator[None]:
+async def _running(
+    settings: ControlSettings,
+) -> AsyncIterator[Callable[[], Coroutine[Any, Any, None]]]:
     """Start all parts in the order of their dependencies, and stop them in reverse order.
+
+    Yields:
+        What waits until the store turns out not to be the clients', and then raises ``StoreError``.
 
     Raises:
         FileFault: The fleet file cannot be read.
@@ -158,7 +177,7 @@ async def _running(settings: ControlSettings) -> AsyncIterator[None]:
         metrics = XdsMetrics(registry)
         secured = await _identity(settings, metrics, stack)
         refused = DeniedPeers()
-        ads = AdsServer(metrics, settings.serve, secured)
+        ads, history = await _ads(settings, store, metrics, secured)
 
         def in_force(revision: int) -> None:
             metrics.set_revision(revision)
@@ -270,8 +289,42 @@ async def _running(settings: ControlSettings) -> AsyncIterator[None]:
             revision=control.revision,
             state=str(settings.state or "in memory"),
         )
-        yield
+        yield lambda: _lost(history, store)
         _log.info("control_server_stopping")
+
+
+async def _ads(
+    settings: ControlSettings, store: RevisionStore, metrics: XdsMetrics, secured: Secured | None
+) -> tuple[AdsServer, LostHistory]:
+    """Return the ADS server, and its look at clients of an older history.
+
+    Raises:
+        StoreError: There were some at a start before, and the loss is not accepted.
+    """
+    history = await asyncio.to_thread(_history, settings, store)
+    return AdsServer(metrics, settings.serve, secured, history), history
+
+
+def _history(settings: ControlSettings, store: RevisionStore) -> LostHistory:
+    known = store.value(LOSS_KEY)
+    if known and not settings.accept_loss:
+        raise StoreError(known)
+    if known:
+        store.put_value(LOSS_KEY, "")
+    new = settings.state is not None and not settings.accept_loss and not store.revisions(1)
+    return LostHistory(f"{settings.state}/{FILE_NAME}", time.monotonic, look=new)
+
+
+async def _lost(history: LostHistory, store: RevisionStore) -> None:
+    """Wait until there is a client of an older history.
+
+    Raises:
+        StoreError: There is one.
+    """
+    await history.found.wait()
+    with contextlib.suppress(StoreError):  # then the next start finds it out anew
+        await asyncio.to_thread(store.put_value, LOSS_KEY, history.reason)
+    raise StoreError(history.reason)
 
 
 async def _identity(

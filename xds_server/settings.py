@@ -74,6 +74,9 @@ class ControlSettings(IdentitySettings):
     Envoys with listeners and routes of their own."""
     state: Annotated[Path | None, Shown("DIR")] = None
     """Folder of revisions; default: memory only."""
+    accept_loss: bool = False
+    """Start a new history beside clients of one that is lost; otherwise an empty folder is refused
+    when one of them connects within a minute."""
     dns: Annotated[tuple[HostPort, ...] | None, Shown("IP:PORT")] = None
     """Name server for replicas by name, repeatable; default: /etc/resolv.conf."""
     admin_http: AdminAddresses = ""

@@ -45,6 +45,11 @@ class SotwRequest:
     error: str | None = None
     """The client's error message. If present, even if empty, the request is a NACK."""
 
+    @property
+    def holds(self) -> bool:
+        """The client states that it holds resources of the type."""
+        return bool(self.version)
+
 
 @dataclass(frozen=True, slots=True)
 class DeltaRequest:
@@ -57,6 +62,11 @@ class DeltaRequest:
     nonce: str = ""
     error: str | None = None
     """The client's error message. If present, even if empty, the request is a NACK."""
+
+    @property
+    def holds(self) -> bool:
+        """The client states that it holds resources of the type."""
+        return bool(self.initial_versions)
 
 
 @dataclass(frozen=True, slots=True)

@@ -289,7 +289,7 @@ class SotwStream(_Stream[SotwRequest]):
         first, was_wildcard = not tracker.requested, subscription.wildcard
         before = (subscription.wildcard, subscription.names)
         subscription.replace(request.names)
-        if first and request.version:
+        if first and request.holds:
             tracker.resumed = True
         if first or before != (subscription.wildcard, subscription.names):
             tracker.subscribed(wildcard_began=subscription.wildcard and not was_wildcard)

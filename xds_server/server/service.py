@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     )
     from xds_server.protocol.snapshot import Snapshot
     from xds_server.protocol.transaction import Sent
+    from xds_server.server.lost_history import LostHistory
     from xds_server.settings import Serve
 
 _STOPPING: Final = "the control server is stopping"
@@ -69,6 +70,7 @@ class AdsServer:
         metrics: Metrics to update.
         serve: What Envoys are served.
         secured: Identity and roles; ``None`` = no TLS.
+        history: Finds clients of an older history; ``None`` = they are served.
         clock: Monotonic seconds.
     """
 
@@ -77,6 +79,7 @@ class AdsServer:
         metrics: XdsMetrics,
         serve: Serve = "all",
         secured: Secured | None = None,
+        history: LostHistory | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -103,6 +106,7 @@ class AdsServer:
         self._builds = Builds()
         self._health = HealthService()
         self._served = ServedTypes(serve, self.refusals)
+        self._history = history
         self._address = ""
         self._closing = asyncio.Event()
         self._serving: set[asyncio.Task[Any]] = set()
@@ -383,6 +387,8 @@ class AdsServer:
 
     def _take(self, connection: AdsConnection, request: Any) -> None:
         if request.type_url not in connection.types:
+            if self._history is not None:
+                self._history.check(connection, request.type_url, holds=request.holds)
             self._served.check(connection, request.type_url)
             connection.types.add(request.type_url)
         sent, verdict = self._publisher.request(connection.number, request, self._clock())

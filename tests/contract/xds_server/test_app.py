@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
+import grpc
 import pytest
+from envoy.service.discovery.v3 import ads_pb2_grpc, discovery_pb2
 
 from support.fleets import fleet
+from tidegate.stack.processes.ports import HeldPorts
+from tidegate_api.names import PICKER_NODE_CLUSTER, POOL_TYPE
 from xds_server.__main__ import main
 from xds_server.app import EXIT_CANNOT_START, EXIT_OK, run
 from xds_server.settings import ControlSettings
@@ -57,6 +62,37 @@ async def test_a_port_in_use_is_reported(settings, capsys, port: str) -> None:
     async with server:
         assert await run(settings(**{port: address}), asyncio.Event()) == EXIT_CANNOT_START
     assert address.rpartition(":")[2] in capsys.readouterr().err
+
+
+async def _held_by_a_client(address: str) -> None:
+    """Ask for pools as a picker that has some, until the server is gone."""
+    request = discovery_pb2.DeltaDiscoveryRequest(
+        type_url=POOL_TYPE, initial_resource_versions={"llm": "0" * 32}
+    )
+    request.node.id, request.node.cluster = "picker-7", PICKER_NODE_CLUSTER
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = ads_pb2_grpc.AggregatedDiscoveryServiceStub(channel)
+        call = stub.DeltaAggregatedResources(wait_for_ready=True)
+        await call.write(request)
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await call.read()
+
+
+async def test_a_new_history_beside_clients_of_an_older_one_is_refused(settings, capsys) -> None:
+    """So a lost disk does not take back drains; later starts fail until the loss is accepted."""
+    with HeldPorts() as ports:
+        made = settings(ads=ports.address())
+        client = asyncio.create_task(_held_by_a_client(made.ads))
+        assert await run(made, asyncio.Event()) == EXIT_CANNOT_START
+        await client
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith(f"{made.state}/tidegate.db was empty, but picker-7 (")
+    assert await run(settings(), asyncio.Event()) == EXIT_CANNOT_START
+    assert capsys.readouterr().err.splitlines()[-1] == error
+    stop = asyncio.Event()
+    stop.set()
+    assert await run(settings(accept_loss=True), stop) == EXIT_OK
+    assert await run(settings(), stop) == EXIT_OK
 
 
 def test_a_wrong_option_is_reported(capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,7 +84,7 @@ class Server:
         file = getattr(step, "file", None)
         state = following(self.state, fleet, revision, file)
         done()
-        planned = self.rollout.plan(state, self.rollout.reached())
+        planned = self.rollout.plan(state, self.rollout.acknowledged())
         done()
         self.store.append(state)
         done()

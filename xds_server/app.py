@@ -60,7 +60,7 @@ from xds_server.fleet.store import FILE_NAME, RevisionStore, StoreError
 from xds_server.observability import XdsMetrics
 from xds_server.server.lost_history import LostHistory
 from xds_server.server.service import AdsServer
-from xds_server.snapshots.told import Told
+from xds_server.snapshots.client_view import ClientSnapshots
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -397,7 +397,7 @@ def _placement(control: Control, ads: AdsServer) -> tuple[PlacementKeeper, Leavi
         control,
         ads.clients,
         ads.reports,
-        lambda endpoint: _told(ads).leaving(endpoint),
+        lambda endpoint: _client_view(ads).leaving(endpoint),
         placed.look,
         time.monotonic,
     )
@@ -405,12 +405,12 @@ def _placement(control: Control, ads: AdsServer) -> tuple[PlacementKeeper, Leavi
     return placed, leaving
 
 
-def _told(ads: AdsServer) -> Told:
-    return Told(ads.in_force("picker"), ads.in_force("envoy"))
+def _client_view(ads: AdsServer) -> ClientSnapshots:
+    return ClientSnapshots(ads.in_force("picker"), ads.in_force("envoy"))
 
 
 def _stopping(control: Control, ads: AdsServer) -> Stopping:
-    return Stopping(control, ads, ads.reports, lambda: _told(ads))
+    return Stopping(control, ads, ads.reports, lambda: _client_view(ads))
 
 
 def _standby_keeper(control: Control, ads: AdsServer, store: RevisionStore) -> StandbyKeeper:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from xds_server.control.publisher import ClientDirectory
     from xds_server.fleet.model.fleet import EndpointSpec, PoolSpec
     from xds_server.protocol.messages import ClientView
-    from xds_server.snapshots.told import Told
+    from xds_server.snapshots.client_view import ClientSnapshots
 
 
 class Stop(NamedTuple):
@@ -43,7 +43,7 @@ class Stopping:
         control: The fleet in force.
         observed: The connected clients.
         reports: What pickers report.
-        told: Returns what clients have been told.
+        view: Returns what clients are to hold now.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class Stopping:
         control: Control,
         observed: ClientDirectory,
         reports: PickerUses,
-        told: Callable[[], Told],
+        view: Callable[[], ClientSnapshots],
     ) -> None:
         self._control = control
         self._observed = observed
         self._reports = reports
-        self._told = told
+        self._view = view
 
     def ids(self, wanted: str) -> frozenset[str]:
         """Return the replicas that are meant: an id, ``pool/id``, an address, or a host for all.
@@ -123,8 +123,8 @@ class Stopping:
 
     def _drawn(self, endpoint: str, clients: Sequence[ClientView]) -> Iterator[str]:
         """Yield which clients may still give a replica new requests that the fleet does not."""
-        told = self._told()
-        active = told.pools_of(endpoint)
+        view = self._view()
+        active = view.pools_of(endpoint)
         if active:
             yield f"pickers have not been told yet in pool {', '.join(active)}"
         addresses = {
@@ -135,7 +135,7 @@ class Stopping:
             for address in (each.http, each.grpc)
             if address is not None
         }
-        if told.chosen(addresses):
+        if view.chosen(addresses):
             yield "Envoys have not been told yet"
         for client in clients:
             if client.kind == "envoy" and any(

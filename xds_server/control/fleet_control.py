@@ -206,7 +206,7 @@ class Control:
     async def _republish(self, before: Fleet, state: FleetState) -> None:
         log_taken(taken(before, state.published, self._left_alone()))
         await asyncio.to_thread(check, state.published, "with the replicas that were found")
-        planned = await asyncio.to_thread(self._rollout.plan, state, self._rollout.reached())
+        planned = await asyncio.to_thread(self._rollout.plan, state, self._rollout.acknowledged())
         self._state = state
         self._publish(state, planned)
 
@@ -404,7 +404,9 @@ class Control:
                 lines += forced
                 state = replace(state, revision=replace(state.revision, changes=lines))
             # Build the resources before storing: what cannot be published is never stored.
-            planned = await asyncio.to_thread(self._rollout.plan, state, self._rollout.reached())
+            planned = await asyncio.to_thread(
+                self._rollout.plan, state, self._rollout.acknowledged()
+            )
             if options.dry_run:
                 return Change(
                     self.revision, lines, preview=self._rollout.preview(planned, state)

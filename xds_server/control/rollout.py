@@ -2,12 +2,12 @@
 
 Rules:
 
-1. A change is planned from the state that clients really have (``Reached``). An unfinished change
-   leaves them between two fleets. A rejected change leaves them with the fleet before it or, if
-   they had switched already, between the two. What few Envoys have, because waves were not over, is
-   no part of that state: it would come to all with the first stage of the next change.
+1. A change is planned from the state that clients really have (``Acknowledged``). An unfinished
+   change leaves them between two fleets. A rejected change leaves them with the fleet before it or,
+   if they had switched already, between the two. What few Envoys have, because waves were not over,
+   is no part of that state: it would come to all with the first stage of the next change.
 2. Replicas that are to be left alone are so first of all, in a stage of its own (``urgent``); after
-   a restart with what pickers may name whatever Envoys have (``recalled``).
+   a restart with what pickers may name whatever Envoys have (``restart``).
    So are weights and limits (``light``), but in the stages of a change where these have waves.
    With waves, load is shed likewise. What differs from the good state in nothing else comes to all
    Envoys at once, and so does the way back from a rejected change.
@@ -30,8 +30,8 @@ from xds_server.snapshots.build import upstream_contents
 from xds_server.snapshots.light import lightened, lighter
 from xds_server.snapshots.memo import Memo
 from xds_server.snapshots.preview import preview
-from xds_server.snapshots.recalled import recalled_stage
-from xds_server.snapshots.stages import Reached, plan, widened
+from xds_server.snapshots.restart import restart_stage
+from xds_server.snapshots.stages import Acknowledged, plan, widened
 from xds_server.snapshots.urgent import URGENT, shed_stage, urgent_stage
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Published:
     """A state whose publication is running or has ended."""
 
     state: FleetState
-    before: Reached | None
+    before: Acknowledged | None
     """The state that clients had when the publication began; ``None`` for the first."""
     good: FleetState
     """The state to which a rejected publication falls back."""
@@ -97,7 +97,7 @@ class Published:
 class Planned:
     """The stages from the state that clients have to a new state."""
 
-    have: Reached | None
+    have: Acknowledged | None
     stages: tuple[Stage, ...]
 
 
@@ -125,7 +125,7 @@ class Rollout:
         self.newest: Published | None = None
         """The state published last."""
 
-    def reached(self) -> Reached | None:
+    def acknowledged(self) -> Acknowledged | None:
         """Return the state that clients have now; ``None`` if nothing was published."""
         published = self.newest
         if published is None:
@@ -133,7 +133,7 @@ class Rollout:
         new, before = self._view(published.state), published.before
         outcome = published.outcome
         if before is None or outcome.state == "done":
-            return Reached.settled(new)
+            return Acknowledged.settled(new)
         if outcome.state == "abandoned" and outcome.stage in _BEFORE_SWITCH:
             return before
         view = _both(before.view, new)
@@ -142,12 +142,12 @@ class Rollout:
         draws = lightened(before.draws, new.fleet)
         if outcome.stage in _BEFORE_SWITCH or untried:
             front = lightened(before.front, new.fleet)
-            return Reached(view, front, draws, before.named, force)
+            return Acknowledged(view, front, draws, before.named, force)
         if outcome.stage == "switch":
-            return Reached(view, new.fleet, draws, before.named, force)
-        return Reached(view, new.fleet, new.fleet, view.fleet, force)
+            return Acknowledged(view, new.fleet, draws, before.named, force)
+        return Acknowledged(view, new.fleet, new.fleet, view.fleet, force)
 
-    def plan(self, state: FleetState, have: Reached | None) -> Planned:
+    def plan(self, state: FleetState, have: Acknowledged | None) -> Planned:
         """Return the stages from ``have`` to ``state``. CPU-bound; may run in a worker thread.
 
         Raises:
@@ -179,7 +179,7 @@ class Rollout:
         ]
         held = [Snapshot.of(upstream_contents(fleet, self._memo)) for fleet in with_members]
         stages = self.plan(state, None).stages
-        early = recalled_stage(with_members, self._view(state), self._memo)
+        early = restart_stage(with_members, self._view(state), self._memo)
         return Planned(None, (early, replace(stages[0], past=tuple(held)), *stages[1:]))
 
     def publish(self, state: FleetState, planned: Planned | None = None) -> Published:
@@ -189,7 +189,7 @@ class Rollout:
             state: The state.
             planned: Its plan, used if clients still have the state from which it starts.
         """
-        have = self.reached()
+        have = self.acknowledged()
         if planned is None or planned.have != have:
             planned = self.plan(state, have)
         before, fleet = self.newest, state.fleet
@@ -228,7 +228,7 @@ class Rollout:
         return newest.state if finished else newest.good
 
 
-def _light(have: Reached, new: View) -> tuple[PoolSpec, ...]:
+def _light(have: Acknowledged, new: View) -> tuple[PoolSpec, ...]:
     return lighter(have.draws, lightened(have.draws, new.fleet))
 
 

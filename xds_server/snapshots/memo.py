@@ -87,7 +87,7 @@ class Memo:
     def recall(self, key: Hashable, subject: Any, build: Callable[[], _Built]) -> _Built:
         """Return what was built for an equal subject under this key, or build it."""
         found = self._known.setdefault(key, [])
-        result = _recalled(found, subject, build)
+        result = _remembered(found, subject, build)
         if len(self._known) > MAX_KEYS:
             del self._known[next(iter(self._known))]
         return result
@@ -139,7 +139,7 @@ class Memo:
             _incarnations(view, pool),
             view.canaries.get(name),
         )
-        return _recalled(
+        return _remembered(
             self._pools(pool),
             subject,
             lambda: self.recall(
@@ -270,7 +270,7 @@ class Memo:
         }
 
 
-def _recalled(found: list[tuple[Any, Any]], subject: Any, build: Callable[[], _Built]) -> _Built:
+def _remembered(found: list[tuple[Any, Any]], subject: Any, build: Callable[[], _Built]) -> _Built:
     for number, (known, result) in enumerate(found):
         if known is subject or known == subject:
             found.insert(0, found.pop(number))

@@ -55,7 +55,7 @@ MAX_PICKER_CALL_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class Acknowledged:
     """State of all clients, from which the next change starts, possibly between two fleets.
 
     Between two fleets the parts change one after the other. A change that is superseded or rejected
@@ -74,12 +74,12 @@ class Reached:
     """Current snapshot of the Envoys; ``None`` = exactly that of the fleets above."""
 
     @classmethod
-    def settled(cls, view: View) -> Reached:
+    def settled(cls, view: View) -> Acknowledged:
         """Return the state after a completed change: all clients have exactly ``view``."""
         return cls(view, view.fleet, view.fleet, view.fleet)
 
 
-def plan(old: View | Reached | None, new: View, memo: Memo | None = None) -> tuple[Stage, ...]:
+def plan(old: View | Acknowledged | None, new: View, memo: Memo | None = None) -> tuple[Stage, ...]:
     """Return the stages that lead to ``new``.
 
     Args:
@@ -101,7 +101,7 @@ def plan(old: View | Reached | None, new: View, memo: Memo | None = None) -> tup
     memo.pools = pools
     if old is None:
         return (Stage("add", "envoy", target), Stage("use", "picker", pools))
-    have = old if isinstance(old, Reached) else Reached.settled(old)
+    have = old if isinstance(old, Acknowledged) else Acknowledged.settled(old)
     wide = widened(have.view.fleet, new.fleet)
     reachable = upstream if wide is new.fleet else upstream_contents(wide, memo, new.sick)
     # The routes before the switch and after it each find their weights, whatever arrives first.

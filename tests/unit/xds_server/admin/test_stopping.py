@@ -16,8 +16,8 @@ from xds_server.fleet.model.fleet import Fleet
 from xds_server.fleet.view import View
 from xds_server.protocol.snapshot import Snapshot
 from xds_server.server.reports import MAX_GONE, PickerReports
+from xds_server.snapshots.client_view import ClientSnapshots
 from xds_server.snapshots.stages import plan
-from xds_server.snapshots.told import Told
 
 
 class Server:
@@ -71,7 +71,7 @@ class Server:
 
     def stopping(self) -> Stopping:
         """Return what is tested."""
-        told = Told(self.held.get("picker"), self.held.get("envoy"))
+        told = ClientSnapshots(self.held.get("picker"), self.held.get("envoy"))
         return Stopping(self, self, self.reports, lambda: told)  # type: ignore[arg-type]  # enough
 
 

@@ -21,7 +21,7 @@ from xds_server.fleet.change import set_draining, set_weights
 
 def reachable(world: World) -> set[str]:
     """Return the pools that clients may still use."""
-    have = world.control._rollout.reached()
+    have = world.control._rollout.acknowledged()
     assert have is not None
     return {found.name for found in have.view.fleet.pools}
 

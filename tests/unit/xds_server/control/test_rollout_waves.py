@@ -108,7 +108,7 @@ async def test_after_a_step_back_the_envoys_have_the_old_routes(world: World) ->
     published = world.publisher.published[-1]
     published.end("abandoned", "switch", "RDS")
     published.outcome.in_waves = True
-    reached = world.control._rollout.reached()
+    reached = world.control._rollout.acknowledged()
     assert [found.name for found in reached.front.pools] == ["llm"]
     assert {found.name for found in reached.view.fleet.pools} == {"llm", "b"}
     await world.quiet()

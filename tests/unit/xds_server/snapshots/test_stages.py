@@ -23,7 +23,7 @@ from xds_server.fleet.view import View
 from xds_server.protocol.snapshot import Snapshot
 from xds_server.resources.runtime import layer_of
 from xds_server.snapshots.build import weights_held
-from xds_server.snapshots.stages import Reached, newly_draining, plan, widened
+from xds_server.snapshots.stages import Acknowledged, newly_draining, plan, widened
 
 
 def body(snapshot: Snapshot, type_url: str, name: str) -> bytes:
@@ -155,14 +155,14 @@ def drawing(snapshot: Snapshot) -> Drawing:
     return Drawing(keys, {key: value for layer in held for key, value in layer.items()})
 
 
-def reached(old: Fleet, new: Fleet, label: str, force: Snapshot) -> Reached:
+def reached(old: Fleet, new: Fleet, label: str, force: Snapshot) -> Acknowledged:
     """Return the state of a change from ``old`` to ``new`` that is superseded in a stage."""
     view = View(widened(old, new))
     if label in {"add", "use"}:
-        return Reached(view, old, old, old, force)
+        return Acknowledged(view, old, old, old, force)
     if label == "switch":
-        return Reached(view, new, old, old, force)
-    return Reached(view, new, new, view.fleet, force)
+        return Acknowledged(view, new, old, old, force)
+    return Acknowledged(view, new, new, view.fleet, force)
 
 
 @settings(max_examples=tries(8))

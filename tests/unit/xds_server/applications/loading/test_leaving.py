@@ -20,8 +20,8 @@ from xds_server.applications.loading.leaving import (
 from xds_server.fleet.members.placed import leaving
 from xds_server.fleet.view import View
 from xds_server.server.reports import PickerReports
+from xds_server.snapshots.client_view import ClientSnapshots
 from xds_server.snapshots.stages import plan
-from xds_server.snapshots.told import Told
 
 FLEET = fleet(
     pool(
@@ -40,7 +40,7 @@ class Clients:
     def __init__(self) -> None:
         self.now, self.nonce = 100.0, 0
         self.fleet = FLEET
-        self.told = Told(None, None)
+        self.told = ClientSnapshots(None, None)
         self.reports = PickerReports(lambda: None, clock=lambda: self.now)
         self.pickers = ["p1"]
         self.deaf: set[str] = set()
@@ -66,7 +66,7 @@ class Clients:
         *_, stage = [
             each for each in plan(None, View(leaving(FLEET, marks))) if each.audience == "picker"
         ]
-        self.told, self.nonce = Told(stage.snapshot, None), self.nonce + 1
+        self.told, self.nonce = ClientSnapshots(stage.snapshot, None), self.nonce + 1
         self.report()
 
     async def tell_envoys(self) -> None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from xds_server.snapshots.memo import Memo
 
 
-def recalled_stage(past: Sequence[Fleet], new: View, memo: Memo | None = None) -> Stage:
+def restart_stage(past: Sequence[Fleet], new: View, memo: Memo | None = None) -> Stage:
     """Return the stage.
 
     Args:
@@ -42,13 +42,13 @@ def recalled_stage(past: Sequence[Fleet], new: View, memo: Memo | None = None) -
         new: The newest state.
         memo: Cache of built resources.
     """
-    fleet = recalled(past, new.fleet)
+    fleet = restart_fleet(past, new.fleet)
     view = View(fleet, new.incarnations, new.sick, new.seed)
     pools = Snapshot.of(picker_contents(view, memo))
     return Stage(URGENT, "picker", marked(pools, new), urgent=True)
 
 
-def recalled(past: Sequence[Fleet], new: Fleet) -> Fleet:
+def restart_fleet(past: Sequence[Fleet], new: Fleet) -> Fleet:
     """Return the fleet of the stage; ``new`` itself if there are no fleets before it."""
     if not past:
         return new
@@ -57,14 +57,14 @@ def recalled(past: Sequence[Fleet], new: Fleet) -> Fleet:
     pools = []
     for pool in wide.pools:
         known = [history[pool.name] for history in histories if pool.name in history]
-        kept = _recalled_pool(pool, known)
+        kept = _restart_pool(pool, known)
         if len(known) < len(histories):
             kept = kept.model_copy(update={"match": Match(), "default": False})
         pools.append(kept)
     return wide.model_copy(update={"pools": tuple(pools)})
 
 
-def _recalled_pool(pool: PoolSpec, known: Sequence[PoolSpec]) -> PoolSpec:
+def _restart_pool(pool: PoolSpec, known: Sequence[PoolSpec]) -> PoolSpec:
     """Return the widened ``pool`` with only that in use which each of ``known`` has."""
     names = set.intersection(*({variant.name for variant in each.variants} for each in known))
     variants = tuple(v if v.name in names else without_draw(v) for v in pool.variants)

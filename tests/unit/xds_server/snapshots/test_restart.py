@@ -14,7 +14,7 @@ from xds_server.fleet.model.fleet import Fleet
 from xds_server.fleet.view import View
 from xds_server.protocol.snapshot import Snapshot
 from xds_server.snapshots.build import picker_resources
-from xds_server.snapshots.recalled import recalled, recalled_stage
+from xds_server.snapshots.restart import restart_fleet, restart_stage
 from xds_server.snapshots.stages import host_of
 
 
@@ -28,7 +28,7 @@ def read(snapshot: Snapshot) -> dict[str, pool_pb2.Pool]:
 
 def told(past: list[Fleet], new: Fleet) -> dict[str, pool_pb2.Pool]:
     """Return the pools that pickers get."""
-    stage = recalled_stage(past, View(new))
+    stage = restart_stage(past, View(new))
     assert (stage.audience, stage.urgent) == ("picker", True)
     return read(stage.snapshot)
 
@@ -41,7 +41,7 @@ def hosts(of: Fleet, name: str) -> set[tuple]:
 def test_after_a_completed_change_pickers_get_the_fleet_in_force() -> None:
     """All Envoys have it, so their answers need not be waited for."""
     new = fleet()
-    assert recalled([], new) is new
+    assert restart_fleet([], new) is new
     assert told([], new) == read(Snapshot.of(picker_resources(View(new))))
 
 

@@ -1,4 +1,4 @@
-"""What clients have been told of replicas: who may still give them new requests. Pure."""
+"""What clients are to hold now, and by it who may still give a replica new requests. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from xds_server.protocol.snapshot import Resource, Snapshot
 
 
-class Told(NamedTuple):
+class ClientSnapshots(NamedTuple):
     """What clients are to hold now, which may be a stage of a change."""
 
     pickers: Snapshot | None

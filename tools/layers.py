@@ -311,9 +311,14 @@ def hold() -> int:
         _say("no whole run yet: run `make test` first")
         return 1
     record = _record()
-    if not record:
-        _say(f"no record for Python {_python()}: nothing is compared (make cpu-record makes one)")
+    if not record.keys() & took.keys():
+        _say(
+            f"no record of these layers for Python {_python()}: nothing is compared "
+            "(make cpu-record makes one)"
+        )
         return 0
+    if missing := sorted(took.keys() - record.keys()):
+        _say(f"not compared, as the record has none: {', '.join(missing)}")
     wrong = too_much(took, record)
     for sentence in wrong:
         _say(sentence)
@@ -326,13 +331,16 @@ def hold() -> int:
 
 def renew() -> int:
     """Make the last whole run the record; layers that it did not run keep theirs."""
+    took = _read(LAST).get(_python())
+    if not took:
+        _say("no whole run yet: run `make test COVERAGE=1` first, as CI does")
+        return 1
     record = _read(RECORD)
-    took = _read(LAST).get(_python(), {})
     known = record.setdefault(_python(), {})
     known |= took
     RECORD.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
-    _say(f"recorded {', '.join(took) or 'nothing'}")
-    return 0 if took else 1
+    _say(f"recorded {', '.join(took)}")
+    return 0
 
 
 def _say(text: str) -> None:

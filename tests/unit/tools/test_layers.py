@@ -86,6 +86,21 @@ def test_without_a_record_it_is_said_that_nothing_is_compared(tmp_path, monkeypa
     layers.renew()
     assert layers.hold() == 0
     assert "within the record" in capsys.readouterr().out
+    layers.LAST.write_text(json.dumps({layers._python(): {"unit": 9.0, "lab": 9.0}}))
+    assert layers.hold() == 0
+    assert "not compared, as the record has none: lab" in capsys.readouterr().out
+    layers.LAST.write_text(json.dumps({layers._python(): {"unit with coverage": 9.0}}))
+    assert layers.hold() == 0
+    assert "nothing is compared" in capsys.readouterr().out
+
+
+def test_nothing_is_recorded_before_a_whole_run(tmp_path, monkeypatch, capsys):
+    """An empty record would look like one."""
+    monkeypatch.setattr(layers, "RECORD", tmp_path / "none.json")
+    monkeypatch.setattr(layers, "LAST", tmp_path / "last.json")
+    assert layers.renew() == 1
+    assert not layers.RECORD.exists()
+    assert "run `make test COVERAGE=1` first" in capsys.readouterr().out
 
 
 def test_the_exceptions_of_a_group_are_said_too(tmp_path):

@@ -162,7 +162,13 @@ class Limits:
                 queued = each.queued
                 waits = None if queued is None else queued - (each.deferred or 0.0)
                 slots.setdefault(name, Slots()).read(
-                    each.at, each.slots, each.running, waits, each.batch
+                    each.at,
+                    each.slots,
+                    each.running,
+                    waits,
+                    each.batch,
+                    each.first_tokens,
+                    each.kv_used,
                 )
         if self._tells(key):
             self._learns.discard(key)

@@ -4,9 +4,11 @@ Rules:
 
 1. They are *declared* by the engine or its configuration, else *observed*: what runs while requests
    wait for room. It must not have changed for ``SAME_S``, or they have waited for ``STANDS_S``, in
-   all readings, none of which is old. The highest of the last ``KEPT`` counts, since a cache full
-   of long prompts runs fewer. Where more run than that and none waits, the engine has room for
-   these: a quarter more counts, and the limit follows.
+   all readings, none of which is old. Where the engine counts first tokens, an answer must have
+   begun meanwhile, and of a number that changes the cache is half full, or ``MANY`` times as many
+   wait: else they wait for a long prompt, however many the engine could run. The highest of the
+   last ``KEPT`` counts, since a cache full of long prompts runs fewer. Where more run than that and
+   none waits, the engine has room for these: a quarter more counts, and the limit follows.
 2. Else they are *learned*, never from how long answers take, which is their length. Those of an
    engine that streams are in ``begun``, others follow from how fast answers end. Nothing is known
    before ``FIRST`` answers; then they are the most requests that were in flight, at least
@@ -26,6 +28,7 @@ Rules:
 from __future__ import annotations
 
 from collections import deque
+from math import nan
 from typing import Final, NamedTuple
 
 from ext_proc.routing.state.begun import MAX_SLOTS, StreamSlots
@@ -41,6 +44,10 @@ STANDS_S: Final = 2.0
 """Seconds. Where the steps of an engine are full of prompts, some wait for moments, however many it
 could run; but then ever more run, or fewer."""
 FIRST: Final = 50
+HALF: Final = 0.5
+"""Share of the KV cache in use from which on what waits may wait for room in it."""
+MANY: Final = 2.0
+"""Requests that wait for each that runs, from which on it is overload and no long prompt."""
 LEAST: Final = 4
 WINDOW: Final = 25
 BOUND: Final = 0.8
@@ -208,8 +215,10 @@ class Slots:
     """What is known of the slots of one model of a replica, or of the replica."""
 
     __slots__ = (
+        "_full_first",
         "_full_since",
         "_runs",
+        "_same_first",
         "_same_since",
         "_seen_at",
         "batch",
@@ -232,6 +241,8 @@ class Slots:
         """Since when as many ran in these, monotonic seconds."""
         self._runs = 0.0
         """How many ran in the latest of these."""
+        self._full_first = self._same_first = 0.0
+        """Answers that had begun at these two times."""
         self.tells = False
         """The engine declares its slots, or tells what runs and waits: none need to be learned."""
         self._seen_at = float("-inf")
@@ -245,6 +256,8 @@ class Slots:
         running: float | None,
         waits: float | None,
         batch: float | None = None,
+        first_tokens: float | None = None,
+        kv_used: float | None = None,
     ) -> None:
         """Take a reading.
 
@@ -254,6 +267,8 @@ class Slots:
             running: Requests that run.
             waits: Requests that wait for room; ``None`` = not known.
             batch: Requests that the engine takes at once when it has room, as it declares.
+            first_tokens: Counter of the answers that have begun; ``None`` = not counted.
+            kv_used: Share of the KV cache in use, 0..1; ``None`` = not known.
         """
         if slots is not None and 1 <= slots <= MAX_SLOTS:
             self.declared = int(slots)
@@ -266,11 +281,17 @@ class Slots:
         if running is None or waits is None or not 1 <= running <= MAX_SLOTS:
             return
         if waits >= 1:
+            first = nan if first_tokens is None else first_tokens  # differs from itself
             anew = since is None or at - before > FRESH_S
             full_since = self._full_since = at if since is None or anew else since
+            if anew:
+                self._full_first = first
             if anew or running != self._runs:
-                self._same_since, self._runs = at, running
-            if at - full_since >= STANDS_S or at - self._same_since >= SAME_S:
+                self._same_since, self._same_first, self._runs = at, first, running
+            stands = at - full_since >= STANDS_S and first != self._full_first
+            if first_tokens is not None and kv_used is not None:
+                stands = stands and (kv_used >= HALF or waits >= MANY * running)
+            if stands or (at - self._same_since >= SAME_S and first != self._same_first):
                 self.full.append(int(running))
         elif self.full and running > max(self.full):
             self.full.append(int(running + max(1, running // 4)))

@@ -11,7 +11,7 @@ from ext_proc.routing.peers import Share
 from ext_proc.routing.pipeline.decision import Decision
 from ext_proc.routing.queue.waiting import QueuedRequest
 from ext_proc.routing.router import Router
-from ext_proc.routing.state.slots import KEPT, SAME_S, STANDS_S, Known, Slots
+from ext_proc.routing.state.slots import KEPT, MANY, SAME_S, STANDS_S, Known, Slots
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.refusal import Refusal
 from ext_proc.routing.values.request import GRPC_STREAM, Features, Form, Request
@@ -111,6 +111,39 @@ def test_a_count_that_stays_shows_the_slots_sooner():
         assert told(made) is None
     made.registry.observe("r0", [full(1.0 + SAME_S, 8.0)])
     assert told(made) == Limit(9, "observed")
+
+
+@pytest.mark.parametrize(
+    ("begun", "kv_used", "known"), [(0.0, 0.9, False), (1.0, 0.1, False), (1.0, 0.9, True)]
+)
+def test_what_waits_for_a_long_prompt_shows_no_slots(begun: float, kv_used: float, known: bool):
+    """Where first tokens are counted, one must have come, and the cache be half full."""
+    made = router(1, more=AUTO)
+    for number in range(9):
+        at, running = 1.0 + STANDS_S * number / 8, 7.0 + number % 2
+        reading = full(at, running, first_tokens=begun * number, kv_used=kv_used)
+        made.registry.observe("r0", [reading])
+    assert (told(made) is not None) == known
+
+
+def test_a_count_that_stays_while_no_answer_begins_shows_no_slots():
+    """The engine has taken no other request since, however many it could run."""
+    made = router(1, more=AUTO)
+    for at in (1.0, 1.0 + SAME_S):
+        made.registry.observe("r0", [full(at, 8.0, first_tokens=5.0)])
+        assert told(made) is None
+    made.registry.observe("r0", [full(1.1 + SAME_S, 8.0, first_tokens=6.0)])
+    assert told(made) == Limit(9, "observed")
+
+
+def test_many_that_wait_show_the_slots_of_an_empty_cache():
+    """A flood of short prompts stands before a batch that is not full yet."""
+    made = router(1, more=AUTO)
+    for number in range(9):
+        at, running = 1.0 + STANDS_S * number / 8, 7.0 + number % 2
+        reading = full(at, running, MANY * 8.0, first_tokens=float(number), kv_used=0.1)
+        made.registry.observe("r0", [reading])
+    assert told(made) is not None
 
 
 @pytest.mark.parametrize(

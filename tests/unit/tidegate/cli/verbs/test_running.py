@@ -52,7 +52,7 @@ ADDRESSES = {
     *("ads", "advertise", "admin-grpc", "dns", "grpc", "http", "listen", "metrics", "otlp", "xds"),
     *("group-listen", "group-members"),
 }
-FLAGS = {"require-pick", "require-model", "insecure", "admin-by-envoy"}
+FLAGS = {"require-pick", "require-model", "insecure", "admin-by-envoy", "accept-loss"}
 """Options without a value."""
 
 

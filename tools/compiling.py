@@ -47,6 +47,7 @@ ON_THE_WAY: Final = (
     "ext_proc/workers/account.py",
     "ext_proc/workers/decode.py",
     "ext_proc/workers/encode.py",
+    "ext_proc/workers/messages.py",
     "tidegate_api/names.py",
 )
 """Modules on the path of a request and its log entry, in its worker and the peers."""

@@ -4,45 +4,18 @@ from __future__ import annotations
 
 import struct
 from array import array
-from base64 import b64decode
-from math import inf, isfinite, isnan
+from math import inf, isnan
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from ext_proc.blame.alike import MAX_KINDS
-from ext_proc.blame.deaths import Who
-from ext_proc.blame.fingerprint import BYTES
 from ext_proc.feedback.entries import Judged
 from ext_proc.routing.cache.index_events import Inserted
 from ext_proc.routing.cache.trials import Confirmed, Withdrawn
 from ext_proc.routing.peers import LatencySample, Share
-from ext_proc.routing.state.leases import Lease, Leased, LeaseKey, Released
 from ext_proc.routing.state.ledger import MAX_TICKETS
-from ext_proc.routing.suspicion import (
-    CallerLeft,
-    Died,
-    Gone,
-    SuspectBody,
-    SuspectCleared,
-    SuspectRun,
-)
-from ext_proc.routing.values.listing import MAX_ROWS, Listing, PlacementState, Row
-from ext_proc.routing.values.pool import EndpointKey
-from ext_proc.routing.values.proposal import PlacedAs, Proposal
-from ext_proc.routing.values.reading import Reading
-from ext_proc.routing.values.request import SequenceKey
 from ext_proc.routing.values.ticket import Ticket
-from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
-from ext_proc.workers.news import (
-    Hello,
-    Looked,
-    LookWanted,
-    OwnerAnswer,
-    OwnerAsk,
-    Probed,
-    SnapshotEnd,
-)
+from ext_proc.workers.messages import READERS, amount, endpoint_key, finite
 from ext_proc.workers.records import (
     BLOCK_BYTES,
     EFFECTS,
@@ -72,13 +45,12 @@ from ext_proc.workers.records import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ext_proc.routing.values.pool import EndpointKey
     from ext_proc.workers.records import Message
 
     _Read = tuple[int, Message | None]
     """Offset of the next record, and the message of this one if it has one."""
 
-_SCALARS: Final = (int, float, str, type(None))
-_NAMES: Final = ("adapters", "adapters_waiting")
 _FAULTS: Final = (
     struct.error,
     ArithmeticError,
@@ -144,7 +116,7 @@ class Decoder:
         value, end = _value(frame, at)
         if len(self._names) >= MAX_NAMES:
             raise GarbledError(f"more than {MAX_NAMES} names")
-        self._names.append(value if isinstance(value, str) else _key(value))
+        self._names.append(value if isinstance(value, str) else endpoint_key(value))
         return end, None
 
     def _share(self, frame: bytes, at: int) -> _Read:
@@ -155,9 +127,9 @@ class Decoder:
             self._pool(pool),
             self._endpoint(endpoint),
             in_flight,
-            _amount(work),
+            amount(work),
             charges,
-            _amount(prefilled),
+            amount(prefilled),
             None if model == NO_MODEL else self._pool(model),
         )
         return at + SHARE.size, share
@@ -170,13 +142,13 @@ class Decoder:
             0,
             self._endpoint(endpoint),
             self._pool(pool),
-            _amount(work),
-            _finite(began),
+            amount(work),
+            finite(began),
             bool(prompted),
             _known(drain),
             ahead,
         )
-        return at + SAMPLE.size, LatencySample(ticket, _finite(ended))
+        return at + SAMPLE.size, LatencySample(ticket, finite(ended))
 
     def _inserted(self, frame: bytes, at: int) -> _Read:
         _, number, when, tenant, ticket, again, count = INSERTED.unpack_from(frame, at)
@@ -186,7 +158,7 @@ class Decoder:
             raise GarbledError(f"invalid insert of {count} blocks")
         blocks = tuple(array("q", frame[at:end]))
         endpoint = self._endpoint(number)
-        return end, Inserted(endpoint, blocks, _finite(when), tenant, ticket, bool(again))
+        return end, Inserted(endpoint, blocks, finite(when), tenant, ticket, bool(again))
 
     def _confirmed(self, frame: bytes, at: int) -> _Read:
         return at + TRIED.size, Confirmed(TRIED.unpack_from(frame, at)[1])
@@ -211,8 +183,9 @@ class Decoder:
         return at + JUDGED.size, judged
 
     def _json(self, frame: bytes, at: int) -> _Read:
-        (kind, *fields), end = _value(frame, at)
-        return end, _JSON_MESSAGES[kind](*fields)
+        (name, *fields), end = _value(frame, at)
+        message: Message = READERS[name](fields)
+        return end, message
 
     def _pool(self, number: int) -> str:
         name = self._names[number]
@@ -235,167 +208,9 @@ def _value(frame: bytes, at: int) -> tuple[Any, int]:
     return orjson.loads(frame[at : at + length]), at + length
 
 
-def _finite(value: float) -> float:
-    if not isfinite(value):
-        raise GarbledError(f"expected a time, got {value}")
-    return value
-
-
-def _amount(value: float) -> float:
-    if not 0.0 <= value < inf:
-        raise GarbledError(f"expected an amount of work, got {value}")
-    return value
-
-
 def _known(value: float) -> float | None:
     if isnan(value):
         return None
     if not 0.0 <= value < inf:
         raise GarbledError(f"expected a duration or a rate, got {value}")
     return value
-
-
-def _key(value: Any) -> EndpointKey:
-    name, incarnation = value
-    return EndpointKey(_text(name), int(incarnation))
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise GarbledError(f"expected a text, got {value!r:.80}")
-    return value
-
-
-def _number(value: Any) -> float:
-    if not isinstance(value, (int, float)):
-        raise GarbledError(f"expected a number, got {value!r:.80}")
-    return float(value)
-
-
-def _sequence(value: Any) -> SequenceKey:
-    model, version, name = value
-    if not isinstance(name, (int, str)):
-        raise GarbledError(f"expected a sequence, got {name!r:.80}")
-    return SequenceKey(_text(model), _text(version), name)
-
-
-def _lease(pool: Any, sequence: Any, endpoint: Any, variant: Any, expires: Any) -> Message:
-    lease = Lease(_key(endpoint), _text(variant), _number(expires))
-    return Leased(LeaseKey(_text(pool), _sequence(sequence)), lease)
-
-
-def _release(pool: Any, sequence: Any) -> Message:
-    return Released(LeaseKey(_text(pool), _sequence(sequence)))
-
-
-def _readings_update(endpoint: Any, source: Any, at: Any, readings: Any) -> Message:
-    return ReadingsUpdate(
-        _text(endpoint), _text(source), tuple([_reading(each) for each in readings]), _number(at)
-    )
-
-
-def _reading(value: Any) -> Reading:
-    lists: dict[str, Any] = {
-        name: frozenset(map(_text, value[name])) for name in _NAMES if value[name] is not None
-    }
-    lists["failures_per_s"] = tuple(
-        [(_text(why), _number(rate)) for why, rate in value["failures_per_s"]]
-    )
-    if not all(isinstance(value[name], _SCALARS) for name in value if name not in lists):
-        raise GarbledError("a reading has a field that is not a scalar")
-    return Reading(**{**value, **lists})
-
-
-def _probed(pool: Any, endpoint: Any, ready: Any, why: Any) -> Message:
-    return Probed(_text(pool), _key(endpoint), bool(ready), _text(why))
-
-
-def _looked(endpoint: Any, at: Any, rows: Any, whole: Any) -> Message:
-    if at is None:
-        return Looked(_key(endpoint), None)
-    read = [
-        Row(_text(model), _text(version), PlacementState(state), _text(reason))
-        for model, version, state, reason in rows[: MAX_ROWS + 1]
-    ]
-    return Looked(_key(endpoint), Listing(_finite(_number(at)), tuple(read), bool(whole)))
-
-
-def _fingerprint(value: Any) -> bytes:
-    fingerprint = bytes.fromhex(_text(value))
-    if len(fingerprint) != BYTES:
-        raise GarbledError(f"expected a fingerprint, got {value!r:.80}")
-    return fingerprint
-
-
-def _kinds(value: Any) -> tuple[bytes, ...]:
-    if len(value) > MAX_KINDS:
-        raise GarbledError(f"a request of {len(value)} kinds; at most {MAX_KINDS} are allowed")
-    return tuple([_fingerprint(each) for each in value])
-
-
-def _died(
-    replica: Any, fingerprint: Any, kinds: Any, caller: Any, at: Any, answered: Any
-) -> Message:
-    who = Who(
-        None if fingerprint is None else _fingerprint(fingerprint),
-        _kinds(kinds),
-        None if caller is None else _fingerprint(caller),
-    )
-    return Died(_text(replica), who, _finite(_number(at)), bool(answered))
-
-
-def _suspect_body(fingerprint: Any, pool: Any, body: Any, kinds: Any) -> Message:
-    data = b64decode(_text(body), validate=True)
-    return SuspectBody(_fingerprint(fingerprint), _text(pool), data, _kinds(kinds))
-
-
-def _suspect_runs(fingerprint: Any, replica: Any, at: Any) -> Message:
-    place = None if replica is None else _text(replica)
-    return SuspectRun(_fingerprint(fingerprint), place, _finite(_number(at)))
-
-
-def _hello(member: Any, at: Any, count: Any, view: Any) -> Message:
-    return Hello(_text(member), _finite(_number(at)), int(count), _text(view))
-
-
-def _ask(
-    number: Any,
-    pool: Any,
-    sequence: Any,
-    endpoint: Any,
-    variant: Any,
-    idle_s: Any,
-    before: Any,
-) -> Message:
-    proposal = Proposal(
-        _text(pool),
-        _sequence(sequence),
-        _key(endpoint),
-        _text(variant),
-        _amount(_number(idle_s)),
-        None if before is None else _key(before),
-    )
-    return OwnerAsk(int(number), proposal)
-
-
-_JSON_MESSAGES: Final[dict[str, Callable[..., Message]]] = {
-    "lease": _lease,
-    "release": _release,
-    "heard": _readings_update,
-    "restarted": lambda endpoint: Restarted(_text(endpoint)),
-    "failed": lambda endpoint, failures: ScrapeFailed(_text(endpoint), int(failures)),
-    "push-ended": lambda endpoint: PushEnded(_text(endpoint)),
-    "probed": _probed,
-    "looked": _looked,
-    "look-wanted": lambda endpoint: LookWanted(_key(endpoint)),
-    "hello": _hello,
-    "ask": _ask,
-    "answer": lambda number, placed: OwnerAnswer(int(number), PlacedAs(placed)),
-    "begun": SnapshotEnd,
-    "died": _died,
-    "suspect-body": _suspect_body,
-    "cleared": lambda fingerprint: SuspectCleared(_fingerprint(fingerprint)),
-    "gone": lambda replica, at: Gone(_text(replica), _finite(_number(at))),
-    "abandoned": lambda replica, at: CallerLeft(_text(replica), _finite(_number(at))),
-    "suspect-runs": _suspect_runs,
-}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from base64 import b64encode
 from math import nan
 from typing import TYPE_CHECKING, Any
 
@@ -13,25 +12,8 @@ from ext_proc.feedback.entries import Judged
 from ext_proc.routing.cache.index_events import Inserted
 from ext_proc.routing.cache.trials import Confirmed, Withdrawn
 from ext_proc.routing.peers import LatencySample, Share
-from ext_proc.routing.state.leases import Leased, Released
-from ext_proc.routing.suspicion import (
-    CallerLeft,
-    Died,
-    Gone,
-    SuspectBody,
-    SuspectCleared,
-    SuspectRun,
-)
-from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
-from ext_proc.workers.news import (
-    Hello,
-    Looked,
-    LookWanted,
-    OwnerAnswer,
-    OwnerAsk,
-    Probed,
-    SnapshotEnd,
-)
+from ext_proc.routing.state.leases import Leased
+from ext_proc.workers.messages import NAMES, plain
 from ext_proc.workers.records import (
     EFFECT_NUMBERS,
     INSERTED,
@@ -80,26 +62,8 @@ class Encoder:
             Inserted: self._inserted,
             Confirmed: self._confirmed,
             Withdrawn: self._withdrawn,
-            Leased: self._leased,
-            Released: self._released,
-            ReadingsUpdate: self._readings_update,
-            Restarted: self._restarted,
-            ScrapeFailed: self._failed,
-            PushEnded: self._push_ended,
             Judged: self._judged,
-            Probed: self._probed,
-            Looked: self._looked,
-            LookWanted: self._look_wanted,
-            Hello: self._hello,
-            OwnerAsk: self._ask,
-            OwnerAnswer: self._answer,
-            SnapshotEnd: self._snapshot_end,
-            Died: self._died,
-            SuspectBody: self._suspect_body,
-            SuspectCleared: self._cleared,
-            Gone: self._gone,
-            CallerLeft: self._abandoned,
-            SuspectRun: self._suspect_runs,
+            Leased: self._leased,
         }
 
     @property
@@ -114,7 +78,8 @@ class Encoder:
             event: The message.
             into: Buffer used instead of ``batch``; new names go to ``batch`` in any case.
         """
-        self._writers[type(event)](event, self.batch if into is None else into)
+        write = self._writers.get(type(event), self._other)
+        write(event, self.batch if into is None else into)
 
     def names(self) -> bytes:
         """Return all names sent so far, as frames: the beginning of a stream."""
@@ -173,25 +138,6 @@ class Encoder:
     def _withdrawn(self, event: Withdrawn, into: bytearray) -> None:
         into += TRIED.pack(TAG_WITHDRAWN, event.ticket)
 
-    def _leased(self, event: Leased, into: bytearray) -> None:
-        (pool, sequence), (endpoint, variant, expires) = event
-        _json(into, ["lease", pool, list(sequence), list(endpoint), variant, expires])
-
-    def _released(self, event: Released, into: bytearray) -> None:
-        _json(into, ["release", event.key.pool, list(event.key.sequence)])
-
-    def _readings_update(self, event: ReadingsUpdate, into: bytearray) -> None:
-        _json(into, ["heard", event.endpoint, event.source, event.at, list(event.readings)])
-
-    def _restarted(self, event: Restarted, into: bytearray) -> None:
-        _json(into, ["restarted", event.endpoint])
-
-    def _failed(self, event: ScrapeFailed, into: bytearray) -> None:
-        _json(into, ["failed", event.endpoint, event.failures])
-
-    def _push_ended(self, event: PushEnded, into: bytearray) -> None:
-        _json(into, ["push-ended", event.endpoint])
-
     def _judged(self, event: Judged, into: bytearray) -> None:
         pool, endpoint, effect, first_byte_s, answer_s, bytes_per_s, answered, *counts = event
         into += JUDGED.pack(
@@ -206,65 +152,16 @@ class Encoder:
             *counts,
         )
 
-    def _hello(self, event: Hello, into: bytearray) -> None:
-        _json(into, ["hello", *event])
+    def _leased(self, event: Leased, into: bytearray) -> None:
+        (pool, sequence), (endpoint, variant, expires) = event
+        fields = [pool, list(sequence)], [list(endpoint), variant, expires]
+        _json(into, [NAMES[Leased], *fields])
 
-    def _ask(self, event: OwnerAsk, into: bytearray) -> None:
-        number, (pool, sequence, endpoint, variant, idle_s, instead, _) = event
-        before = None if instead is None else list(instead)
-        row = ["ask", number, pool, list(sequence), list(endpoint), variant, idle_s, before]
-        _json(into, row)
-
-    def _answer(self, event: OwnerAnswer, into: bytearray) -> None:
-        _json(into, ["answer", *event])
-
-    def _snapshot_end(self, _: SnapshotEnd, into: bytearray) -> None:
-        _json(into, ["begun"])
-
-    def _died(self, event: Died, into: bytearray) -> None:
-        replica, (fingerprint, kinds, caller), at, answered = event
-        who = [fingerprint and fingerprint.hex(), _hex(kinds), caller and caller.hex()]
-        _json(into, ["died", replica, *who, at, answered])
-
-    def _suspect_body(self, event: SuspectBody, into: bytearray) -> None:
-        fingerprint, pool, body, kinds = event
-        text = b64encode(body).decode()
-        _json(into, ["suspect-body", fingerprint.hex(), pool, text, _hex(kinds)])
-
-    def _cleared(self, event: SuspectCleared, into: bytearray) -> None:
-        _json(into, ["cleared", event.fingerprint.hex()])
-
-    def _gone(self, event: Gone, into: bytearray) -> None:
-        _json(into, ["gone", *event])
-
-    def _abandoned(self, event: CallerLeft, into: bytearray) -> None:
-        _json(into, ["abandoned", *event])
-
-    def _suspect_runs(self, event: SuspectRun, into: bytearray) -> None:
-        fingerprint, replica, at = event
-        _json(into, ["suspect-runs", fingerprint.hex(), replica, at])
-
-    def _probed(self, event: Probed, into: bytearray) -> None:
-        pool, endpoint, ready, why = event
-        _json(into, ["probed", pool, list(endpoint), ready, why])
-
-    def _looked(self, event: Looked, into: bytearray) -> None:
-        endpoint, listing = event
-        if listing is None:
-            _json(into, ["looked", list(endpoint), None, [], False])
-        else:
-            rows = [list(row) for row in listing.rows]
-            _json(into, ["looked", list(endpoint), listing.at, rows, listing.whole])
-
-    def _look_wanted(self, event: LookWanted, into: bytearray) -> None:
-        _json(into, ["look-wanted", list(event.endpoint)])
-
-
-def _hex(kinds: tuple[bytes, ...]) -> list[str]:
-    return [each.hex() for each in kinds]
+    def _other(self, event: Message, into: bytearray) -> None:
+        _json(into, [NAMES[type(event)], *event])
 
 
 def _json(into: bytearray, value: list[Any]) -> None:
-    text = orjson.dumps(value, default=sorted)  # adapters of readings are sets of names
+    text = orjson.dumps(value, default=plain)
     if len(text) <= MAX_JSON:
         into += JSON.pack(TAG_JSON, len(text)) + text

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     )
     """Content of a record."""
 
-VERSION: Final = 9
+VERSION: Final = 10
 MAX_FRAME: Final = 2**20
 """Maximum bytes of a frame."""
 MAX_NAMES: Final = 2**16

@@ -44,9 +44,8 @@ MAX_BYTES: Final = 64 * 2**20
 MAX_LANES: Final = 64
 _SHARED: Final = "shared"
 
-_Place = tuple[int, float, int]
-"""Band, rank, number: the order in which requests are tried."""
 _Row = tuple[int, float, int, "QueuedRequest"]
+"""Band, rank and number, the order in which requests are tried, and the request."""
 
 
 class Queue:

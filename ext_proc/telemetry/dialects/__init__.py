@@ -28,7 +28,6 @@ __all__ = [
     "PageReadings",
     "Vocabulary",
     "read_all",
-    "read_page",
 ]
 
 PROCESS_START: Final = "process_start_time_seconds"
@@ -118,12 +117,3 @@ def _started(families: Families) -> float | None:
 
 def _order(key: ModelVersion | None) -> tuple[str, str]:
     return ("", "") if key is None else (key.model, key.version or "")
-
-
-def read_page(text: str, at: float) -> tuple[Reading, ...]:
-    """Return the readings of a page that was fetched at ``at``.
-
-    Raises:
-        BadPage: The page is empty or is not a page of metrics.
-    """
-    return read_all(text, at).readings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ext_proc.telemetry.dialects import Vocabulary, read_all, read_page
+from ext_proc.telemetry.dialects import Vocabulary, read_all
 from ext_proc.telemetry.dialects.page import ModelVersion
 
 PENDING = "nv_inference_pending_request_count"
@@ -16,7 +16,9 @@ def line(family: str, value: float, model: str = "m", version: str = "1", **more
 
 def test_pending_is_summed_over_other_labels():
     """A model's series differ in further labels; all of them count."""
-    (reading,) = read_page(line(PENDING, 2, gpu_uuid="a") + line(PENDING, 3, gpu_uuid="b"), at=7.0)
+    (reading,) = read_all(
+        line(PENDING, 2, gpu_uuid="a") + line(PENDING, 3, gpu_uuid="b"), at=7.0
+    ).readings
     assert (reading.at, reading.model, reading.version, reading.queued) == (7.0, "m", "1", 5)
     assert (reading.running, reading.kv_used, reading.saturated) == (None, None, None)
 
@@ -24,7 +26,7 @@ def test_pending_is_summed_over_other_labels():
 def test_models_and_versions_are_apart():
     """Each model and version has its own reading."""
     page = line(PENDING, 1) + line(PENDING, 2, version="2") + line(PENDING, 3, model="n")
-    readings = read_page(page, at=0)
+    readings = read_all(page, at=0).readings
     assert [(r.model, r.version, r.queued) for r in readings] == [
         ("m", "1", 1),
         ("m", "2", 2),
@@ -34,21 +36,21 @@ def test_models_and_versions_are_apart():
 
 def test_a_gauge_of_one_model_does_not_leak():
     """A model without the gauge stays unknown beside one that has it."""
-    readings = read_page(line(PENDING, 4) + line(SUCCESS, 9, model="n"), at=0)
+    readings = read_all(line(PENDING, 4) + line(SUCCESS, 9, model="n"), at=0).readings
     assert [(r.model, r.queued) for r in readings] == [("m", 4), ("n", None)]
 
 
 def test_a_series_that_is_unknown_makes_the_sum_unknown():
     """A queue of which a part is unknown is unknown."""
     page = line(PENDING, 4, gpu_uuid="a") + line(PENDING, float("nan"), gpu_uuid="b")
-    assert read_page(page, at=0)[0].queued is None
+    assert read_all(page, at=0).readings[0].queued is None
 
 
 def test_vllm_queue_is_unknown():
     """The vLLM backend hands requests on at once: its pending count of 0 is not a queue."""
-    readings = read_page(
+    readings = read_all(
         line(PENDING, 0) + line("vllm:prompt_tokens_total", 5) + line(PENDING, 1, model="n"), at=0
-    )
+    ).readings
     assert [(r.model, r.queued) for r in readings] == [("m", None), ("n", 1)]
 
 

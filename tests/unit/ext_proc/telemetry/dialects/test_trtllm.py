@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ext_proc.telemetry.dialects import read_page
+from ext_proc.telemetry.dialects import read_all
 
 PENDING = "nv_inference_pending_request_count"
 
@@ -26,7 +26,7 @@ def blocks(model: str = "m", gpu: str = "", **values: float) -> str:
 
 
 def read(page: str):
-    (reading,) = read_page(page, at=0)
+    (reading,) = read_all(page, at=0).readings
     return reading
 
 
@@ -100,7 +100,7 @@ def test_several_gpus():
 def test_one_model_does_not_leak_into_another():
     """The statistics of one engine do not affect the other model."""
     pending = f'{PENDING}{{model="n",version="1"}} 4\n'
-    readings = read_page(requests(waiting=9) + blocks(used=1, max=2) + pending, at=0)
+    readings = read_all(requests(waiting=9) + blocks(used=1, max=2) + pending, at=0).readings
     assert [(r.model, r.queued, r.kv_used) for r in readings] == [("m", 9, 0.5), ("n", 4, None)]
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from types import SimpleNamespace
 from typing import Any
 
-from ext_proc.server.pumping import Pumping
+from ext_proc.server.pumping import LOOK_S, Pumping
 from support.time import virtual_time
 
 
@@ -27,15 +28,16 @@ class Router(SimpleNamespace):
 
 async def test_what_peers_have_sent_is_read_before_anything_is_tried() -> None:
     """No request need come to a worker for it to learn of room that a peer has made."""
-    router, loop = Router(), asyncio.get_running_loop()
-    begun = loop.time()
+    router, reads, loop = Router(), itertools.count(1), asyncio.get_running_loop()
 
     def refresh() -> None:
-        router.room = loop.time() - begun > 0.12
+        router.room = next(reads) == 3
         router.on_room()  # as a peer's end does
 
     pumping = Pumping(router, time.monotonic, time.time, refresh)
     with virtual_time() as clock:
+        begun = loop.time()
         pumping.begin()
         await clock.until(lambda: not router.queue.count)
+        assert loop.time() - begun > 2.5 * LOOK_S  # each in its look, not one soon after another
     assert router.tried == 3

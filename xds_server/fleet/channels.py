@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from xds_server.fleet.model.edge import Compression
 from xds_server.fleet.view import log_slots
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ CHANNELS: Final[Mapping[str, tuple[str, ...]]] = {
     "listener.jwt.jwks_ca": ("CDS",),
     "listener.cors": ("RDS",),
     "listener.compression": ("ECDS",),
-    "listener.compression.algorithms": ("LDS", "ECDS"),
+    "listener.compression.algorithms": ("LDS", "ECDS", "RDS"),
     "listener.rate_limit": ("RDS",),
     "listener.client_rate_limit": ("RDS",),
     "listener.access_log": ("LDS", "RTDS", "POOL"),
@@ -163,9 +164,10 @@ def drains(old: Fleet, new: Fleet) -> tuple[str, ...]:
     return tuple(changed)
 
 
-def limits_requests(listener: ListenerSpec) -> bool:
-    """Return whether the listener limits requests before a picker is asked."""
-    return listener.rate_limit is not None or listener.client_rate_limit is not None
+def compressors(listener: ListenerSpec) -> tuple[str, ...]:
+    """Return the algorithms that the listener has filters for: the default, and what is offered."""
+    offered = Compression() if listener.compression is None else listener.compression
+    return tuple(dict.fromkeys((*Compression().algorithms, *offered.algorithms)))
 
 
 def _beside(fleet: Fleet) -> Iterator[tuple[object, ...]]:
@@ -190,8 +192,6 @@ def _fixed(fleet: Fleet) -> Iterator[tuple[str, object]]:
             yield f"listener.{name}", getattr(listener, name)
     # Whether there is such a filter is the listener's; its settings are not.
     yield "listener.jwt", bool(listener.jwt)
-    yield "listener.cors", listener.cors is not None
-    yield "listener.rate_limit", limits_requests(listener)
     for place in ("before", "after"):
         several = getattr(listener.http_filters, place)
         kinds = [(each.name, each.config.get("@type")) for each in several]
@@ -199,9 +199,7 @@ def _fixed(fleet: Fleet) -> Iterator[tuple[str, object]]:
     log, traced = listener.access_log, listener.tracing
     yield "listener.access_log", log and (log.stdout, log.file, log.otlp is not None)
     yield "listener.tracing", traced and traced.service
-    compression = listener.compression
-    yield "listener.compression", compression and tuple(dict.fromkeys(compression.algorithms))
-    yield "pools.rate_limit", any(pool.rate_limit is not None for pool in fleet.pools)
+    yield "listener.compression.algorithms", compressors(listener)
     # The files of TLS are secrets; whether there is TLS, and a check of clients, is not.
     yield "listener.tls", listener.tls is not None
     yield "listener.tls.client_ca", listener.tls is not None and listener.tls.client_ca is not None

@@ -126,7 +126,6 @@ def listener(
     spec: ListenerSpec,
     slots: int,
     *,
-    pool_limits: bool = False,
     of: str = "",
     forwards_names: bool = False,
 ) -> bytes:
@@ -135,7 +134,6 @@ def listener(
     Args:
         spec: Its settings.
         slots: Number of log slots.
-        pool_limits: Whether a pool limits the rate of its requests.
         of: Name of a further listener.
         forwards_names: Whether upstreams are told the names of clients' certificates.
     """
@@ -159,8 +157,7 @@ def listener(
     usual, h2 = (
         _chain(tls_socket, replies, _naming(manager) if forwards_names else manager)
         for manager in (
-            _manager(spec, slots, timeout, routes, pool_limits=pool_limits)
-            for timeout in (spec.upload_timeout, 0.0)
+            _manager(spec, slots, timeout, routes) for timeout in (spec.upload_timeout, 0.0)
         )
     )
     h2.filter_chain_match = FilterChainMatch(application_protocols=["h2c" if tls is None else "h2"])
@@ -182,10 +179,10 @@ def listener(
     return patched_listener(bytes(message), spec.patch)
 
 
-def http3_listener(spec: ListenerSpec, slots: int, *, pool_limits: bool = False) -> bytes:
+def http3_listener(spec: ListenerSpec, slots: int) -> bytes:
     """Return the serialized ``Listener`` for HTTP/3; arguments as of ``listener``."""
     host, port = split_host_port(spec.address)
-    manager = _manager(spec, slots, 0.0, ROUTE_CONFIG_NAME, pool_limits=pool_limits)
+    manager = _manager(spec, slots, 0.0, ROUTE_CONFIG_NAME)
     manager.codec_type = HttpConnectionManagerCodecType.HTTP3
     manager.http3_protocol_options = Http3ProtocolOptions()
     address = SocketAddress(address=host, port_value=port, protocol=SocketAddressProtocol.UDP)
@@ -230,7 +227,7 @@ def _naming(manager: HttpConnectionManager) -> HttpConnectionManager:
 
 
 def _manager(
-    spec: ListenerSpec, slots: int, upload_timeout: float, routes: str, *, pool_limits: bool
+    spec: ListenerSpec, slots: int, upload_timeout: float, routes: str
 ) -> HttpConnectionManager:
     traced = tracing(spec)
     common = HttpProtocolOptions(max_headers_count=_MAX_HEADERS)
@@ -300,7 +297,7 @@ def _manager(
                     unpicked_filter(),
                 ),
             ),
-            *filters_after(spec, pool_limits=pool_limits),
+            *filters_after(spec),
             usage_filter(),
             _router(slots),
         ],

@@ -37,7 +37,6 @@ from xds_server.fleet.rules.bodies import body_reads
 from xds_server.fleet.view import clusters_of, defaults_of, log_slots, spoken
 from xds_server.protocol.snapshot import Resource, TypeSet
 from xds_server.resources.clusters import probes_http, variant_cluster
-from xds_server.resources.edge.limits import has_pool_limits
 from xds_server.resources.endpoints import assignment
 from xds_server.resources.filters.discovered import extensions
 from xds_server.resources.listener import further, http3_listener, listener
@@ -183,24 +182,16 @@ class Memo:
     # --- the whole fleet ------------------------------------------------------------------------
 
     def listeners(self, fleet: Fleet) -> Mapping[str, bytes]:
-        """Return each ``listener``, which depends on pools only by whether one has a limit."""
-        slots, limits = len(log_slots(fleet.pickers.addresses)), has_pool_limits(fleet)
+        """Return each ``listener``, which does not depend on pools."""
+        slots = len(log_slots(fleet.pickers.addresses))
         found = {}
         for front in fronts(fleet.listener):
             name, spec = further(LISTENER_NAME, front.name), front.spec
-            subject = (spec, slots, limits)
-            over_tcp = partial(
-                listener,
-                spec,
-                slots,
-                pool_limits=limits,
-                of=front.name,
-                forwards_names=front.operators,
-            )
-            found[name] = self.recall(name, (*subject, front.operators), over_tcp)
+            over_tcp = partial(listener, spec, slots, of=front.name, forwards_names=front.operators)
+            found[name] = self.recall(name, (spec, slots, front.operators), over_tcp)
             if spec.http3:
                 name, over_udp = HTTP3_LISTENER_NAME, partial(http3_listener, spec, slots)
-                found[name] = self.recall(name, subject, partial(over_udp, pool_limits=limits))
+                found[name] = self.recall(name, (spec, slots), over_udp)
         return found
 
     def extensions(self, fleet: Fleet, retiring: Fleet | None = None) -> Mapping[str, bytes]:

@@ -1,7 +1,9 @@
 """Web pages of other origins (CORS), and compressed answers.
 
 Both stand first in the chain, so that refusals of the filters behind them can be read by pages too.
-What Envoy's routes refuse cannot: to them the filter does not apply.
+What Envoy's routes refuse cannot: to them the filter does not apply. The filters are in each
+listener, disabled, and routes enable them, so that they are switched on without draining
+connections; of the algorithms only the default one is always there.
 
 Sources: ``cors/v3/cors.proto`` and ``compressor/v3/compressor.proto`` of Envoy's
 ``extensions/filters/http``.
@@ -28,13 +30,15 @@ from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v
 from envoy_data_plane.google.protobuf import Any as PackedAny
 
 from tidegate_api.names import COMPRESS_FILTERS, CORS_FILTER, SENT_HEADER
+from xds_server.fleet.channels import compressors
+from xds_server.fleet.model.edge import Compression
 from xds_server.resources.routes.pins import header_is, header_present
 from xds_server.resources.routes.processing import without_picker
 from xds_server.resources.sources import discovered, extension
 
 if TYPE_CHECKING:
-    from xds_server.fleet.model.edge import Compression
     from xds_server.fleet.model.edge import Cors as CorsSpec
+    from xds_server.fleet.model.listener import ListenerSpec
 
 _PREFLIGHT = ("origin", "access-control-request-method")
 _LIBRARIES = {"gzip": Gzip, "brotli": Brotli, "zstd": Zstd}
@@ -42,7 +46,7 @@ _LIBRARIES = {"gzip": Gzip, "brotli": Brotli, "zstd": Zstd}
 
 def cors_filter() -> HttpFilter:
     """Return the listener's filter for other origins."""
-    return HttpFilter(name=CORS_FILTER, typed_config=PackedAny.pack(Cors()))
+    return HttpFilter(name=CORS_FILTER, typed_config=PackedAny.pack(Cors()), disabled=True)
 
 
 def admit_origins(host: Any, spec: CorsSpec | None) -> None:
@@ -80,17 +84,26 @@ def admit_origins(host: Any, spec: CorsSpec | None) -> None:
     host.typed_per_filter_config[CORS_FILTER].Pack(policy, deterministic=True)
 
 
-def compress_filters(spec: Compression | None) -> list[HttpFilter]:
+def compress_filters(listener: ListenerSpec) -> list[HttpFilter]:
     """Return the listener's filters that compress, one per algorithm."""
-    names = [] if spec is None else [COMPRESS_FILTERS[each] for each in _offered(spec)]
-    return [discovered(name, Compressor()) for name in names]
+    made = [discovered(COMPRESS_FILTERS[name], Compressor()) for name in compressors(listener)]
+    for each in made:
+        each.disabled = True
+    return made
 
 
-def compress_settings(spec: Compression | None) -> dict[str, Compressor]:
+def compress(config: Any, spec: Compression | None) -> None:
+    """Let the routes of a ``RouteConfiguration`` compress answers by what is offered."""
+    enabled = route_components_pb2.FilterConfig()
+    enabled.config.SetInParent()
+    for each in () if spec is None else spec.algorithms:
+        name = COMPRESS_FILTERS[each]
+        config.typed_per_filter_config[name].Pack(enabled, deterministic=True)
+
+
+def compress_settings(listener: ListenerSpec) -> dict[str, Compressor]:
     """Return the settings of these filters by name."""
-    if spec is None:
-        return {}
-    offered = _offered(spec)
+    spec = listener.compression or Compression()
     return {
         COMPRESS_FILTERS[each]: Compressor(
             compressor_library=extension(each, _LIBRARIES[each]()),
@@ -103,11 +116,7 @@ def compress_settings(spec: Compression | None) -> dict[str, Compressor]:
                     content_type=list(spec.content_types),
                 ),
             ),
-            choose_first=each == offered[0],
+            choose_first=each == spec.algorithms[0],
         )
-        for each in offered
+        for each in compressors(listener)
     }
-
-
-def _offered(spec: Compression) -> list[str]:
-    return list(dict.fromkeys(spec.algorithms))

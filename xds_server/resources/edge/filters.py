@@ -10,12 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tidegate_api.names import JWT_FILTER
-from xds_server.fleet.channels import limits_requests
 from xds_server.resources.edge.browsers import compress_filters, compress_settings, cors_filter
 from xds_server.resources.edge.limits import (
     count_requests,
     limit_filter,
-    limit_settings,
     pool_limit_filter,
 )
 from xds_server.resources.edge.operators import own_filters, own_messages
@@ -40,20 +38,19 @@ def guarded(spec: ListenerSpec) -> bool:
 
 def first_filters(spec: ListenerSpec) -> list[HttpFilter]:
     """Return the filters ahead of all others."""
-    return [*compress_filters(spec.compression), *([cors_filter()] if spec.cors else [])]
+    return [*compress_filters(spec), cors_filter()]
 
 
 def filters_before(spec: ListenerSpec) -> list[HttpFilter]:
     """Return the filters that stand before the picker, behind those that strip headers."""
-    limit = [limit_filter()] if limits_requests(spec) else []
-    return [*limit, *own_filters(spec.http_filters.before)]
+    return [limit_filter(), *own_filters(spec.http_filters.before)]
 
 
-def filters_after(spec: ListenerSpec, *, pool_limits: bool) -> list[HttpFilter]:
+def filters_after(spec: ListenerSpec) -> list[HttpFilter]:
     """Return the filters behind the picker, where the route is the one that a request takes."""
     return [
         *([token_filter()] if spec.jwt else []),
-        *([pool_limit_filter()] if pool_limits else []),
+        pool_limit_filter(),
         *own_filters(spec.http_filters.after),
     ]
 
@@ -75,7 +72,6 @@ def edge_settings(fleet: Fleet, retiring: Fleet | None) -> dict[str, betterproto
     """
     tokens = token_settings(fleet, retiring)
     return {
-        **compress_settings(fleet.listener.compression),
+        **compress_settings(fleet.listener),
         **({} if tokens is None else {JWT_FILTER: tokens}),
-        **limit_settings(fleet),
     }

@@ -10,7 +10,8 @@ Rules:
    settings of all routes.
 3. The buckets stand with the routes because an address has one set of routes, but several copies of
    each filter: for HTTP/1, HTTP/2 and HTTP/3, and of a listener that drains. Each copy would count
-   by itself. The filters' own settings limit nothing.
+   by itself. The filters' own settings limit nothing; they are in each listener, disabled, and
+   routes with buckets enable them: so the first limit drains no connections.
 4. A bucket is full again after a change of routes.
 
 Source: ``envoy/extensions/filters/http/local_ratelimit/v3/local_rate_limit.proto``.
@@ -32,20 +33,15 @@ from envoy_data_plane.envoy.extensions.common.ratelimit.v3 import (
     RateLimitDescriptorEntry,
 )
 from envoy_data_plane.envoy.extensions.filters.http.local_ratelimit.v3 import LocalRateLimit
+from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import HttpFilter
 from envoy_data_plane.envoy.type.v3 import FractionalPercent, TokenBucket
 from envoy_data_plane.google.protobuf import Any as PackedAny
 
 from tidegate_api.names import LIMIT_FILTER, POOL_LIMIT_FILTER
-from xds_server.fleet.channels import limits_requests
 from xds_server.resources.edge.pool_routes import routes_to
-from xds_server.resources.sources import discovered
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-
-    from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import (
-        HttpFilter,
-    )
 
     from xds_server.fleet.model.edge import RateLimit
     from xds_server.fleet.model.fleet import Fleet, PoolSpec
@@ -56,6 +52,10 @@ MAX_CLIENTS: Final = 65_536
 _PREFIX_BITS: Final = 64
 """Of an IPv6 address, what belongs to one client."""
 
+_LISTENER: Final = "tidegate_listener"
+_POOLS: Final = "tidegate_pools"
+"""Prefixes of the filters' counters."""
+
 _POOL_KEY: Final = "pool"
 _ALWAYS: Final = FractionalPercent(numerator=100)
 _UNLIMITED: Final = 2**32 - 1
@@ -63,17 +63,17 @@ _UNLIMITED: Final = 2**32 - 1
 
 def limit_filter() -> HttpFilter:
     """Return the listener's filter that limits all requests."""
-    return discovered(LIMIT_FILTER, LocalRateLimit())
+    return _filter(LIMIT_FILTER, _LISTENER)
 
 
 def pool_limit_filter() -> HttpFilter:
     """Return the listener's filter that limits the requests of pools."""
-    return discovered(POOL_LIMIT_FILTER, LocalRateLimit())
+    return _filter(POOL_LIMIT_FILTER, _POOLS)
 
 
-def limit_settings(fleet: Fleet) -> dict[str, LocalRateLimit]:
-    """Return the settings of both filters by name, where the fleet has such limits (rule 3)."""
-    return {name: LocalRateLimit(stat_prefix=each.stat_prefix) for name, each in _limits(fleet)}
+def _filter(name: str, stats: str) -> HttpFilter:
+    settings = PackedAny.pack(LocalRateLimit(stat_prefix=stats))
+    return HttpFilter(name=name, typed_config=settings, disabled=True)
 
 
 def limit_requests(config: Any, fleet: Fleet) -> None:
@@ -87,15 +87,15 @@ def limit_requests(config: Any, fleet: Fleet) -> None:
 def _limits(fleet: Fleet) -> Iterator[tuple[str, LocalRateLimit]]:
     every = timedelta(milliseconds=50)
     unlimited = TokenBucket(max_tokens=_UNLIMITED, tokens_per_fill=_UNLIMITED, fill_interval=every)
-    if limits_requests(fleet.listener):
-        together, client = fleet.listener.rate_limit, fleet.listener.client_rate_limit
-        limit = _limit("listener", unlimited if together is None else _bucket(together))
+    together, client = fleet.listener.rate_limit, fleet.listener.client_rate_limit
+    if together is not None or client is not None:
+        limit = _limit(_LISTENER, unlimited if together is None else _bucket(together))
         if client is not None:
             _by_client(limit, client)
             limit.always_consume_default_token_bucket = together is not None
         yield LIMIT_FILTER, limit
-    if has_pool_limits(fleet):
-        whole = _limit("pools", unlimited)
+    if any(pool.rate_limit is not None for pool in fleet.pools):
+        whole = _limit(_POOLS, unlimited)
         whole.always_consume_default_token_bucket = False
         whole.descriptors = [
             LocalRateLimitDescriptor(
@@ -124,11 +124,6 @@ def _by_client(limit: LocalRateLimit, client: RateLimit) -> None:
     ]
 
 
-def has_pool_limits(fleet: Fleet) -> bool:
-    """Return whether a pool limits the rate of its requests."""
-    return any(pool.rate_limit is not None for pool in fleet.pools)
-
-
 def count_requests(routes: Iterable[Any], pools: Mapping[str, PoolSpec]) -> None:
     """Let routes count for the limits of their pools; changes them in place."""
     limited = {name for name, pool in pools.items() if pool.rate_limit is not None}
@@ -139,12 +134,12 @@ def count_requests(routes: Iterable[Any], pools: Mapping[str, PoolSpec]) -> None
         counted.descriptor_key, counted.descriptor_value = _POOL_KEY, pool
 
 
-def _limit(name: str, bucket: TokenBucket) -> LocalRateLimit:
+def _limit(stats: str, bucket: TokenBucket) -> LocalRateLimit:
     always = RuntimeFractionalPercent(
-        default_value=_ALWAYS, runtime_key=f"tidegate.limit.{name}.enforced"
+        default_value=_ALWAYS, runtime_key=f"{stats.replace('_', '.limit.')}.enforced"
     )
     return LocalRateLimit(
-        stat_prefix=f"tidegate_{name}",
+        stat_prefix=stats,
         token_bucket=bucket,
         filter_enabled=always,
         filter_enforced=always,

@@ -54,7 +54,7 @@ from xds_server.fleet.rules.bodies import (
     through_picker,
 )
 from xds_server.fleet.view import PROTOCOLS, clusters_of, defaults_of, server_pool, speaks
-from xds_server.resources.edge.browsers import admit_origins
+from xds_server.resources.edge.browsers import admit_origins, compress
 from xds_server.resources.edge.filters import guard_routes
 from xds_server.resources.edge.limits import limit_requests
 from xds_server.resources.filters.again import only_pickers
@@ -123,6 +123,7 @@ def route_configuration(
         _fill(host, part, before, read, alone=alone, operators=front.operators)
         admit_origins(host, fleet.listener.cors)
     limit_requests(config, fleet)
+    compress(config, fleet.listener.compression)
     # Envoy goes by the metadata; replicas bound their headers (`routing.max_header_bytes`).
     config.request_headers_to_remove.append(DESTINATION_HEADER)
     only_pickers(config)

@@ -80,9 +80,10 @@ def test_a_preflight_question_is_not_forwarded() -> None:
 def test_all_that_is_refused_can_be_read_by_a_page() -> None:
     """The filters stand first: answers of those behind them pass them."""
     of = fleet(listener={"cors": {"origins": ["*"]}, "compression": {}})
-    names = [one.name for one in first_filters(of.listener)]
-    assert names == ["tidegate.compress.gzip", "tidegate.cors"]
-    assert first_filters(fleet().listener) == []
+    for each in (of, fleet()):
+        found = first_filters(each.listener)
+        assert [one.name for one in found] == ["tidegate.compress.gzip", "tidegate.cors"]
+        assert all(one.disabled for one in found)
 
 
 def test_answers_are_compressed_by_the_first_algorithm_that_a_client_takes() -> None:
@@ -95,6 +96,8 @@ def test_answers_are_compressed_by_the_first_algorithm_that_a_client_takes() -> 
             made[name] = config
     assert sorted(made) == ["tidegate.compress.gzip", "tidegate.compress.zstd"]
     assert [made[name].choose_first for name in sorted(made)] == [False, True]
+    routes = route_pb2.RouteConfiguration.FromString(route_configuration(of))
+    assert sorted(routes.typed_per_filter_config) == sorted(made)
     common = made["tidegate.compress.zstd"].response_direction_config.common_config
     assert list(common.content_type) == ["application/json"]
     assert common.min_content_length.value == 1024

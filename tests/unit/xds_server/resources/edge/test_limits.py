@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from envoy.config.core.v3 import extension_pb2
 from envoy.config.listener.v3 import listener_pb2
 from envoy.config.route.v3 import route_pb2
 from envoy.extensions.filters.http.local_ratelimit.v3 import local_rate_limit_pb2
@@ -15,8 +14,7 @@ from envoy.extensions.filters.network.http_connection_manager.v3 import (
 from support.fleets import endpoint, fleet, pool
 from tidegate_api.names import LIMIT_FILTER, PICKER_FILTER, POOL_LIMIT_FILTER, parse_cluster
 from xds_server.fleet.view import LOG_SLOTS
-from xds_server.resources.edge.limits import MAX_CLIENTS, has_pool_limits
-from xds_server.resources.filters.discovered import extensions
+from xds_server.resources.edge.limits import MAX_CLIENTS
 from xds_server.resources.listener import listener
 from xds_server.resources.routes.table import route_configuration
 
@@ -37,6 +35,14 @@ def settings(name: str) -> Any:
     return made
 
 
+def filters(data: bytes) -> list[Any]:
+    """Return the HTTP filters of a serialized listener."""
+    manager = http_connection_manager_pb2.HttpConnectionManager()
+    chain = listener_pb2.Listener.FromString(data).filter_chains[0]
+    chain.filters[0].typed_config.Unpack(manager)
+    return list(manager.http_filters)
+
+
 def test_all_requests_share_a_bucket() -> None:
     """As large as the burst, and filled at the rate."""
     bucket = settings(LIMIT_FILTER).token_bucket
@@ -46,11 +52,12 @@ def test_all_requests_share_a_bucket() -> None:
 
 def test_no_copy_of_a_filter_has_a_bucket_of_its_own() -> None:
     """There is one for HTTP/1 and one for HTTP/2 at least: they would count apart."""
-    for name in (LIMIT_FILTER, POOL_LIMIT_FILTER):
+    found = filters(listener(fleet().listener, LOG_SLOTS))
+    for each in (one for one in found if one.name in (LIMIT_FILTER, POOL_LIMIT_FILTER)):
         made = local_rate_limit_pb2.LocalRateLimit()
-        data = extension_pb2.TypedExtensionConfig.FromString(extensions(LIMITED)[name])
-        assert data.typed_config.Unpack(made)
-        assert [each.name for each, _ in made.ListFields()] == ["stat_prefix"]
+        assert each.typed_config.Unpack(made)
+        assert [field.name for field, _ in made.ListFields()] == ["stat_prefix"]
+        assert each.disabled
     assert not route_pb2.RouteConfiguration.FromString(
         route_configuration(fleet())
     ).typed_per_filter_config
@@ -101,10 +108,7 @@ def test_a_pool_has_a_bucket_whatever_the_route() -> None:
 
 def test_the_pickers_are_not_asked_about_what_the_listener_refuses() -> None:
     """A pool's limit is counted where the pool is known."""
-    data = listener(LIMITED.listener, LOG_SLOTS, pool_limits=has_pool_limits(LIMITED))
-    manager = http_connection_manager_pb2.HttpConnectionManager()
-    chain = listener_pb2.Listener.FromString(data).filter_chains[0]
-    chain.filters[0].typed_config.Unpack(manager)
-    order = [one.name for one in manager.http_filters]
+    data = listener(LIMITED.listener, LOG_SLOTS)
+    order = [one.name for one in filters(data)]
     found = [each for each in order if each in (LIMIT_FILTER, PICKER_FILTER, POOL_LIMIT_FILTER)]
     assert found == [LIMIT_FILTER, PICKER_FILTER, POOL_LIMIT_FILTER]

@@ -16,7 +16,7 @@ from envoy.extensions.upstreams.http.v3 import http_protocol_options_pb2
 from envoy_data_plane.envoy.config.core.v3 import Http2ProtocolOptions
 
 from support.fleets import endpoint, fleet, pool
-from tidegate_api.names import CLUSTER_TYPE, PICKER_FILTER, parse_cluster
+from tidegate_api.names import CLUSTER_TYPE, LIMIT_FILTER, PICKER_FILTER, parse_cluster
 from xds_server.fleet.view import LOG_SLOTS
 from xds_server.resources.filters.discovered import extensions
 from xds_server.resources.listener import listener
@@ -61,7 +61,7 @@ def managers(of: Any) -> list[Any]:
 def test_filters_stand_where_they_were_asked_for() -> None:
     """Before: once headers are stripped; after: behind all that choose the route."""
     names = [one.name for one in managers(OWN)[0].http_filters]
-    assert names[2:4] == ["tidegate.strip", "first"]
+    assert names[names.index("tidegate.strip") :][:3] == ["tidegate.strip", LIMIT_FILTER, "first"]
     assert names[-3:] == ["rules", "tidegate.usage", "envoy.filters.http.router"]
     assert names.index("first") < names.index(PICKER_FILTER) < names.index("rules")
 

@@ -16,7 +16,13 @@ from envoy.extensions.filters.network.http_connection_manager.v3 import (
 from envoy.extensions.transport_sockets.tls.v3 import tls_pb2
 
 from support.fleets import endpoint, fleet, pool
-from tidegate_api.names import CLUSTER_TYPE, EXTENSION_TYPE, JWT_FILTER, parse_cluster
+from tidegate_api.names import (
+    CLUSTER_TYPE,
+    EXTENSION_TYPE,
+    JWT_FILTER,
+    POOL_LIMIT_FILTER,
+    parse_cluster,
+)
 from xds_server.fleet.model.fleet import Fleet
 from xds_server.fleet.view import LOG_SLOTS, View
 from xds_server.resources.edge.tokens import keys_clusters
@@ -93,7 +99,7 @@ def test_the_filter_stands_behind_all_that_choose_the_route() -> None:
     """What it sees is the route on which the request leaves."""
     names = chain(two(CORP))
     behind = names[names.index(JWT_FILTER) + 1 :]
-    assert behind == ["tidegate.usage", "envoy.filters.http.router"]
+    assert behind == [POOL_LIMIT_FILTER, "tidegate.usage", "envoy.filters.http.router"]
     assert JWT_FILTER not in chain(fleet())
 
 

@@ -17,6 +17,7 @@ from envoy.extensions.filters.network.http_connection_manager.v3 import (
 from support.fleets import fleet, pool
 from tidegate_api.names import (
     CERTIFICATE_ATTRIBUTES,
+    COMPRESS_FILTERS,
     PICKER_FILTER,
     SOURCE_ATTRIBUTE,
     STRIP_FILTER,
@@ -113,7 +114,8 @@ def test_the_listener_takes_filters_of_the_type_that_is_sent() -> None:
             for one in manager.http_filters
             if one.HasField("config_discovery")
         }
-        assert set(found) == set(extensions(of)) == {STRIP_FILTER, PICKER_FILTER}
+        known = {STRIP_FILTER, PICKER_FILTER, COMPRESS_FILTERS["gzip"]}
+        assert set(found) == set(extensions(of)) == known
         for name, source in found.items():
             assert list(source.type_urls) == [settings_of(of, name).typed_config.type_url]
             assert not source.apply_default_config_without_warming

@@ -34,16 +34,19 @@ def filters(made: Fleet) -> list[str]:
 
 
 def test_the_picker_stands_between_the_filters() -> None:
-    """All others but the first and the router are disabled until a route enables them."""
+    """All but four and the router are disabled until a route enables them."""
     names = filters(fleet(pool("a", default=True), pool("b")))
     at = names.index(EXT_PROC)
-    assert names[:3] == ["tidegate.again", "envoy.filters.http.custom_response", "tidegate.strip"]
-    assert all(name.startswith(("(tidegate.unknown.", "(tidegate.before.")) for name in names[3:at])
+    assert names[:6] == [
+        *("tidegate.again", "(tidegate.compress.gzip)", "(tidegate.cors)"),
+        *("envoy.filters.http.custom_response", "tidegate.strip", "(tidegate.limit)"),
+    ]
+    assert all(name.startswith(("(tidegate.unknown.", "(tidegate.before.")) for name in names[6:at])
     assert names[at + 1] == "(tidegate.picked)"
     assert all(
-        name.startswith(("(tidegate.without.", "(tidegate.late.")) for name in names[at + 2 : -2]
+        name.startswith(("(tidegate.without.", "(tidegate.late.")) for name in names[at + 2 : -3]
     )
-    assert names[-2] == "(tidegate.usage)"
+    assert names[-3:-1] == ["(tidegate.limit.pools)", "(tidegate.usage)"]
 
 
 def test_another_pool_does_not_change_the_listener() -> None:

@@ -74,13 +74,16 @@ GROUPED: Final = re.compile(r"^ *\| (\w*(?:Error|Exception|Warning)\b.+)", re.MU
 """An exception inside a group, whose first line says only how many there are."""
 WHY_PARTS: Final = 8
 WORKERS: Final = ("-n", "2", "--dist", "loadfile")
-WAITING: Final[dict[str, tuple[str, ...]]] = dict.fromkeys(
-    ("lab", "process"), ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder")
-)
-"""Workers of layers whose tests mostly wait for other processes: two cores run four of them.
+WAITING: Final[dict[str, tuple[str, ...]]] = {
+    "contract": ("-n", "3", "--dist", "loadfile"),
+    **dict.fromkeys(
+        ("lab", "process"), ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder")
+    ),
+}
+"""Workers of layers whose tests also wait, mostly for other processes: two cores run more of them.
 
-Files come in their order: by number of tests, which is the default, those that take longest come
-last, and run alone.
+Files of lab and process come in their order: by number of tests, which is the default, those that
+take longest come last, and run alone.
 """
 ALONE: Final = ("-p", "no:xdist", "-p", "no:pytest_cov")
 FEW_FILES: Final = 12

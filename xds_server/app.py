@@ -9,7 +9,7 @@ import random
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -63,7 +63,7 @@ from xds_server.server.service import AdsServer
 from xds_server.snapshots.client_view import ClientSnapshots
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from tidegate_common.tls.settings import Secured
     from xds_server.fleet.members.standbys import Promoted
@@ -97,7 +97,7 @@ STANDBYS_KEY = "standbys"
 """Key in the store of the standbys that are in use."""
 
 LOSS_KEY = "loss"
-"""Key in the store of why it must not be used without ``--accept-loss``; empty = it may be."""
+"""Key in the store of what is lost and not accepted; empty = nothing."""
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -117,25 +117,15 @@ async def run(settings: ControlSettings, stop: asyncio.Event | None = None) -> i
     logs.configure(settings.log_format, settings.log_level)
     sys.setswitchinterval(SWITCH_S)
     try:
-        async with _running(settings) as lost:
-            await _first(lost(), _signalled() if stop is None else stop.wait())
+        async with _running(settings):
+            if stop is None:
+                await _signalled()
+            else:
+                await stop.wait()
     except (FileFault, FleetError, StoreError, TlsError, TokensError, OSError) as error:
         print(error, file=sys.stderr)  # noqa: T201 - the caller reads a start error on stderr
         return EXIT_CANNOT_START
     return EXIT_OK
-
-
-async def _first(*awaited: Coroutine[Any, Any, object]) -> None:
-    """Wait for the first of these, and cancel the others; what it raises is raised here."""
-    tasks = [asyncio.create_task(each) for each in awaited]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in done:
-        task.result()
 
 
 async def _signalled() -> None:
@@ -151,13 +141,8 @@ async def _signalled() -> None:
 
 
 @contextlib.asynccontextmanager
-async def _running(
-    settings: ControlSettings,
-) -> AsyncIterator[Callable[[], Coroutine[Any, Any, None]]]:
+async def _running(settings: ControlSettings) -> AsyncIterator[None]:
     """Start all parts in the order of their dependencies, and stop them in reverse order.
-
-    Yields:
-        What waits until the store turns out not to be the clients', and then raises ``StoreError``.
 
     Raises:
         FileFault: The fleet file cannot be read.
@@ -177,7 +162,7 @@ async def _running(
         metrics = XdsMetrics(registry)
         secured = await _identity(settings, metrics, stack)
         refused = DeniedPeers()
-        ads, history = await _ads(settings, store, metrics, secured)
+        ads, history = await _ads(settings, store, metrics, secured, stack)
 
         def in_force(revision: int) -> None:
             metrics.set_revision(revision)
@@ -237,6 +222,7 @@ async def _running(
             lambda: operators.trail.fault,
             ads.reports.relief,
             ads.reports.missing,
+            lambda: history.reason,
         )
         metrics.show_verdict(board.judged)
         metrics.show_audit(lambda: operators.trail.unwritten)
@@ -289,42 +275,38 @@ async def _running(
             revision=control.revision,
             state=str(settings.state or "in memory"),
         )
-        yield lambda: _lost(history, store)
+        yield
         _log.info("control_server_stopping")
 
 
 async def _ads(
-    settings: ControlSettings, store: RevisionStore, metrics: XdsMetrics, secured: Secured | None
+    settings: ControlSettings,
+    store: RevisionStore,
+    metrics: XdsMetrics,
+    secured: Secured | None,
+    stack: contextlib.AsyncExitStack,
 ) -> tuple[AdsServer, LostHistory]:
-    """Return the ADS server, and its look at clients of an older history.
-
-    Raises:
-        StoreError: There were some at a start before, and the loss is not accepted.
-    """
+    """Return the ADS server, and its look at clients of an older history."""
     history = await asyncio.to_thread(_history, settings, store)
+    stack.push_async_callback(_ended, asyncio.create_task(_keep_loss(history, store)))
     return AdsServer(metrics, settings.serve, secured, history), history
 
 
 def _history(settings: ControlSettings, store: RevisionStore) -> LostHistory:
-    known = store.value(LOSS_KEY)
-    if known and not settings.accept_loss:
-        raise StoreError(known)
-    if known:
+    lost = store.value(LOSS_KEY)
+    if lost and settings.accept_loss:
         store.put_value(LOSS_KEY, "")
+        lost = ""
     new = settings.state is not None and not settings.accept_loss and not store.revisions(1)
-    return LostHistory(f"{settings.state}/{FILE_NAME}", time.monotonic, look=new)
+    return LostHistory(f"{settings.state}/{FILE_NAME}", time.monotonic, look=new, reason=lost or "")
 
 
-async def _lost(history: LostHistory, store: RevisionStore) -> None:
-    """Wait until there is a client of an older history.
-
-    Raises:
-        StoreError: There is one.
-    """
+async def _keep_loss(history: LostHistory, store: RevisionStore) -> None:
+    """Store that there was a client of an older history, so that a restart forgets no loss."""
     await history.found.wait()
-    with contextlib.suppress(StoreError):  # then the next start finds it out anew
+    _log.warning("history_lost", reason=history.reason)
+    with contextlib.suppress(StoreError):  # the journal says that it cannot be written
         await asyncio.to_thread(store.put_value, LOSS_KEY, history.reason)
-    raise StoreError(history.reason)
 
 
 async def _identity(

@@ -75,8 +75,8 @@ class ControlSettings(IdentitySettings):
     state: Annotated[Path | None, Shown("DIR")] = None
     """Folder of revisions; default: memory only."""
     accept_loss: bool = False
-    """Start a new history beside clients of one that is lost; otherwise an empty folder is refused
-    when one of them connects within a minute."""
+    """Serve clients of a history that is lost; otherwise those that connect within a minute of the
+    start with an empty folder get nothing."""
     dns: Annotated[tuple[HostPort, ...] | None, Shown("IP:PORT")] = None
     """Name server for replicas by name, repeatable; default: /etc/resolv.conf."""
     admin_http: AdminAddresses = ""

@@ -84,6 +84,7 @@ class StatusBoard:
         audit_error: Returns why the record of calls cannot be written; empty if it can.
         relief: Returns what pickers leave out whose CPU does not suffice.
         missing: Returns which members of their group pickers miss.
+        lost: Returns which history is lost; empty = none.
         clock: Monotonic seconds.
     """
 
@@ -100,12 +101,13 @@ class StatusBoard:
         audit_error: Callable[[], str] = str,
         relief: Callable[[], Mapping[str, int]] = dict,
         missing: Callable[[], Mapping[str, Sequence[str]]] = dict,
+        lost: Callable[[], str] = str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
         self._drained: dict[Key, float] = {}
         """When each replica was last seen to drain, for ``LET_IN_S``."""
-        self._audit_error = audit_error
+        self._audit_error, self._lost = audit_error, lost
         self._relief, self._missing = relief, missing
         self._passed = passed
         self._certificates = certificates
@@ -328,6 +330,7 @@ class StatusBoard:
             notes,
             self._relief(),
             self._missing(),
+            self._lost(),
         )
 
     def _versions(self) -> list[str]:

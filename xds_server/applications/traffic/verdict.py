@@ -155,6 +155,8 @@ class Situation(NamedTuple):
     """What pickers leave out whose CPU does not suffice (`PickerReport.relief`)."""
     missing: Mapping[str, Sequence[str]] = MappingProxyType({})
     """Members of their group that pickers miss (`PickerReport.missing_members`)."""
+    lost: str = ""
+    """Which history is lost, and what to do."""
 
 
 class Verdict(NamedTuple):
@@ -353,6 +355,8 @@ def _file(seen: Situation) -> Iterator[str]:
 
 
 def _store(seen: Situation) -> Iterator[str]:
+    if seen.lost:
+        yield seen.lost
     if seen.store_error:
         yield f"revisions cannot be stored: {seen.store_error}"
     if seen.audit_error:

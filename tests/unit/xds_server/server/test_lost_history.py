@@ -27,11 +27,12 @@ class Look:
 
 
 def test_a_client_that_holds_resources_of_an_older_history_is_found() -> None:
-    """It is refused, and the reason names store, client and remedy; the look then ends."""
+    """It is refused, also later; the reason names store, client and remedy."""
     look = Look()
-    with pytest.raises(ProtocolError, match=r"^s/tidegate\.db was empty, but envoy-1 .*5\) holds"):
-        look.at("envoy-1", holds=True)
-    look.at("envoy-2", holds=True)
+    for _ in range(2):
+        with pytest.raises(ProtocolError, match=r"^s/tidegate\.db was empty, but envoy-1 .*5\) "):
+            look.at("envoy-1", holds=True)
+        look.now += 2 * LOOK_S
     assert look.history.found.is_set()
     assert "--accept-loss" in look.history.reason
 
@@ -43,6 +44,17 @@ def test_a_client_that_comes_again_is_served() -> None:
     look.at("envoy-1", holds=True)
     with pytest.raises(ProtocolError):
         look.at("envoy-1", POOL_TYPE, holds=True)
+
+
+def test_a_client_that_holds_nothing_is_served_beside_it() -> None:
+    """Also when it comes again: what one client states harms no other."""
+    look = Look()
+    look.at("envoy-2")
+    with pytest.raises(ProtocolError):
+        look.at("envoy-1", holds=True)
+    look.at("envoy-2", holds=True)
+    look.at("envoy-3")
+    look.at("envoy-3", holds=True)
 
 
 def test_clients_are_looked_at_for_a_minute() -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from ext_proc.compiled import compiled
 
@@ -24,6 +25,17 @@ UNTIMED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("repeatable", derandomize=True, **UNTIMED)
 settings.register_profile("search", max_examples=2000, **UNTIMED)
 settings.load_profile("repeatable")
+# Hypothesis draws constants of the modules that are loaded, too. A worker has loaded what the files
+# need that it has run, so the examples would differ from run to run.
+_get_local_constants: Any = providers._get_local_constants
+
+
+def _constants() -> object:
+    repeatable = settings.get_current_profile_name() == "repeatable"
+    return providers._local_constants if repeatable else _get_local_constants()
+
+
+setattr(providers, "_get_local_constants", _constants)  # noqa: B010 - private
 
 
 # Python 3.11 does not close a connection that it has accepted if the server is closed before the

@@ -23,6 +23,8 @@ CONDITION = st.builds(
     st.sampled_from(["ejected", "frozen", "not-ready", "silent"]),
     st.sampled_from(["", "5 errors"]),
     st.none() | st.sampled_from([1.0, 5.0]),
+    st.integers(1, 3),
+    st.none() | st.sampled_from([2.0, 7.0]),
 )
 CONDITIONS = st.lists(CONDITION, max_size=3, unique_by=lambda each: each.name).map(
     lambda found: tuple(sorted(found))

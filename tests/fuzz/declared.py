@@ -21,7 +21,7 @@ from tritonclient.grpc import service_pb2
 from ext_proc.requests import BadRequest, UnsoundRequest, read_body, read_head
 from ext_proc.requests.forms.http_infer import LENGTH_HEADER
 from ext_proc.requests.parsing.budget import MAX_LONG_DIMENSIONS
-from ext_proc.requests.parsing.shapes import MAX_ELEMENTS, WIDTHS
+from ext_proc.requests.parsing.shapes import MAX_BESIDE_ZERO, MAX_ELEMENTS, WIDTHS
 from ext_proc.routing.values.refusal import RefusalKind
 from support.streams import GRPC_INFER
 
@@ -113,7 +113,8 @@ def _contradictions(message: Any, room: int | None = None) -> list[str]:
 def _is_too_much(shapes: list[list[int]]) -> bool:
     """Return whether shapes are refused whatever the data is."""
     return sum(map(len, shapes)) > MAX_LONG_DIMENSIONS or any(
-        prod(max(size, 1) for size in shape) > MAX_ELEMENTS for shape in shapes
+        prod(max(size, 1) for size in shape) > (MAX_BESIDE_ZERO if 0 in shape else MAX_ELEMENTS)
+        for shape in shapes
     )
 
 

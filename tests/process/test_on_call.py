@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import shutil
 import signal
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 import yaml
 from aiohttp import web
 
-from support.page_shell import Shell, tidegate_in
+from support.page_shell import Shell, require, tidegate_in
 from support.replicas import PATIENT
 from support.sites import end
 from tidegate.stack.processes.ports import HeldPorts
@@ -62,9 +61,7 @@ class Replica:
 @pytest.fixture
 async def place(tmp_path):
     """Return the page's replicas behind ``tidegate up``, and a shell that reaches it."""
-    for needed in ("curl", "openssl", "bash"):
-        if shutil.which(needed) is None:
-            pytest.skip(f"the page calls {needed}")
+    require("curl", "openssl", "bash")
     async with AsyncExitStack() as exit_:
         fleet = yaml.safe_load(FLEET)
         fleet["pickers"]["timeout"] = PATIENT

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import signal
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -18,7 +17,7 @@ import yaml
 from aiohttp import ClientSession
 
 from bench.load.upstream import instant_upstreams
-from support.page_shell import Shell, tidegate_in
+from support.page_shell import Shell, require, tidegate_in
 from support.replicas import PATIENT
 from support.traffic import Traffic, eventually, fresh_prompt
 from tidegate.stack.envoy import envoy_binary
@@ -96,25 +95,23 @@ class Hosts:
 @pytest.fixture
 async def hosts(tmp_path):
     """Start what the page starts."""
-    for needed in ("curl", "openssl", "bash"):
-        if shutil.which(needed) is None:
-            pytest.skip(f"the page calls {needed}")
+    require("curl", "openssl", "bash")
     async with AsyncExitStack() as exit_:
         ports = exit_.enter_context(HeldPorts())
         program = tidegate_in(tmp_path)
         (program.parent / "envoy").symlink_to(envoy_binary())
         replicas = await exit_.enter_async_context(instant_upstreams(2))
         net = f"127.{os.getpid() % 200 + 20}.7"
+        listener = ports.address()
         own = {
-            LISTENER: ports.address(),
+            LISTENER: listener,
+            f"{HOSTS[0]}:10000": listener,
             **dict(zip(REPLICAS, replicas, strict=True)),
             **{f"127.0.0.1:1900{n}": ports.address() for n in (1, 2)},
-            "10.0.0.1:10000": "",
             "/etc/tidegate": str(tmp_path),
             "/run/": f"{tmp_path}/",
             **{host: f"{net}.{n}" for n, host in enumerate(HOSTS, 1)},
         }
-        own["10.0.0.1:10000"] = own[LISTENER]
         path = f"{program.parent}:/usr/local/bin:/usr/bin:/bin"
         shell = await exit_.enter_async_context(Shell(tmp_path, {"PATH": path}))
         started = Hosts(shell, own)

@@ -8,12 +8,21 @@ import shlex
 import shutil
 from typing import TYPE_CHECKING, Self
 
+import pytest
+
 from tidegate.terminal.output import command_line
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 BLOCK_S = 150.0
+
+
+def require(*programs: str) -> None:
+    """Skip the test where a program that its page calls is not installed."""
+    for program in programs:
+        if shutil.which(program) is None:
+            pytest.skip(f"the page calls {program}")
 
 
 def tidegate_in(folder: Path) -> Path:

@@ -74,7 +74,7 @@ class _Open:
         self.told = told
         self.due = due
         self.to: int | None = None
-        """The peer that has it; ``None`` = nobody."""
+        """The peer that was asked and has not answered; ``None`` = no peer."""
 
 
 class Owners:
@@ -228,7 +228,7 @@ class Owners:
         return self._links.grant(proposal)
 
     def look(self) -> None:
-        """Ask what nobody has, and give up what is overdue."""
+        """Ask the owners of questions that no peer has, and end those that are overdue."""
         now = self._clock()
         for number, asked in tuple(self._open.items()):
             if asked.due <= now:

@@ -137,4 +137,4 @@ class Terminal:
         if not ready:
             return ""
         pressed = os.read(sys.stdin.fileno(), 64)
-        return pressed[:1].decode("ascii", "replace") if pressed else "q"  # gone: nobody looks
+        return pressed[:1].decode("ascii", "replace") if pressed else "q"  # the terminal is gone

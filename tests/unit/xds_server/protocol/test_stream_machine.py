@@ -6,6 +6,7 @@ messages that contain poison, changes its subscriptions, answers late and reconn
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from hypothesis import settings
@@ -49,8 +50,9 @@ class ClientMachine(RuleBasedStateMachine):
         self.content: dict[str, dict[str, bytes]] = {}
         self.open_stream()
 
+    @abstractmethod
     def make_stream(self, stream_id: str) -> Any:
-        raise NotImplementedError
+        """Return a new stream of the variant."""
 
     def open_stream(self) -> None:
         self.streams += 1
@@ -196,16 +198,19 @@ class ClientMachine(RuleBasedStateMachine):
 
     # --- the variants ---------------------------------------------------------------------------
 
+    @abstractmethod
     def apply(self, response: ResourceResponse) -> None:
-        raise NotImplementedError
+        """Take a response as the client does."""
 
+    @abstractmethod
     def request_names(self, type_url: str) -> list[ResourceResponse]:
-        raise NotImplementedError
+        """Request the names of a type that the client wants; return the responses."""
 
+    @abstractmethod
     def request_answer(
         self, response: ResourceResponse, error: str | None
     ) -> list[ResourceResponse]:
-        raise NotImplementedError
+        """Acknowledge or reject a response; return the responses."""
 
 
 class SotwMachine(ClientMachine):

@@ -158,6 +158,8 @@ ASKED_MORE_S: Final = 1.0
 time."""
 MAX_ASKS: Final = 2
 """How often the picker that places a sequence is asked for one request."""
+SPARE_S: Final = 0.2
+"""Seconds before the end of the time asked for at which the last of these questions ends."""
 WAITING_BYTES: Final = 8_192
 """Bytes that a request that waits holds beside its body and prompt, about."""
 _WAIT: Final = "wait"
@@ -530,7 +532,7 @@ class Exchange:
         if isinstance(decision, Refusal):
             if pool.hold_s and decision.kind is SATURATED and not known.generic:
                 return self._wait(known, pool, request, blocks, now, unix_now)
-            return self._place_or_refuse(known, pool, request, blocks, decision)
+            return self._place_or_refuse(known, pool, request, blocks, decision, now)
         return self._picked(known, pool, request, blocks, decision)
 
     def _wait(
@@ -546,7 +548,8 @@ class Exchange:
 
         def told(decision: Decision | Refusal) -> None:
             if isinstance(decision, Refusal) and decision.proposed is not None:
-                self._place(known, pool, request, blocks, decision, decision.proposed)
+                latest = waiting.due + ASKED_MORE_S - SPARE_S
+                self._place(known, pool, request, blocks, decision, decision.proposed, latest)
             else:
                 self._end_wait(known, pool, request, blocks, decision)
 
@@ -565,15 +568,22 @@ class Exchange:
             # Envoy sets no time for the replies of a duplex body.
             return KeepWaiting(None if known.held is not None else waiting.due - now + ASKED_MORE_S)
         if isinstance(decision, Refusal):
-            return self._place_or_refuse(known, pool, request, blocks, decision)
+            return self._place_or_refuse(known, pool, request, blocks, decision, now)
         return self._picked(known, pool, request, blocks, decision)
 
     def _place_or_refuse(
-        self, known: KnownRequest, pool: Pool, request: Request, blocks: Blocks, refusal: Refusal
+        self,
+        known: KnownRequest,
+        pool: Pool,
+        request: Request,
+        blocks: Blocks,
+        refusal: Refusal,
+        now: float,
     ) -> Refuse | KeepWaiting:
         if refusal.proposed is None:
             return self._refuse(known, refusal)
-        return self._place(known, pool, request, blocks, refusal, refusal.proposed)
+        latest = now + PLACED_S + ASKED_MORE_S - SPARE_S
+        return self._place(known, pool, request, blocks, refusal, refusal.proposed, latest)
 
     def _place(
         self,
@@ -583,9 +593,13 @@ class Exchange:
         blocks: Blocks,
         refusal: Refusal,
         proposal: Proposal,
+        latest: float,
         asks: int = MAX_ASKS,
     ) -> KeepWaiting:
-        """Ask the picker that places the request's sequence; the request waits for the answer."""
+        """Ask the picker that places the request's sequence; the request waits for the answer.
+
+        The request has a reply by ``latest``, monotonic seconds: later the proxy would not wait.
+        """
 
         def told(placed: PlacedAs, now: float, unix_now: float) -> None:
             if self.state is not QUEUED:
@@ -597,11 +611,11 @@ class Exchange:
                 if isinstance(decision, Refusal) and decision.proposed is not None and asks > 1:
                     # The lease named a replica that the pool does not have here.
                     again = decision.proposed
-                    self._place(known, pool, request, blocks, decision, again, asks - 1)
+                    self._place(known, pool, request, blocks, decision, again, latest, asks - 1)
                     return
             self._end_wait(known, pool, request, blocks, decision)
 
-        leave = self._router.place(proposal, told)
+        leave = self._router.place(proposal, told, latest)
         if self._later is None:
             self._later = _Later(leave)
         else:

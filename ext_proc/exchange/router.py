@@ -54,7 +54,7 @@ class RequestRouter(Protocol):
     ) -> Decision | Refusal:
         """Choose a replica and charge the request to it."""
 
-    def place(self, proposal: Proposal, told: Told) -> Callable[[], None]:
+    def place(self, proposal: Proposal, told: Told, latest: float) -> Callable[[], None]:
         """Ask the picker that places a sequence; return what takes the question back."""
 
     def wait(

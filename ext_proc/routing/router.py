@@ -20,6 +20,7 @@ Rules:
 from __future__ import annotations
 
 from collections import Counter
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.blame.origins import Origins
@@ -352,11 +353,14 @@ class Router:
         )
         return Refusal(UNPLACED, _UNPLACED_TEXT, proposed=proposal)
 
-    def place(self, proposal: Proposal, told: Told) -> Callable[[], None]:
-        """Ask the picker that places a sequence; return what takes the question back."""
+    def place(self, proposal: Proposal, told: Told, latest: float = inf) -> Callable[[], None]:
+        """Ask the picker that places a sequence; return what takes the question back.
+
+        The answer comes by ``latest``, monotonic seconds, and within ``PLACED_S``.
+        """
         if self.owners is None:
             raise RuntimeError("there is no group of pickers")
-        return self.owners.ask(proposal, told)
+        return self.owners.ask(proposal, told, latest)
 
     def _charge(  # noqa: C901, PLR0912 - a function for a part costs each request a call
         self, choice: Choice, index: int, pool_state: PoolState

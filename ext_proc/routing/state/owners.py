@@ -23,5 +23,5 @@ class SequenceOwners(Protocol):
     def places(self, key: LeaseKey) -> bool:
         """Return whether this picker may place a new sequence."""
 
-    def ask(self, proposal: Proposal, told: Told) -> Callable[[], None]:
-        """Ask the owner for a lease; return what takes the question back."""
+    def ask(self, proposal: Proposal, told: Told, latest: float) -> Callable[[], None]:
+        """Ask the owner for a lease, until ``latest``; return what takes the question back."""

@@ -13,13 +13,15 @@ Rules:
    that is on the replica to be replaced. So no sequence has two replicas while members agree. A
    member that is cut off from all others agrees with itself.
 4. Whoever gets a new sequence that another member owns asks that member, and again after
-   ``AGAIN_S``, at each change, and where another one owns it now; after ``PLACED_S`` it gives up.
+   ``AGAIN_S``, at each change, and where another one owns it now; after ``PLACED_S``, or
+   when the request must have a reply, it gives up.
    At most ``MAX_ASKS`` are open.
 """
 
 from __future__ import annotations
 
 from hashlib import blake2b
+from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ext_proc.routing.state.leases import LeaseKey
@@ -190,14 +192,14 @@ class Owners:
         """Return whether this member may place a new sequence."""
         return self.agreed and self._owner(key) is None
 
-    def ask(self, proposal: Proposal, told: Told) -> Callable[[], None]:
+    def ask(self, proposal: Proposal, told: Told, latest: float = inf) -> Callable[[], None]:
         """Ask the owner for a lease; return what takes the question back.
 
         ``told`` is called later, once, unless the question is taken back before it has an answer.
         """
         self._last += 1
         number = self._last
-        asked = _Open(proposal, told, self._clock() + PLACED_S)
+        asked = _Open(proposal, told, min(self._clock() + PLACED_S, latest))
         if len(self._open) >= MAX_ASKS:
             self._tell(asked, PlacedAs.NOWHERE)
             return _nothing

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from ext_proc.exchange import Body, BodySending, Exchange, Lost
-from ext_proc.exchange.machine import ASKED_MORE_S, MAX_ASKS
+from ext_proc.exchange.machine import ASKED_MORE_S, MAX_ASKS, SPARE_S
 from ext_proc.exchange.state import DECIDED, QUEUED
 from ext_proc.routing.state.leases import Lease, LeaseKey
 from ext_proc.routing.state.owners import PLACED_S
@@ -17,6 +17,8 @@ from support.exchanges import PROMPT, head, in_flight, run
 from support.streams import llm, replicas, router
 from tidegate_api.names import SEQUENCE_HEADER
 
+AT_S = 1.0
+"""When ``run`` decides, monotonic seconds."""
 BODY = Body(PROMPT, True)
 SENT = head(request_body=BodySending.BUFFERED, headers={SEQUENCE_HEADER: "7"})
 
@@ -27,14 +29,16 @@ class Group:
 
     asked: list = field(default_factory=list)
     told: list = field(default_factory=list)
+    latest: list = field(default_factory=list)
     left: int = 0
 
     def places(self, _):
         """Return whether this picker may."""
         return False
 
-    def ask(self, proposal, told):
+    def ask(self, proposal, told, latest):
         """Keep the question."""
+        self.latest.append(latest)
         self.asked.append(proposal)
         self.told.append(told)
         return self.leave
@@ -127,11 +131,12 @@ def test_what_waited_for_room_asks_then():
     made = router(llm(endpoints=replicas(1), per_endpoint_in_flight=1, hold_s=4.0))
     first, _ = run(made, head(end_of_stream=True))
     made._on_sequence, made.owners = (lambda: None), Group()
-    exchange, _ = run(made, SENT, BODY)
+    exchange, wait = run(made, SENT, BODY)
     assert (exchange.state, made.queue.count, made.owners.asked) == (QUEUED, 1, [])
     first.on(Lost(clean=True), 2.0, 1000.0)
     made.pump(2.0, 1000.0)
     assert (exchange.state, made.queue.count, len(made.owners.asked)) == (QUEUED, 0, 1)
+    assert made.owners.latest == [pytest.approx(AT_S + wait.ask_s - SPARE_S)]  # in time for it
     grant(made, made.owners.asked[0].endpoint)
     made.owners.told[0](PlacedAs.AS_PROPOSED, 2.5, 1000.0)
     assert exchange.released()[0].pick.decision.ticket is not None

@@ -360,6 +360,16 @@ def test_a_mute_owner_costs_a_refusal(alone):
     assert made.placed[PlacedAs.NOWHERE] == 1
 
 
+def test_a_question_ends_when_its_request_must_have_a_reply(alone):
+    """Later the proxy would go on without a pick, to any replica."""
+    made, proposal, now, _, told = alone
+    agree(made)
+    made.ask(proposal, lambda placed, *_: told.append(placed), now[0] + 0.5 * PLACED_S)
+    now[0] += 0.5 * PLACED_S
+    made.look()
+    assert told == [PlacedAs.NOWHERE]
+
+
 def test_what_is_taken_back_is_not_told(alone):
     """A caller that leaves hears nothing."""
     made, proposal, _, _, told = alone

@@ -266,7 +266,7 @@ def in_force(bytes_per_token: float | None) -> None:
 def main() -> None:
     """Replay, simulate, store and print."""
     parser = argparse.ArgumentParser(description="A running fleet beside the simulator.")
-    parser.add_argument("--traffic", default="conversation", help="comma-separated names")
+    parser.add_argument("--traffic", default="conversation", help="names or trace files (.jsonl)")
     parser.add_argument("--loads", default="", help="default: 0.7,0.95; with --restart 0.7")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=60.0)

@@ -43,9 +43,13 @@ RESTART_LOAD = 0.7
 
 
 def workload(name: str) -> Workload:
-    """Return the traffic of a trace or of a generator."""
-    if name == "conversation":
-        return read_trace(TRACE).first(REQUESTS)
+    """Return the traffic of a trace, the repository's or a file, or of a generator.
+
+    Raises:
+        TraceError: The file cannot be read or a line violates the format.
+    """
+    if name == "conversation" or name.endswith(".jsonl"):
+        return read_trace(TRACE if name == "conversation" else Path(name)).first(REQUESTS)
     pace = PACE_PER_REPLICA * FLEET.replicas
     if name in UNSEEN:
         return UNSEEN[name](REQUESTS, pace)

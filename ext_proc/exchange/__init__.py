@@ -29,7 +29,6 @@ from ext_proc.exchange.events import (
 )
 from ext_proc.exchange.known import ExchangeOptions
 from ext_proc.exchange.machine import Exchange
-from ext_proc.exchange.router import RequestRouter
 from ext_proc.exchange.state import ExchangeState, IllegalEventError
 
 __all__ = [
@@ -52,7 +51,6 @@ __all__ = [
     "ReplyHead",
     "ReplyResponse",
     "ReplyTrailers",
-    "RequestRouter",
     "Response",
     "ResponsePart",
     "Stopped",

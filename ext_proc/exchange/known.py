@@ -86,6 +86,7 @@ class KnownRequest:
         "pool",
         "ref",
         "repeatable",
+        "request",
         "since",
         "trailed",
         "waited",
@@ -101,6 +102,8 @@ class KnownRequest:
         """When the caller will have left by its headers, monotonic seconds; ``None`` = unknown."""
         self.since: tuple[float, float]
         """When its headers, or the body in their place, came: monotonic and Unix seconds."""
+        self.request: Request
+        """What is to be decided; set with the decision."""
         self.held: bytearray | None = None
         """Chunks that wait for the decision; ``None`` if the body is not sent in duplex."""
         self.body: bytes | None = None
@@ -215,8 +218,8 @@ def request_of(
     scale_of: Callable[[str, str | None], float],
     *,
     cheap: bool = False,
-) -> tuple[Request, Blocks]:
-    """Return the router's request and the blocks of its prompt.
+) -> Request:
+    """Return the router's request.
 
     Args:
         known: What is known of the request.
@@ -244,7 +247,7 @@ def request_of(
         blocks = token_blocks(
             features, pool.block_chars, pool.block_tokens, tokenizer, pool.seed, chat, scale
         )
-    request = Request(
+    return Request(
         pool=pool.name,
         variant=ref.variant if pool.name == ref.pool else None,
         protocol=ref.protocol,
@@ -262,7 +265,6 @@ def request_of(
         batch=blocks.batch,
         limited=not known.generic,
     )
-    return request, blocks
 
 
 def patience_until(known: KnownRequest, pool: Pool) -> float | None:

@@ -142,12 +142,12 @@ if TYPE_CHECKING:
     from ext_proc.exchange.actions import Action, Pick
     from ext_proc.exchange.events import Event
     from ext_proc.exchange.known import ExchangeOptions, KnownRequest
-    from ext_proc.exchange.router import RequestRouter
-    from ext_proc.requests import Blocks, Chats, Tokenizer
+    from ext_proc.requests import Chats, Tokenizer
     from ext_proc.routing.pipeline.decision import Decision
+    from ext_proc.routing.router import Router
     from ext_proc.routing.values.pool import Pool
     from ext_proc.routing.values.proposal import Proposal
-    from ext_proc.routing.values.request import Form, Request
+    from ext_proc.routing.values.request import Form
 
 # Tuples: a union in `isinstance` would be built anew at each call.
 _ENDS: Final = (Lost, Stopped)
@@ -208,7 +208,7 @@ class Exchange:
 
     def __init__(
         self,
-        router: RequestRouter,
+        router: Router,
         tokenizers: Mapping[str, Tokenizer] = _NO_TOKENIZERS,
         chats: Mapping[str, Chats] = _NO_CHATS,
         options: ExchangeOptions = USUAL,
@@ -507,53 +507,42 @@ class Exchange:
         pool = known.pool or self._find_pool(known)
         if isinstance(pool, Refusal):
             return self._refuse(known, pool)
-        head = known.head
-        refusal = None if head.header_bytes is None else judge_headers(head, pool)
+        long = known.head.header_bytes is not None
+        refusal = judge_headers(known.head, pool) if long else None
         if known.deadline is not None or pool.timeout_header:
             latest = patience_until(known, pool)
             if latest is not None and latest <= now:
                 refusal = DEADLINE_PASSED
         if refusal is not None:
             return self._refuse(known, refusal)
-        scale = self._router.bytes_per_token
         router = self._router
-        request, blocks = request_of(
-            known,
-            pool,
-            subset,
-            self._tokenizers,
-            self._chats,
-            scale,
-            cheap=bool(router.relief.level),
+        scale, cheap = router.bytes_per_token, bool(router.relief.level)
+        known.request = request_of(
+            known, pool, subset, self._tokenizers, self._chats, scale, cheap=cheap
         )
         if pool.hold_s and router.queue.count and not known.generic:
-            return self._wait(known, pool, request, blocks, now, unix_now)
-        decision = router.decide(request, now, unix_now)
+            return self._wait(known, pool, now, unix_now)
+        decision = router.decide(known.request, now, unix_now)
         if isinstance(decision, Refusal):
             if pool.hold_s and decision.kind is SATURATED and not known.generic:
-                return self._wait(known, pool, request, blocks, now, unix_now)
-            return self._place_or_refuse(known, pool, request, blocks, decision, now)
-        return self._picked(known, pool, request, blocks, decision)
+                return self._wait(known, pool, now, unix_now)
+            return self._place_or_refuse(known, pool, decision, now)
+        return self._picked(known, pool, decision)
 
     def _wait(
-        self,
-        known: KnownRequest,
-        pool: Pool,
-        request: Request,
-        blocks: Blocks,
-        now: float,
-        unix_now: float,
+        self, known: KnownRequest, pool: Pool, now: float, unix_now: float
     ) -> Pick | Refuse | KeepWaiting:
         """Decide, or let the request wait for a replica with room."""
 
         def told(decision: Decision | Refusal) -> None:
             if isinstance(decision, Refusal) and decision.proposed is not None:
                 latest = waiting.due + ASKED_MORE_S - SPARE_S
-                self._place(known, pool, request, blocks, decision, decision.proposed, latest)
+                self._place(known, pool, decision, decision.proposed, latest)
             else:
-                self._end_wait(known, pool, request, blocks, decision)
+                self._end_wait(known, pool, decision)
 
-        features, deadline = request.features, patience_until(known, pool)
+        request, deadline = known.request, patience_until(known, pool)
+        features = request.features
         if features.timeout_s is not None:
             deadline = sooner(deadline, now + features.timeout_s)
         size = (
@@ -568,29 +557,21 @@ class Exchange:
             # Envoy sets no time for the replies of a duplex body.
             return KeepWaiting(None if known.held is not None else waiting.due - now + ASKED_MORE_S)
         if isinstance(decision, Refusal):
-            return self._place_or_refuse(known, pool, request, blocks, decision, now)
-        return self._picked(known, pool, request, blocks, decision)
+            return self._place_or_refuse(known, pool, decision, now)
+        return self._picked(known, pool, decision)
 
     def _place_or_refuse(
-        self,
-        known: KnownRequest,
-        pool: Pool,
-        request: Request,
-        blocks: Blocks,
-        refusal: Refusal,
-        now: float,
+        self, known: KnownRequest, pool: Pool, refusal: Refusal, now: float
     ) -> Refuse | KeepWaiting:
         if refusal.proposed is None:
             return self._refuse(known, refusal)
         latest = now + PLACED_S + ASKED_MORE_S - SPARE_S
-        return self._place(known, pool, request, blocks, refusal, refusal.proposed, latest)
+        return self._place(known, pool, refusal, refusal.proposed, latest)
 
     def _place(
         self,
         known: KnownRequest,
         pool: Pool,
-        request: Request,
-        blocks: Blocks,
         refusal: Refusal,
         proposal: Proposal,
         latest: float,
@@ -607,13 +588,13 @@ class Exchange:
             decision: Decision | Refusal = refusal
             if placed is not PlacedAs.NOWHERE:
                 new = proposal if placed is PlacedAs.AS_PROPOSED else None
-                decision = self._router.decide(request, now, unix_now, new)
+                decision = self._router.decide(known.request, now, unix_now, new)
                 if isinstance(decision, Refusal) and decision.proposed is not None and asks > 1:
                     # The lease named a replica that the pool does not have here.
                     again = decision.proposed
-                    self._place(known, pool, request, blocks, decision, again, latest, asks - 1)
+                    self._place(known, pool, decision, again, latest, asks - 1)
                     return
-            self._end_wait(known, pool, request, blocks, decision)
+            self._end_wait(known, pool, decision)
 
         leave = self._router.place(proposal, told, latest)
         if self._later is None:
@@ -624,19 +605,12 @@ class Exchange:
         mute = known.held is not None or known.generic
         return KeepWaiting(None if mute else PLACED_S + ASKED_MORE_S)
 
-    def _end_wait(
-        self,
-        known: KnownRequest,
-        pool: Pool,
-        request: Request,
-        blocks: Blocks,
-        decision: Decision | Refusal,
-    ) -> None:
+    def _end_wait(self, known: KnownRequest, pool: Pool, decision: Decision | Refusal) -> None:
         made: Pick | Refuse
         if isinstance(decision, Refusal):
             made = self._refuse(known, decision)
         else:
-            made = self._picked(known, pool, request, blocks, decision)
+            made = self._picked(known, pool, decision)
         if self._later is not None:
             self._later.end(made)
 
@@ -655,28 +629,20 @@ class Exchange:
         self._later = None  # it holds the request and its body
         return later.replies
 
-    def _picked(
-        self, known: KnownRequest, pool: Pool, request: Request, blocks: Blocks, decision: Decision
-    ) -> Pick:
-        head = known.head
+    def _picked(self, known: KnownRequest, pool: Pool, decision: Decision) -> Pick:
+        head, request = known.head, known.request
         self.state = DECIDED
-        self._ticket = decision.ticket
+        self._ticket = ticket = decision.ticket
         told = known.generic or known.asked or head.hides_end
         ended = known.repeatable if told else None
         pick = write_pick(
-            decision,
-            known.ref,
-            request.features,
-            blocks,
-            generic=known.generic,
-            ended=ended,
-            once=known.once,
+            decision, known.ref, request, generic=known.generic, ended=ended, once=known.once
         )
         if known.generic and (head.one_destination or self._options.one_destination):
             pick.only_first()
         pick.unreadable = self.unreadable is not None
         pick.described = pool.describe_picks
-        deadline, ticket, body = known.deadline, decision.ticket, known.body
+        deadline, body = known.deadline, known.body
         if ticket is None:
             return pick
         # What follows from these is computed only where a replica is found hung. The body is not

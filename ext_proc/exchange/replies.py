@@ -38,9 +38,8 @@ if TYPE_CHECKING:
 
     from ext_proc.exchange.actions import Action
     from ext_proc.exchange.events import Head, Response
-    from ext_proc.requests import Blocks
     from ext_proc.routing.pipeline.decision import Decision
-    from ext_proc.routing.values.request import Features
+    from ext_proc.routing.values.request import Request
 
 MAX_PASS_THROUGH_BYTES: Final = 62_000
 """Maximum bytes of one passed-through chunk; Envoy advises to stay below 64 KiB."""
@@ -65,8 +64,7 @@ _EMPTY_RESPONSE: Final = {part: ReplyResponse(part) for part in ResponsePart}
 def write_pick(
     decision: Decision,
     ref: ClusterRef,
-    features: Features,
-    blocks: Blocks,
+    request: Request,
     *,
     generic: bool = False,
     ended: bool | None = None,
@@ -77,8 +75,7 @@ def write_pick(
     Args:
         decision: The router's decision.
         ref: The cluster of the proxy's route.
-        features: Features of the request.
-        blocks: Blocks of its prompt.
+        request: What was decided.
         generic: The control server did not configure the proxy.
         ended: Whether the request's end is known; ``None`` = the proxy knows it.
         once: The request must not be repeated, even if it did not reach the replica.
@@ -104,18 +101,18 @@ def write_pick(
     if generic:
         cluster = ClusterRef(decision.pool, decision.variant, ref.protocol)
         headers.append((CONTROL_CLUSTER_HEADER, str(cluster)))
-    prompt, tokens = features.prompt, blocks.tokens
+    prompt, tokens = request.features.prompt, request.tokens
     if tokens is None and prompt is not None:
-        tokens = int(len(prompt) / blocks.bytes_per_token)
+        tokens = int(len(prompt) / request.bytes_per_token)
     return Pick(
         destination=destination,
         headers=tuple(headers),
         clear_route_cache=moved and not generic,
         ticket=None if decision.ticket is None else str(decision.ticket.id),
         decision=decision,
-        prompt_blocks=len(blocks.hashes),
+        prompt_blocks=len(request.blocks),
         prompt_tokens=tokens,
-        matched_tokens=int(decision.matched_blocks * blocks.block_tokens),
+        matched_tokens=int(decision.matched_blocks * (request.block_tokens or 0.0)),
         generic=generic,
     )
 

@@ -21,7 +21,7 @@ import structlog
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.exchange import RequestRouter
+    from ext_proc.routing.router import Router
 
 LOOK_S: Final = 0.05
 
@@ -29,7 +29,7 @@ _log = structlog.stdlib.get_logger("ext_proc.server.service")
 
 
 class Pumping:
-    """Calls ``RequestRouter.pump``; see the module's rules.
+    """Calls ``Router.pump``; see the module's rules.
 
     Args:
         router: The request router.
@@ -40,7 +40,7 @@ class Pumping:
 
     def __init__(
         self,
-        router: RequestRouter,
+        router: Router,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
         refresh: Callable[[], None] | None = None,

@@ -46,11 +46,12 @@ if TYPE_CHECKING:
         Sequence,
     )
 
-    from ext_proc.exchange import ExchangeOptions, RequestRouter
+    from ext_proc.exchange import ExchangeOptions
     from ext_proc.observability.metrics import Metrics
     from ext_proc.observability.requests.records import RequestRecords
     from ext_proc.observability.tracing import Tracing
     from ext_proc.requests import Chats, Tokenizer
+    from ext_proc.routing.router import Router
     from ext_proc.server.port import PortSecurity
     from ext_proc.settings import Transport
 
@@ -99,7 +100,7 @@ class PickerServer:
 
     def __init__(
         self,
-        router: RequestRouter,
+        router: Router,
         *,
         picker: str,
         metrics: Metrics,

@@ -40,10 +40,11 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import Span
 
-    from ext_proc.exchange import Action, ExchangeOptions, Pick, RequestRouter
+    from ext_proc.exchange import Action, ExchangeOptions, Pick
     from ext_proc.observability.metrics import Metrics
     from ext_proc.observability.tracing import Tracing
     from ext_proc.requests import Chats, Tokenizer
+    from ext_proc.routing.router import Router
     from ext_proc.server.wire import Writer
 
     Loads = Sequence[tuple[str, str]]
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 NO_TOKENIZERS: Final[Mapping[str, Tokenizer]] = MappingProxyType({})
 NO_CHATS: Final[Mapping[str, Chats]] = MappingProxyType({})
 _NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
+_WITH_PICK: Final = (ReplyHead, ReplyBody)
 
 
 class Tools:
@@ -73,7 +75,7 @@ class Tools:
 
     def __init__(
         self,
-        router: RequestRouter,
+        router: Router,
         tokenizers: Mapping[str, Tokenizer],
         chats: Mapping[str, Chats],
         writer: Writer,
@@ -284,13 +286,11 @@ class ExchangeStream:
         if isinstance(action, Refuse):
             metrics.refused(action.reason, exchange.pool)
             tools.records.refused(action, exchange.pool, headers, now)
-        elif exchange.passed is None:
-            pick = _pick_of(action)
-            if pick is not None:
-                metrics.picked(pick)
-                tools.records.picked(pick, headers, now)
-                if pick.decision.reason == HELD:
-                    self._wait(pick)
+        elif isinstance(action, _WITH_PICK) and (pick := action.pick) is not None:
+            metrics.picked(pick)
+            tools.records.picked(pick, headers, now)
+            if pick.decision.reason == HELD:
+                self._wait(pick)
         if self._span is not None:
             self._trace(self._span, action, waited)
 
@@ -301,15 +301,11 @@ class ExchangeStream:
 
     def _trace(self, span: Span, action: Action, waited_s: float | None) -> None:
         self._span, tracing = None, self._tools.tracing
-        answer = action if isinstance(action, Refuse) else _pick_of(action)
+        answer: Pick | Refuse | None = action if isinstance(action, Refuse) else None
+        if isinstance(action, _WITH_PICK):
+            answer = action.pick
         if tracing is not None:
             tracing.decided(span, answer, self._exchange.passed, waited_s)
-
-
-def _pick_of(action: Action) -> Pick | None:
-    if isinstance(action, ReplyHead):
-        return action.pick
-    return action.pick if isinstance(action, ReplyBody) else None
 
 
 def _asks(action: Action) -> bool:

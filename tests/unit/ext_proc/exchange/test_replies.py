@@ -6,15 +6,14 @@ import pytest
 
 from ext_proc.exchange import Body
 from ext_proc.exchange.replies import MAX_PASS_THROUGH_BYTES, passed_through, write_pick
-from ext_proc.requests import Blocks
 from ext_proc.routing.pipeline.decision import Decision
 from ext_proc.routing.values.pool import EndpointKey
-from ext_proc.routing.values.request import Features, Form
+from ext_proc.routing.values.request import Features, Form, Request
 from ext_proc.routing.values.ticket import Ticket
 from tidegate_api.names import ClusterRef
 
 REF = ClusterRef("llm", "stable", "http")
-TEXT = Blocks((1, 2), 64.0, None)
+TEXT = {"blocks": (1, 2), "block_tokens": 64.0}
 
 
 def decision(**changes):
@@ -28,8 +27,12 @@ def decision(**changes):
     return Decision(**{**values, **changes})
 
 
+def asked(prompt=None, **blocks):
+    return Request("llm", "stable", "http", Features(Form.GENERATE, prompt=prompt), **blocks)
+
+
 def pick(chosen, prompt=None, blocks=TEXT):
-    return write_pick(chosen, REF, Features(Form.GENERATE, prompt=prompt), blocks)
+    return write_pick(chosen, REF, asked(prompt, **blocks))
 
 
 def test_a_pick_in_its_own_cluster_sets_the_destination_only():
@@ -70,11 +73,10 @@ def test_a_bound_is_sent_in_milliseconds():
 def test_a_404_is_repeated_where_the_decision_says_so():
     """The header is for routes that name the answers, which generic proxies lack."""
     made = pick(decision(repeat_missing=True))
-    asked = (("x-envoy-retry-on", "retriable-headers"), ("x-tidegate-missing", "1"))
-    assert made.headers[1:3] == asked
+    repeats = (("x-envoy-retry-on", "retriable-headers"), ("x-tidegate-missing", "1"))
+    assert made.headers[1:3] == repeats
     assert len(pick(decision(repeat_missing=True, retriable=False)).headers) == 2
-    chosen, features = decision(repeat_missing=True), Features(Form.GENERATE)
-    generic = write_pick(chosen, REF, features, TEXT, generic=True)
+    generic = write_pick(decision(repeat_missing=True), REF, asked(**TEXT), generic=True)
     assert "x-envoy-retry-on" not in dict(generic.headers)
 
 
@@ -87,7 +89,7 @@ def test_tokens_are_estimates_and_unknown_without_a_prompt():
 
 def test_known_tokens_are_no_estimates():
     """Where token ids are known, they are counted."""
-    blocks = Blocks((1, 2, 3), 16.0, 50)
+    blocks = {"blocks": (1, 2, 3), "block_tokens": 16.0, "tokens": 50}
     made = pick(decision(matched_blocks=2), prompt=b"x" * 600, blocks=blocks)
     assert (made.prompt_tokens, made.matched_tokens, made.prompt_blocks) == (50, 32, 3)
 

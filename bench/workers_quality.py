@@ -78,6 +78,7 @@ class SharedPickers(SeveralPickers):
         """Workers with an open batch."""
         self._now = 0.0
         for number, router in enumerate(self._routers):
+            router.ledger.on_event = partial(self._tell, number)
             router._on_event = partial(self._tell, number)  # noqa: SLF001 - likewise
             router.trials.on_event = partial(self._tell, number)
 

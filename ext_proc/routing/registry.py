@@ -6,7 +6,7 @@ Rules:
    leases are dropped. A change of policy, weights or limits keeps all three.
 2. New pools are taken as a whole, or not at all.
 3. A reading or a cache event about an unregistered replica is ignored.
-4. Removals, purges and cache events are passed to ``on_event``, in order.
+4. Purges and cache events are passed to ``on_event``, in order.
 5. ``members`` and ``pool_states`` stay the same objects, so callers may keep references to them.
 6. A replica's blocks in the index are bounded by the size of its KV cache once its page tells it
    (``capacity``); the last size that it told stays in force. Engines that report their blocks
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from ext_proc.routing.health.conditions import Conditions
     from ext_proc.routing.latency.model import FleetLatencyModel
     from ext_proc.routing.scales import Scales
-    from ext_proc.routing.state.leases import LeaseEvent, Leases
-    from ext_proc.routing.state.ledger import Ledger, LedgerEvent
+    from ext_proc.routing.state.leases import Leases
+    from ext_proc.routing.state.ledger import Ledger
     from ext_proc.routing.values.pool import EndpointKey, Pool, Protocol
     from ext_proc.routing.values.reading import Reading
     from ext_proc.routing.values.refusal import Refusal
@@ -54,7 +54,7 @@ class EndpointRegistry:
         leases: Leases of sequences; drops those on a removed or restarted replica.
         conditions: Health conditions of the replicas.
         reuse: Prompt tokens that replicas report as reused from their caches.
-        on_event: Called with each change of ledger and index that originates here.
+        on_event: Called with each change of the index that originates here.
         on_removed: Called with each removed replica.
         on_read: Called with a replica and its latest readings; there are none after a restart.
     """
@@ -68,7 +68,7 @@ class EndpointRegistry:
         reuse: Reuse,
         scales: Scales,
         *,
-        on_event: Callable[[LedgerEvent | IndexEvent | LeaseEvent], None] | None,
+        on_event: Callable[[IndexEvent], None] | None,
         on_removed: Callable[[EndpointKey], None],
         on_read: Callable[[Replica, Sequence[Reading]], None],
     ) -> None:
@@ -95,7 +95,7 @@ class EndpointRegistry:
         """The sessions of pools that may have a rollout."""
         self.limits = Limits(self.members)
         """How many requests each replica may have in flight."""
-        self.abandoned = Abandoned(ledger, self.members, on_event)
+        self.abandoned = Abandoned(ledger, self.members)
         """What replicas still compute though no client waits for it."""
 
     # --- Membership -----------------------------------------------------------------------------
@@ -161,8 +161,7 @@ class EndpointRegistry:
     def _remove(self, key: EndpointKey) -> None:
         del self.members[key]
         self.abandoned.drop(key)
-        if self._ledger.apply(EndpointRemoved(key)) and self._on_event is not None:
-            self._on_event(EndpointRemoved(key))
+        self._ledger.apply(EndpointRemoved(key))
         self._on_removed(key)
         self._purge(key)
         self.index.forget(key)

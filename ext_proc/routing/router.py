@@ -49,7 +49,7 @@ from ext_proc.routing.relief import NAMES, Relief
 from ext_proc.routing.scales import Scales, prompt_bytes
 from ext_proc.routing.state.abandoned import GOES_ON
 from ext_proc.routing.state.leases import Lease, Leased, LeaseEvent, LeaseKey, Leases, Released
-from ext_proc.routing.state.ledger import MAX_TICKETS, Charged, Ledger, LedgerEvent, Settled
+from ext_proc.routing.state.ledger import MAX_TICKETS, Ledger, LedgerEvent
 from ext_proc.routing.state.starts import SequenceStarts
 from ext_proc.routing.suspicion import Suspicion
 from ext_proc.routing.uploads import Uploads
@@ -114,7 +114,7 @@ class Router:
         self._on_event = on_event
         self.uploads = Uploads()
         """Uploads under way, by client."""
-        self.ledger = Ledger(max_tickets)
+        self.ledger = Ledger(max_tickets, on_event)
         self.index = PrefixIndex()
         self.leases = Leases()
         self.conditions = Conditions()
@@ -372,7 +372,8 @@ class Router:
         replica, ahead = candidate.replica, candidate.load.in_flight
         drain, prompted = replica.drain_s(now, per_token), context.tokens is not None
         number, key, matched = self._last_ticket, candidate.key, context.matched[index]
-        request, features = context.request, context.request.features
+        request = context.request
+        features = request.features
         coming = 0.0
         if not request.batch:
             coming = self.index.coming(key, request.blocks, matched) * context.block_tokens
@@ -382,7 +383,7 @@ class Router:
         ticket = Ticket(
             number, key, pool.name, work, now, prompted, drain, ahead, coming, kind, most, counts
         )
-        if not self._charged(ticket):
+        if not self.ledger.charge(ticket):
             return None
         replica.sent += work
         self.origins.note(number, request, choice.experiment)
@@ -390,12 +391,13 @@ class Router:
             self.registry.abandoned.note(ticket)
         if request.blocks:
             whose = tenant_of(features, pool.seed)
-            again = features.recomputed
             if request.batch:
-                self.trials.propose_all(number, key, request.batch, whose, now, recomputed=again)
+                self.trials.propose_all(
+                    number, key, request.batch, whose, now, recomputed=features.recomputed
+                )
             else:
                 self.trials.propose(
-                    number, key, request.blocks, whose, matched, now, recomputed=again
+                    number, key, request.blocks, whose, matched, now, recomputed=features.recomputed
                 )
         if pool.refuse_deadly:
             self.suspicion.picked(number, key.id, request, now)
@@ -525,13 +527,13 @@ class Router:
         found = self.at(ticket.pool, address)
         if found is None or found == ticket.endpoint:
             return ticket
-        if not self._settled(ticket.id, Outcome.MOVED):
+        if not self.ledger.settle(ticket.id, Outcome.MOVED):
             return ticket
         self.learner.moved(ticket, now)
         self.scales.ended(ticket.id, ticket.endpoint.id)
         self._last_ticket += 1
         moved = Ticket(self._last_ticket, found, ticket.pool, ticket.work, now, model=ticket.model)
-        self._charged(moved)
+        self.ledger.charge(moved)
         self.starts.served(first, found, now)
         self.trials.move(first, found, now)
         return moved
@@ -586,7 +588,7 @@ class Router:
             self.suspicion.settled(ticket.id, now)
         if self._moved:
             ticket = self._moved.pop(ticket.id, ticket)
-        if not self._settled(ticket.id, outcome):
+        if not self.ledger.settle(ticket.id, outcome):
             return False
         if self.queue.count:
             self.on_room()
@@ -622,20 +624,6 @@ class Router:
     def rejected(self, ticket_id: int) -> None:
         """Note that a request ended without an answer below 400."""
         self.trials.reject(ticket_id)
-
-    # Events are only made where ``on_event`` is set, as this is the hot path.
-
-    def _charged(self, ticket: Ticket) -> bool:
-        changed = self.ledger.charge(ticket)
-        if changed and self._on_event is not None:
-            self._on_event(Charged(ticket))
-        return changed
-
-    def _settled(self, ticket_id: int, outcome: Outcome) -> bool:
-        changed = self.ledger.settle(ticket_id, outcome)
-        if changed and self._on_event is not None:
-            self._on_event(Settled(ticket_id, outcome))
-        return changed
 
     def _leased(self, key: LeaseKey, lease: Lease | None, now: float) -> None:
         if lease is None:

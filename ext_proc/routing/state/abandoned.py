@@ -25,14 +25,13 @@ import heapq
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from ext_proc.routing.state.ledger import Charged, Settled
 from ext_proc.routing.values.request import Form
 from ext_proc.routing.values.ticket import Outcome, Ticket
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-    from ext_proc.routing.state.ledger import Ledger, LedgerEvent
+    from ext_proc.routing.state.ledger import Ledger
     from ext_proc.routing.state.replica import Replica
     from ext_proc.routing.values.pool import EndpointKey
 
@@ -53,18 +52,11 @@ class Abandoned:
     Args:
         ledger: Takes the charges.
         members: Live view of the registered replicas.
-        on_event: Called with each change of the ledger.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        members: Mapping[EndpointKey, Replica],
-        on_event: Callable[[LedgerEvent], None] | None,
-    ) -> None:
+    def __init__(self, ledger: Ledger, members: Mapping[EndpointKey, Replica]) -> None:
         self._ledger = ledger
         self._members = members
-        self._on_event = on_event
         self._younger: dict[int, Ticket] = {}
         self._older: dict[int, Ticket] = {}
         self._ends: list[tuple[float, int]] = []
@@ -113,8 +105,6 @@ class Abandoned:
         if not self._ledger.charge(charge):
             self.uncharged += 1
             return
-        if self._on_event is not None:
-            self._on_event(Charged(charge))
         self.charged += 1
         self.waited[endpoint] += 1
         heapq.heappush(self._ends, (now + min(left, MAX_S), charge.id))
@@ -150,5 +140,3 @@ class Abandoned:
             return
         self.waited[ticket.endpoint] -= 1
         self._ledger.settle(number, Outcome.ABANDONED)
-        if self._on_event is not None:
-            self._on_event(Settled(number, Outcome.ABANDONED))

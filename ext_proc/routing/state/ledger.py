@@ -16,6 +16,8 @@ Rules:
    ``in_flight`` and ``work``, and ``others`` counts them separately.
 7. What counts against limits (``Ticket.model``) is also counted by model. A model without requests
    has no entry, so there are at most as many as open tickets.
+8. ``on_event`` is called with each event that changed something, ``shift`` apart. A removed
+   endpoint is one event, which stands for the ends of its tickets.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ext_proc.routing.values.ticket import Outcome, Ticket
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from ext_proc.routing.values.pool import EndpointKey
 
@@ -90,10 +92,16 @@ class Ledger:
 
     Args:
         max_tickets: Maximum number of tickets open at one time.
+        on_event: Called with each change; ``None`` = nobody follows, and no events are made.
     """
 
-    def __init__(self, max_tickets: int = MAX_TICKETS) -> None:
+    def __init__(
+        self,
+        max_tickets: int = MAX_TICKETS,
+        on_event: Callable[[LedgerEvent], None] | None = None,
+    ) -> None:
         self._max_tickets = max_tickets
+        self.on_event = on_event
         self._open: dict[int, Ticket] = {}
         self._loads: dict[EndpointKey, Load] = {}
         self.outcomes: Counter[Outcome] = Counter()
@@ -144,7 +152,7 @@ class Ledger:
         return self._remove(event.key)
 
     def charge(self, ticket: Ticket) -> bool:
-        """Apply a ``Charged`` without creating the event, for the hot path."""
+        """Apply a ``Charged``; the event is only made for a follower, for the hot path."""
         if ticket.id in self._open:
             return False
         if len(self._open) >= self._max_tickets:
@@ -159,10 +167,12 @@ class Ledger:
             load.limited += 1
             by_model = load.by_model
             by_model[model] = by_model.get(model, 0) + 1
+        if self.on_event is not None:
+            self.on_event(Charged(ticket))
         return True
 
     def settle(self, ticket_id: int, outcome: Outcome) -> bool:
-        """Apply a ``Settled`` without creating the event, for the hot path."""
+        """Apply a ``Settled``, likewise."""
         ticket = self._open.pop(ticket_id, None)
         if ticket is None:
             self.unmatched += 1
@@ -180,6 +190,8 @@ class Ledger:
             else:
                 del by_model[model]
         self.outcomes[outcome] += 1
+        if self.on_event is not None:
+            self.on_event(Settled(ticket_id, outcome))
         return True
 
     def shift(self, key: EndpointKey, requests: int, work: float, model: str | None = None) -> None:
@@ -195,8 +207,12 @@ class Ledger:
         load = self._loads.get(key)
         if load is None:
             return False
+        on_event, self.on_event = self.on_event, None
         if load.in_flight:
             for ticket in [each for each in self._open.values() if each.endpoint == key]:
                 self.settle(ticket.id, Outcome.REMOVED)
+        self.on_event = on_event
         del self._loads[key]
+        if on_event is not None:
+            on_event(EndpointRemoved(key))
         return True

@@ -23,14 +23,14 @@ class Setup:
     """A ledger with two replicas, and what was published of it."""
 
     def __init__(self, usual_s: float | None = None) -> None:
-        self.ledger = Ledger()
         self.events: list[Any] = []
+        self.ledger = Ledger(on_event=self.events.append)
         model = LatencyModel(FleetLatencyModel(), 1.0)
         model.latency_s = usual_s
         members = {key: Replica(key, self.ledger.load(key)) for key in (A, B)}
         for replica in members.values():
             replica.latency_models["llm"] = model
-        self.work = Abandoned(self.ledger, members, self.events.append)
+        self.work = Abandoned(self.ledger, members)
 
     def sent(self, number: int, endpoint: EndpointKey = A) -> None:
         """Send and end a request."""
@@ -91,8 +91,8 @@ def test_charges_are_published():
     setup.sent(1)
     setup.work.left(1, A, 0.0, 1.0)
     setup.work.sweep(9.0)
-    assert [type(each) for each in setup.events] == [Charged, Settled]
-    assert setup.events[0].ticket.id == setup.events[1].ticket_id < 0
+    assert [type(each) for each in setup.events] == [Charged, Settled] * 2
+    assert setup.events[2].ticket.id == setup.events[3].ticket_id < 0
 
 
 def test_charges_are_bounded_in_number(monkeypatch):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from xds_server.protocol.wire import delimited
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -69,7 +71,7 @@ def edited(data: bytes, path: tuple[Into, ...], drop: Drop) -> bytes:
             continue
         body = data[field.body : field.end]
         new = _in_any(body, step.type, rest, drop) if step.type else edited(body, rest, drop)
-        made.append(whole if new == body else _field(field.number, new))
+        made.append(whole if new == body else delimited(field.number, new))
     return b"".join(made)
 
 
@@ -123,16 +125,3 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         if not byte & 0x80:
             return value, at + index + 1
     raise ValueError(f"no number at byte {at}")
-
-
-def _field(number: int, body: bytes) -> bytes:
-    return _encoded(number << 3 | _BYTES) + _encoded(len(body)) + body
-
-
-def _encoded(value: int) -> bytes:
-    made = bytearray()
-    while value > 0x7F:  # noqa: PLR2004 - seven bits per byte of a varint
-        made.append(value & 0x7F | 0x80)
-        value >>= 7
-    made.append(value)
-    return bytes(made)

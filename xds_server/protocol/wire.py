@@ -202,12 +202,14 @@ def _delta_part(resource: Resource) -> bytes:
 
 
 def delimited(number: int, body: bytes) -> bytes:
-    """Encode a length-delimited field; ``number`` must be below 16, so that its tag is one byte."""
-    length, prefix = len(body), bytearray([number << 3 | 2])
-    while length > 0x7F:  # noqa: PLR2004 - seven bits per byte of a varint
-        prefix.append(length & 0x7F | 0x80)
-        length >>= 7
-    prefix.append(length)
+    """Encode a length-delimited field."""
+    prefix = bytearray()
+    for value in (number << 3 | 2, len(body)):
+        left = value
+        while left > 0x7F:  # noqa: PLR2004 - seven bits per byte of a varint
+            prefix.append(left & 0x7F | 0x80)
+            left >>= 7
+        prefix.append(left)
     return bytes(prefix) + body
 
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from ext_proc.requests import BadRequest
+from ext_proc.requests.parsing.protobuf import BYTES, Scanner
 from ext_proc.routing.values.listing import (
     MAX_REASON,
     MAX_ROWS,
@@ -32,12 +34,9 @@ MAX_VERSION: Final = 20
 _STATES: Final = {"READY": PlacementState.READY, "LOADING": PlacementState.LOADING}
 _NOT_LOADED: Final = "not loaded"
 _UNLOADING: Final = "unloading"
-_VARINT: Final = 0
-_FIXED64: Final = 1
-_BYTES: Final = 2
-_FIXED32: Final = 5
-_MORE: Final = 0x80
-_LONGEST_VARINT: Final = 10
+_MAX_PARTS: Final = 64
+"""Fields that are read of a row."""
+_PARTS: Final = {1: "name", 2: "version", 3: "state", 4: "reason"}
 
 
 class IndexUnreadableError(ValueError):
@@ -98,17 +97,21 @@ def read_grpc_index(data: bytes, at: float) -> Listing:
     Raises:
         IndexUnreadableError: The bytes are no such message.
     """
-    names = {1: "name", 2: "version", 3: "state", 4: "reason"}
-    rows: list[dict[str, str]] = []
+    scanner = Scanner(data, MAX_BYTES)
     try:
-        for number, content in _fields(data):
-            if number == 1:
-                inner = {
-                    names[each]: text.decode() for each, text in _fields(content) if each in names
-                }
-                rows.append(inner)
-    except (IndexError, UnicodeDecodeError) as error:
+        rows = [
+            {
+                _PARTS[each.number]: scanner.text(each, MAX_BYTES)
+                for each in scanner.fields(row.start, row.end, _MAX_PARTS)
+                if each.number in _PARTS and each.kind == BYTES
+            }
+            for row in scanner.fields(0, len(data), MAX_ROWS + 1)
+            if row.number == 1 and row.kind == BYTES
+        ]
+    except BadRequest as error:
         raise IndexUnreadableError("not a message of an index") from error
+    if scanner.unsure:
+        raise IndexUnreadableError("not a message of an index")
     return _listing(rows, at)
 
 
@@ -146,40 +149,3 @@ def _row(value: Any) -> Row | None:
         return Row(name, version, _STATES[state])
     why = reason or (_UNLOADING if state == "UNLOADING" else "" if state else _NOT_LOADED)
     return Row(name, version, PlacementState.UNAVAILABLE, why[:MAX_REASON])
-
-
-def _fields(data: bytes) -> Iterable[tuple[int, bytes]]:
-    """Yield the length-delimited fields of a protobuf message; others are skipped.
-
-    Raises:
-        IndexError: The bytes are no message.
-    """
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
-        number, kind = key >> 3, key & 7
-        if kind == _VARINT:
-            _, at = _varint(data, at)
-            continue
-        if kind == _BYTES:
-            length, at = _varint(data, at)
-        elif kind in (_FIXED64, _FIXED32):
-            length = 8 if kind == _FIXED64 else 4
-        else:
-            raise IndexError(f"wire type {kind}")
-        if length > len(data) - at:
-            raise IndexError("cut off")
-        if kind == _BYTES:
-            yield number, data[at : at + length]
-        at += length
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(_LONGEST_VARINT):
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << (7 * shift)
-        if not byte & _MORE:
-            return value, at
-    raise IndexError("a varint without end")

@@ -309,9 +309,10 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             revision=change.revision,
             changes=change.changes,
             kept=change.kept,
-            clients=len(self._observed.clients()),
         )
-        if change.outcome is not None:
+        if change.outcome is None:
+            result.clients = len(self._observed.clients())
+        else:
             result.outcome = change.outcome.state
             result.clients = change.outcome.clients
             result.acked = change.outcome.acked

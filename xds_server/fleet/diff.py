@@ -65,13 +65,15 @@ def _lines(old: Fleet | None, new: Fleet) -> Iterator[str]:
         for pool in new.pools:
             yield _added_pool(pool)
         return
-    yield from _fields("listener", old.listener, new.listener)
-    yield from _fields("pickers", old.pickers, new.pickers)
+    edge = [
+        *_fields("listener", old.listener, new.listener),
+        *_fields("pickers", old.pickers, new.pickers),
+    ]
+    yield from edge
     yield from _gateway(old, new)
     for name in ("on_reject", "reject_quorum", "waves"):
         yield from _values(name, getattr(old, name), getattr(new, name))
-    drained = drains(old, new)
-    if drained:
+    if edge and (drained := drains(old, new)):
         yield DRAINS + ", ".join(drained)
     before = {pool.name: pool for pool in old.pools}
     for pool in new.pools:

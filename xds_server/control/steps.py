@@ -74,11 +74,11 @@ def stepped(step: Step, state: FleetState | None) -> tuple[Fleet, tuple[str, ...
     live = None if state is None else state.fleet
     if not isinstance(step, Loaded):
         fleet = shared(live, step(live))
-        check(fleet)
+        check(fleet, before=live)
     elif step.file is not None and state is not None:
         last = state.file
         fleet = merge(None if last is None else last.fleet, step.fleet, state.fleet)
-        check(fleet)
+        check(fleet, before=live)
     else:
         fleet = shared(live, step.fleet)  # loading has checked it
     return fleet, diff(live, fleet)

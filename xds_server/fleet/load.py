@@ -104,18 +104,24 @@ def load_text(text: str, source: str = "fleet") -> Fleet:
     return fleet
 
 
-def check(fleet: Fleet, source: str = "fleet", root: document.YamlNode | None = None) -> None:
+def check(
+    fleet: Fleet,
+    source: str = "fleet",
+    root: document.YamlNode | None = None,
+    before: Fleet | None = None,
+) -> None:
     """Check a fleet against the rules.
 
     Args:
         fleet: The fleet to check.
         source: Its name in error messages.
         root: The document from which it was read, for line numbers.
+        before: A fleet that was checked before, of which it may be an edit.
 
     Raises:
         FleetError: The fleet breaks rules; the error lists all of them.
     """
-    problems = rules.problems(fleet)
+    problems = rules.problems(fleet, before)
     if problems:
         raise FleetError(
             [

@@ -6,7 +6,8 @@ Rules:
 2. Every problem names its location and a correction; all problems are reported at once.
 3. The work grows with the size of the fleet, not with its square: a small fleet would otherwise
    stop the server. A pool is judged by itself once (``ByIdentity``), and compared with others only
-   if it has a replica's id or address in common with one of them.
+   if it has a replica's id or address in common with one of them. Of weights the rules ask whether
+   each is 0, and the sum: a fleet that differs from a sound one in nothing else is not read again.
 4. In some request *forms* (gRPC, and the pools' extra paths) only the body names the pool. A pool
    serves a form if it has a replica that speaks its protocol. Of the pools that share a form,
    exactly one must be marked as its default; a single pool is the default without the mark.
@@ -19,6 +20,7 @@ import ipaddress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate_api.paths import ANY_MODEL_PATHS
+from tidegate_api.pools import MAX_WEIGHT_SUM
 from xds_server.fleet.guards.filters import filters_of_pool
 from xds_server.fleet.guards.fronts import addresses, front_rules
 from xds_server.fleet.guards.patches import patches_of_pool
@@ -47,13 +49,52 @@ _ADDRESSES: Final = 65_536
 _RESERVED_POOL_NAMES = frozenset({"unnamed", "unpicked", "unserved"})  # first part of routes' names
 
 
-def problems(fleet: Fleet) -> list[Problem]:
-    """Return all broken rules, in the order of the file; empty = the fleet can be published."""
-    return list(_problems(fleet))
+def problems(fleet: Fleet, before: Fleet | None = None) -> list[Problem]:
+    """Return all broken rules, in the order of the file; empty = the fleet can be published.
+
+    Args:
+        fleet: The fleet.
+        before: A fleet that was judged before, of which it may be an edit.
+    """
+    known = _judged(fleet)
+    if not known:
+        known.append([] if before is not None and _is_reweighted(before, fleet) else _found(fleet))
+    return [*known[0]]
 
 
 @ByIdentity
-def _problems(fleet: Fleet) -> tuple[Problem, ...]:
+def _judged(_: Fleet) -> list[list[Problem]]:
+    """Return a place for the problems of a fleet; empty = it was not judged."""
+    return []
+
+
+def _is_reweighted(sound: Fleet, fleet: Fleet) -> bool:
+    """Return whether a fleet breaks no rule: a sound one differs in sizes of weights alone."""
+    return (
+        _judged(sound) == [[]]
+        and _drawn(sound) == _drawn(fleet)
+        and all(sum(v.weight for v in p.variants) <= MAX_WEIGHT_SUM for p in fleet.pools)
+    )
+
+
+def _drawn(fleet: Fleet) -> Fleet:
+    return fleet.model_copy(update={"pools": tuple(map(_drawn_pool, fleet.pools))})
+
+
+@ByIdentity
+def _drawn_pool(pool: PoolSpec) -> PoolSpec:
+    """Return the pool with weights that say only whether a variant has a share."""
+    return pool.model_copy(
+        update={
+            "variants": tuple(
+                variant.model_copy(update={"weight": min(variant.weight, 1)})
+                for variant in pool.variants
+            )
+        }
+    )
+
+
+def _found(fleet: Fleet) -> list[Problem]:
     taken = TakenAddresses(addresses(fleet.listener), fleet.pickers.addresses)
     wrong = [at for at, pool in enumerate(fleet.pools) if not _sound(pool, taken)]
     entangled = sorted({*wrong, *_entangled(fleet)})
@@ -71,7 +112,7 @@ def _problems(fleet: Fleet) -> tuple[Problem, ...]:
         *kv_events(fleet),
         *edge(fleet),
     ]
-    return tuple(sorted(found, key=lambda problem: _order(problem.location)))
+    return sorted(found, key=lambda problem: _order(problem.location))
 
 
 class TakenAddresses(NamedTuple):

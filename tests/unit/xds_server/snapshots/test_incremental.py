@@ -123,9 +123,10 @@ def test_a_walk_of_fleets_is_judged_as_if_each_were_new(walk: list[Fleet]) -> No
     """What is remembered of unchanged pools hides no problem and invents none."""
     here = Fleet.model_validate(start())
     for new in walk:
-        here = shared(here, new)
+        before, here = here, shared(here, new)
         assert here == new
         anew = fresh(new)
+        assert problems(here, before) == problems(anew)
         assert [each(here) for each in REMEMBERED] == [each(anew) for each in REMEMBERED]
 
 

@@ -38,6 +38,17 @@ def test_a_usual_fleet_has_no_problems() -> None:
     assert found() == []
 
 
+def test_an_edit_of_weights_is_held_to_their_sum() -> None:
+    """Nothing else is read again where the fleet before was sound, and weights differ in size."""
+    before, after = (
+        fleet(pool(variants=[{"name": "stable", "weight": weight}, {"name": "canary"}]))
+        for weight in (1, MAX_WEIGHT_SUM)
+    )
+    assert problems(before) == []
+    (problem,) = problems(after, before)
+    assert "add up to" in problem.message
+
+
 def test_a_pool_name_is_unique() -> None:
     """Two pools of one name would share clusters."""
     path, message = found(pool(), other("llm", 5, match={"models": ["x"]}))[-1]

@@ -5,6 +5,7 @@ Each endpoint is serialized once; the message is put together from these parts.
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate_api.fleet.v1 import pool_pb2
@@ -164,13 +165,17 @@ def _endpoint(
     ).SerializeToString(deterministic=True)
 
 
-def _hold_s(fleet: Fleet, pool: PoolSpec) -> float:
-    """Return how long a request may wait in the picker: it must end before Envoy ends the stream.
+def shortest_idle(fleet: Fleet) -> float:
+    """Return after how many idle seconds Envoy may end a stream; infinite = never.
 
     A request may come by the route of any pool.
     """
-    idle = [each.timeouts.idle for each in fleet.pools if each.timeouts.idle]
-    return max(0.0, min([pool.routing.max_wait, *(each - 1.0 for each in idle)]))
+    return min((each.timeouts.idle for each in fleet.pools if each.timeouts.idle), default=inf)
+
+
+def _hold_s(fleet: Fleet, pool: PoolSpec) -> float:
+    """Return how long a request may wait in the picker: no longer than Envoy keeps its stream."""
+    return max(0.0, min(pool.routing.max_wait, shortest_idle(fleet) - 1.0))
 
 
 def _largest_body(fleet: Fleet, routing: Routing) -> int:

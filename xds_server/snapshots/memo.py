@@ -40,7 +40,7 @@ from xds_server.resources.clusters import probes_http, variant_cluster
 from xds_server.resources.endpoints import assignment
 from xds_server.resources.filters.discovered import extensions
 from xds_server.resources.listener import further, http3_listener, listener
-from xds_server.resources.pools import pool_resource
+from xds_server.resources.pools import pool_resource, shortest_idle
 from xds_server.resources.routes.table import route_configuration
 from xds_server.resources.runtime import runtime, weight_layer
 from xds_server.resources.secrets import secrets
@@ -120,10 +120,7 @@ class Memo:
     def pool_set(self, view: View) -> TypeSet:
         """Return the set of the pickers' resources (``pool_resource``) of all pools."""
         fleet = view.fleet
-        common = (
-            *(fleet.listener.buffer_bytes, fleet.listener.access_log is not None),
-            *(fleet.pickers.addresses, view.seed),
-        )
+        common = fleet.listener, fleet.pickers, shortest_idle(fleet), view.seed
         pools = {pool.name: self._pool(view, pool, common) for pool in fleet.pools}
         before = None if self.pools is None else self.pools.type_set(POOL_TYPE)
         return TypeSet.of(POOL_TYPE, pools, before)

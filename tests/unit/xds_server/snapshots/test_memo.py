@@ -7,6 +7,7 @@ from google.protobuf import any_pb2
 
 from support.fleets import endpoint, fleet, pool
 from tidegate_api.names import LISTENER_NAME, ClusterRef
+from xds_server.fleet.memo import shared
 from xds_server.fleet.model.fleet import Fleet
 from xds_server.fleet.view import LOG_SLOTS, View, clusters_of
 from xds_server.resources.clusters import variant_cluster
@@ -122,11 +123,35 @@ def test_a_limit_builds_no_cluster_again() -> None:
     assert len(seen) == 1
 
 
-def test_another_picker_is_another_pool() -> None:
-    """Rule 1: pickers find their log slots in it."""
-    memo = Memo()
-    for addresses in (["10.0.0.1:1"], ["10.0.0.1:1", "10.0.0.2:1"], ["10.0.0.1:1"]):
-        of = fleet(pool(default=True), pickers={"addresses": addresses})
-        view, (made,) = View(of), of.pools
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"pickers": {"addresses": ["10.0.0.1:1", "10.0.0.2:1"]}},
+        {"pickers": {"fail_open": False}},
+        {"listener": {"buffer_bytes": 16 << 20}},
+        {"listener": {"access_log": {"stdout": True}}},
+        {"listener": {"hosts": [{"names": ["llm.example"], "pools": ["llm"]}]}},
+        {"idle": "3s"},
+    ],
+    ids=str,
+)
+def test_a_pool_follows_what_stands_beside_it(more: dict) -> None:
+    """Rule 1: pickers are told of each, though the pool itself is the same object."""
+    more = dict(more)
+    idle = more.pop("idle", "5m")
+    both = [
+        fleet(
+            pool(default=True, routing={"hung_requests": "move", "max_wait": "9s"}),
+            pool("b", match={"models": ["b"]}, timeouts={"idle": each}),
+            **changed,
+        )
+        for each, changed in (("5m", {}), (idle, more))
+    ]
+    memo, before = Memo(), None
+    for found in (*both, both[0]):
+        before = shared(before, found)
+        view, made = View(before), before.pools[0]
         cached = any_pb2.Any.FromString(memo.pool_set(view).resources[made.name].any).value
         assert cached == pool_resource(view, made)
+    first, second = (pool_resource(View(each), each.pools[0]) for each in both)
+    assert first != second

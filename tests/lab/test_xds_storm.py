@@ -15,7 +15,7 @@ from envoy.extensions.filters.http.ext_proc.v3 import ext_proc_pb2
 
 from support.in_process_stack import Flow, InProcessStack
 from tidegate_api.names import PICKER_FILTER
-from xds_server.snapshots import memo
+from xds_server.snapshots import build, memo
 
 pytestmark = pytest.mark.timeout(170)
 
@@ -130,8 +130,8 @@ class Operator:
 
 def bend_resources(monkeypatch: pytest.MonkeyPatch) -> None:
     """Build marked clusters, routes and filter settings so that Envoy rejects them."""
-    cluster, routes = memo.variant_cluster, memo.route_configuration
-    extensions = memo.extensions
+    cluster, routes = memo.variant_cluster, build.route_configuration
+    extensions = build.extensions
 
     def bent_cluster(pool, variant, ref):
         built = cluster(pool, variant, ref)
@@ -162,9 +162,9 @@ def bend_resources(monkeypatch: pytest.MonkeyPatch) -> None:
             built[PICKER_FILTER] = message.SerializeToString(deterministic=True)
         return built
 
-    monkeypatch.setattr(memo, "extensions", bent_extensions)
+    monkeypatch.setattr(build, "extensions", bent_extensions)
     monkeypatch.setattr(memo, "variant_cluster", bent_cluster)
-    monkeypatch.setattr(memo, "route_configuration", bent_routes)
+    monkeypatch.setattr(build, "route_configuration", bent_routes)
 
 
 @pytest.mark.parametrize("rejected_share", [0.0, 0.1])

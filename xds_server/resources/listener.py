@@ -65,6 +65,7 @@ from tidegate_api.names import (
     ROUTE_CONFIG_NAME,
     STRIPPED_HEADERS,
 )
+from xds_server.fleet.guards.fronts import fronts
 from xds_server.fleet.model.fields import split_host_port
 from xds_server.resources.access_log import RUNNING, access_logs, attempt_logs
 from xds_server.resources.edge.connections import (
@@ -120,6 +121,18 @@ it accepts all that waited, and reads them all before it hears that the heap is 
 
 _HOST_OF_HTTP_10 = "tidegate"
 """HTTP/1.0 requests may have no `host` header."""
+
+
+def all_listeners(spec: ListenerSpec, slots: int) -> dict[str, bytes]:
+    """Return each serialized ``Listener`` by its name; arguments as of ``listener``."""
+    found = {}
+    for front in fronts(spec):
+        found[further(LISTENER_NAME, front.name)] = listener(
+            front.spec, slots, of=front.name, forwards_names=front.operators
+        )
+        if front.spec.http3:
+            found[HTTP3_LISTENER_NAME] = http3_listener(front.spec, slots)
+    return found
 
 
 def listener(

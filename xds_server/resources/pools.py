@@ -1,12 +1,13 @@
 """Pool resources for pickers: the message ``Pool`` of ``protos/tidegate/fleet/v1/pool.proto``.
 
-Each endpoint is serialized once; the message is put together from these parts.
+Each endpoint is serialized once; the message is put together from these parts. What changes most
+often, and comes to pickers before all else (``snapshots.light``), is written last (``lighten``).
 """
 
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate_api.fleet.v1 import pool_pb2
 from xds_server.fleet.mapping import MessageCopier
@@ -56,8 +57,52 @@ _VARIANT: Final = MessageCopier(pool_pb2.Variant, VariantSpec, computed={"header
 _KV_EVENTS: Final = MessageCopier(pool_pb2.KvEvents, KvEventsSpec, computed={"model"})
 
 
+class PoolParts(NamedTuple):
+    """A serialized ``Pool`` in two parts."""
+
+    head: bytes
+    """All but the endpoints."""
+    endpoints: bytes
+
+
 def pool_resource(view: View, pool: PoolSpec) -> bytes:
     """Return the serialized ``Pool``."""
+    return whole_pool(pool_parts(view, pool), pool, canary_of(view, pool))
+
+
+def whole_pool(parts: PoolParts, pool: PoolSpec, mark: pool_pb2.Canary | None) -> bytes:
+    """Return the serialized ``Pool`` of parts that were made of a pool with any weights.
+
+    Args:
+        parts: The parts.
+        pool: The pool with the weights.
+        mark: What pickers are told of its rollout (``canary_of``).
+    """
+    message = pool_pb2.Pool.FromString(parts.head)
+    lighten(message, pool, mark)
+    head: bytes = message.SerializeToString(deterministic=True)
+    return head + parts.endpoints
+
+
+def lighten(message: pool_pb2.Pool, pool: PoolSpec, mark: pool_pb2.Canary | None) -> None:
+    """Set what of a pool's message comes before all else: weights, limits, and the rollout's step.
+
+    Args:
+        message: The message; variants that the pool lacks keep their weights.
+        pool: The pool with what is set.
+        mark: What pickers are told of its rollout (``canary_of``).
+    """
+    weights = {variant.name: variant.weight for variant in pool.variants}
+    for variant in message.variants:
+        variant.weight = weights.get(variant.name, variant.weight)
+    message.per_endpoint_in_flight = pool.circuit_breaker.per_endpoint_in_flight
+    message.ClearField("canary")
+    if mark is not None:
+        message.canary.CopyFrom(mark)
+
+
+def pool_parts(view: View, pool: PoolSpec) -> PoolParts:
+    """Return the parts of which ``whole_pool`` makes the pool's message."""
     fleet, default = view.fleet, defaults_of(view.fleet)
     message = pool_pb2.Pool(
         name=pool.name,
@@ -85,7 +130,6 @@ def pool_resource(view: View, pool: PoolSpec) -> bytes:
             move_bytes=repeated_bytes(pool.routing) if pool.routing.retry_read else 0,
         ),
         slow_start=_SLOW_START(pool.slow_start),
-        per_endpoint_in_flight=pool.circuit_breaker.per_endpoint_in_flight,
         outlier=_OUTLIER(pool.outlier),
         probe_interval_seconds=pool.health.interval,
         first_answer_seconds=pool.timeouts.first_answer,
@@ -101,12 +145,11 @@ def pool_resource(view: View, pool: PoolSpec) -> bytes:
         seed=view.seed,
         log_slots=log_slots(fleet.pickers.addresses),
         describe_picks=fleet.listener.access_log is not None,
-        canary=canary_of(view, pool),
         low_objectives=pool.low_objectives,
         needs_pick=not may_go_unpicked(fleet, pool.routing),
     )
     sick = view.sick.get(pool.name, {})
-    parts = [message.SerializeToString(deterministic=True)]
+    parts = []
     for endpoint in pool.endpoints:
         incarnation = view.incarnation(endpoint.id)
         told, variant = tuple(sick.get(endpoint.id, ())), pool.variant_of(endpoint)
@@ -118,7 +161,7 @@ def pool_resource(view: View, pool: PoolSpec) -> bytes:
                 known.clear()
             part = known[key] = delimited(_ENDPOINTS, _endpoint(endpoint, *key))
         parts.append(part)
-    return b"".join(parts)
+    return PoolParts(message.SerializeToString(deterministic=True), b"".join(parts))
 
 
 def canary_of(view: View, pool: PoolSpec) -> pool_pb2.Canary | None:

@@ -21,24 +21,34 @@ from tidegate_api.names import (
     LISTENER_TYPE,
     PICKER_CLUSTER,
     POOL_TYPE,
+    ROUTE_CONFIG_NAME,
     ROUTE_TYPE,
+    RUNTIME_NAME,
     RUNTIME_TYPE,
     SECRET_TYPE,
     WEIGHT_LAYERS,
 )
+from xds_server.fleet.guards.fronts import exposed, fronts
+from xds_server.fleet.memo import ByIdentity
+from xds_server.fleet.rules.bodies import body_reads
+from xds_server.fleet.view import log_slots, spoken
 from xds_server.protocol.snapshot import Resource, Snapshot, TypeSet
 from xds_server.resources.access_log import log_clusters
 from xds_server.resources.clusters import picker_cluster
 from xds_server.resources.edge.request_log import collector_clusters
 from xds_server.resources.edge.tokens import keys_clusters
 from xds_server.resources.endpoints import picker_assignment
+from xds_server.resources.filters.discovered import extensions
 from xds_server.resources.gateway import gateway_assignment, gateway_cluster, gateway_ports
+from xds_server.resources.listener import all_listeners, further
+from xds_server.resources.routes.table import route_configuration
 from xds_server.resources.routes.weights import neutral, with_literal_weights
-from xds_server.resources.runtime import weights_in, weights_of
-from xds_server.snapshots.memo import Memo
+from xds_server.resources.runtime import runtime, weight_layer, weights_in, weights_of
+from xds_server.resources.secrets import secrets
+from xds_server.snapshots.memo import Memo, stripped_pool
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from xds_server.fleet.findings import PublishedSick
     from xds_server.fleet.model.fleet import Fleet
@@ -75,6 +85,11 @@ def upstream_contents(
 ) -> Mapping[str, TypeSet]:
     """Return ``upstream_resources`` in the form in which snapshots share them."""
     memo = memo or Memo()
+    bare = neutral(fleet)  # neither depends on weights
+    return memo.recall("upstream", (bare, sick), lambda: _upstream(bare, memo, sick))
+
+
+def _upstream(fleet: Fleet, memo: Memo, sick: PublishedSick) -> Mapping[str, TypeSet]:
     pickers = fleet.pickers.addresses
     clusters: dict[str, bytes | Resource] = {}
     assignments: dict[str, bytes | Resource] = {}
@@ -136,18 +151,76 @@ def front_contents(
     layers = weights_of(fleet) if weights is None else weights
     # Nothing else depends on weights, so a change of them builds nothing else.
     bare, other = neutral(fleet), coming or retiring
-    beside = None if other is None else neutral(other)
-    was = None if retiring is None else neutral(retiring)
-    found = {
-        SECRET_TYPE: memo.secrets(bare, beside),
-        EXTENSION_TYPE: memo.extensions(bare, was),
-        LISTENER_TYPE: memo.listeners(fleet),
-        ROUTE_TYPE: memo.all_routes(bare, was),
-    }
-    return {
-        RUNTIME_TYPE: memo.runtime_set(bare, beside, layers),
-        **{url: memo.type_set(url, each, partial(dict, each)) for url, each in found.items()},
-    }
+    beside = None if other is None else _unlike(neutral(other), bare)
+    was = None if retiring is None else _unlike(neutral(retiring), bare)
+    limits, sets = memo.recall(
+        "front", (bare, beside, was), lambda: _front(bare, beside, was, memo)
+    )
+
+    def runtimes() -> Mapping[str, bytes]:
+        made = {n: memo.recall(n, v, partial(weight_layer, n, v)) for n, v in layers.items()}
+        return {RUNTIME_NAME: limits, **made}
+
+    return {RUNTIME_TYPE: memo.type_set(RUNTIME_TYPE, (limits, layers), runtimes), **sets}
+
+
+def _front(
+    fleet: Fleet, beside: Fleet | None, was: Fleet | None, memo: Memo
+) -> tuple[bytes, Mapping[str, TypeSet]]:
+    """Return the limits, and the sets of the other types.
+
+    Of endpoints these depend on their protocols, and on which pools have the same ones. Of a
+    retiring fleet routes depend on what it has and the new one has not.
+    """
+    bare, unpicked = _stripped(fleet), fleet.unpicked
+    more = None if beside is None else _unlike(_stripped(beside), bare)
+    gone = None if was is None else _unlike(_stripped(was), bare)
+    named = gone
+    if named is not None and set(_reachable(named)) <= set(_reachable(bare)):
+        named = None
+    listeners, slots = fronts(fleet.listener), len(log_slots(fleet.pickers.addresses))
+    reads = [[body_reads(exposed(fleet, host)) for host in front.hosts] for front in listeners]
+    limits = memo.recall(
+        RUNTIME_NAME, (bare, more, unpicked), lambda: runtime(bare, more, dict(unpicked))
+    )
+    made: tuple[tuple[str, object, Callable[[], Mapping[str, bytes]]], ...] = (
+        (SECRET_TYPE, (bare, more), lambda: secrets(bare, more)),
+        (EXTENSION_TYPE, (bare, gone), lambda: extensions(bare, gone)),
+        (LISTENER_TYPE, (fleet.listener, slots), lambda: all_listeners(fleet.listener, slots)),
+        (
+            ROUTE_TYPE,
+            (bare, named, reads),
+            lambda: {
+                further(ROUTE_CONFIG_NAME, front.name): route_configuration(
+                    bare, named, of_hosts, front
+                )
+                for front, of_hosts in zip(listeners, reads, strict=True)
+            },
+        ),
+    )
+    return limits, {url: memo.type_set(url, subject, build) for url, subject, build in made}
+
+
+def _unlike(fleet: Fleet, other: Fleet) -> Fleet | None:
+    """Return the fleet; ``None`` if it has nothing of its own."""
+    return None if fleet == other else fleet
+
+
+@ByIdentity
+def _stripped(fleet: Fleet) -> Fleet:
+    """Return the fleet without bounds, with one placeholder per set of protocols in each pool."""
+    pools = tuple(map(stripped_pool, fleet.pools))
+    return fleet.model_copy(update={"pools": pools}).bounding(())
+
+
+def _reachable(fleet: Fleet) -> Iterator[tuple[str, ...]]:
+    """Yield the clusters that pickers may name, and the paths by which they choose."""
+    for pool in fleet.pools:
+        for variant in pool.variants:
+            for protocol in spoken(pool):
+                yield pool.name, variant.name, protocol
+        for path in pool.match.paths:
+            yield (path,)
 
 
 def picker_resources(view: View) -> Resources:

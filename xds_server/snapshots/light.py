@@ -19,7 +19,7 @@ from tidegate_api.fleet.v1 import pool_pb2
 from tidegate_api.names import POOL_TYPE
 from xds_server.fleet.memo import with_pools
 from xds_server.protocol.snapshot import Resource, Snapshot
-from xds_server.resources.pools import canary_of
+from xds_server.resources.pools import canary_of, lighten
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -61,14 +61,7 @@ def weighed(have: Snapshot, new: View, pools: Iterable[PoolSpec]) -> Snapshot:
         any_pb2.Any.FromString(resource.any).Unpack(message)
         before = pool_pb2.Pool()
         before.CopyFrom(message)
-        weights = {variant.name: variant.weight for variant in pool.variants}
-        for variant in message.variants:
-            variant.weight = weights.get(variant.name, variant.weight)
-        message.per_endpoint_in_flight = pool.circuit_breaker.per_endpoint_in_flight
-        mark = canary_of(new, pool)
-        message.ClearField("canary")
-        if mark is not None:
-            message.canary.CopyFrom(mark)
+        lighten(message, pool, canary_of(new, pool))
         if message == before:
             continue  # its bytes need not be those that are made of it here
         data = message.SerializeToString(deterministic=True)

@@ -79,7 +79,7 @@ def of_versions(pool: PoolSpec) -> dict[str, list[VariantSpec]]:
 @ByIdentity
 def neutral(fleet: Fleet) -> Fleet:
     """Return the fleet with the weights that its routes contain; see rule 3."""
-    return fleet.model_copy(update={"pools": tuple(map(_neutral_pool, fleet.pools))})
+    return fleet.model_copy(update={"pools": tuple(map(neutral_pool, fleet.pools))})
 
 
 def with_literal_weights(routes: bytes, values: Mapping[str, int]) -> bytes:
@@ -119,7 +119,8 @@ def _form(pool: PoolSpec) -> str:
 
 
 @ByIdentity
-def _neutral_pool(pool: PoolSpec) -> PoolSpec:
+def neutral_pool(pool: PoolSpec) -> PoolSpec:
+    """Return the pool with the weights that its routes contain, which depend on replicas only."""
     used = {variant for variant, _ in pool.serves}
     variants = tuple(
         variant.model_copy(update={"weight": int(variant.name in used)})

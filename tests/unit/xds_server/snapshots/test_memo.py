@@ -6,17 +6,15 @@ import pytest
 from google.protobuf import any_pb2
 
 from support.fleets import endpoint, fleet, pool
-from tidegate_api.names import LISTENER_NAME, ClusterRef
+from tidegate_api.names import ClusterRef
 from xds_server.fleet.memo import shared
 from xds_server.fleet.model.fleet import Fleet
-from xds_server.fleet.view import LOG_SLOTS, View, clusters_of
+from xds_server.fleet.view import View, clusters_of
 from xds_server.resources.clusters import variant_cluster
 from xds_server.resources.endpoints import assignment
-from xds_server.resources.filters.discovered import extensions
-from xds_server.resources.listener import listener
 from xds_server.resources.pools import pool_resource
-from xds_server.resources.routes.table import route_configuration
 from xds_server.snapshots import memo as memo_module
+from xds_server.snapshots.build import front_resources
 from xds_server.snapshots.memo import KEPT, Memo
 
 VARIANTS = [{"name": "stable", "weight": 1}, {"name": "canary", "weight": 9}]
@@ -54,10 +52,8 @@ def test_cached_resources_equal_built_ones(change: dict) -> None:
             variant = variants[ref.variant]
             assert memo.cluster(made, variant, ref) == variant_cluster(made, variant, ref)
             assert memo.assignment(made, ref) == assignment(made, ref)
-        assert memo.listeners(found)[LISTENER_NAME] == listener(found.listener, LOG_SLOTS)
-        assert memo.extensions(found) == extensions(found)
-        assert memo.routes(found, one()) == route_configuration(found, one())
-        assert memo.routes(found, None) == route_configuration(found)
+        assert front_resources(found, memo=memo) == front_resources(found)
+        assert front_resources(found, one(), memo=memo) == front_resources(found, one())
 
 
 def test_a_change_of_weights_and_endpoints_builds_no_cluster(

@@ -6,9 +6,11 @@ derived from a part is found again without comparing or hashing its endpoints (`
 
 Rules of derived values:
 
-1. The subject must be immutable, and the function must depend on nothing else.
-2. A value lives as long as its subject: the cache never keeps a subject alive, so the number of
-   values is bounded by the number of live subjects. A value must not refer to its subject.
+1. The subject must be immutable, and the function must depend on nothing but its arguments; those
+   after the subject are compared by value.
+2. A value lives as long as its subject, or until ``FORMS`` newer ones of the subject: the cache
+   never keeps a subject alive, so the number of values is bounded by the number of live subjects.
+   A value that is the subject itself is not kept, and none may refer to it.
 3. Any thread may call; two threads at once may both compute the value, which is the same.
 """
 
@@ -17,47 +19,58 @@ from __future__ import annotations
 import functools
 import weakref
 from operator import attrgetter, is_
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Concatenate, Final, Generic, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Hashable, Iterable
 
     from pydantic import BaseModel
 
     from xds_server.fleet.model.fleet import Fleet, PoolSpec
 
 _Subject = TypeVar("_Subject")
+_More = ParamSpec("_More")
 _Value = TypeVar("_Value")
 _Model = TypeVar("_Model", bound="BaseModel")
 
 
-class ByIdentity(Generic[_Subject, _Value]):
+FORMS: Final = 8
+"""Most values of one subject, by the other arguments, that are kept."""
+
+
+class ByIdentity(Generic[_Subject, _More, _Value]):
     """A function of one immutable object that remembers its results; see the module's rules.
 
     Usable as a decorator.
 
     Args:
-        function: Computes the value.
+        function: Computes the value from the object and hashable further arguments.
     """
 
-    def __init__(self, function: Callable[[_Subject], _Value]) -> None:
+    def __init__(self, function: Callable[Concatenate[_Subject, _More], _Value]) -> None:
         functools.update_wrapper(self, function)
         self._function = function
-        self._known: dict[int, tuple[weakref.ref[_Subject], _Value]] = {}
+        self._known: dict[int, tuple[weakref.ref[_Subject], dict[Hashable, tuple[_Value]]]] = {}
 
-    def __call__(self, subject: _Subject) -> _Value:
+    def __call__(self, subject: _Subject, *more: _More.args, **named: _More.kwargs) -> _Value:
         """Return the value of ``subject``."""
-        key = id(subject)
-        found = self._known.get(key)
-        if found is not None and found[0]() is subject:
-            return found[1]
-        value = self._function(subject)
-        known = self._known
-        self._known[key] = (weakref.ref(subject, lambda _: known.pop(key, None)), value)
+        known, key, beside = self._known, id(subject), (*more, *named.items())
+        found = known.get(key)
+        if found is None or found[0]() is not subject:
+            found = None
+        elif (held := found[1].get(beside)) is not None:
+            return held[0]
+        value = self._function(subject, *more, **named)
+        if value is not subject:
+            if found is None:
+                found = known[key] = weakref.ref(subject, lambda _: known.pop(key, None)), {}
+            elif len(found[1]) >= FORMS:
+                found[1].clear()
+            found[1][beside] = (value,)
         return value
 
     def __len__(self) -> int:
-        """Return the number of remembered values."""
+        """Return the number of subjects with remembered values."""
         return len(self._known)
 
 

@@ -39,9 +39,6 @@ _DRAINING: int = health_check_pb2.DRAINING
 _UNHEALTHY: int = health_check_pb2.UNHEALTHY
 _HEALTHY: int = health_check_pb2.HEALTHY
 
-_FORMS = 8
-"""Serialized forms of an endpoint that are kept."""
-
 _LOCALITY = endpoint_pb2.ClusterLoadAssignment.ENDPOINTS_FIELD_NUMBER
 _LB_ENDPOINT = endpoint_components_pb2.LocalityLbEndpoints.LB_ENDPOINTS_FIELD_NUMBER
 
@@ -70,13 +67,7 @@ def assignment(pool: PoolSpec, ref: ClusterRef, sick: Collection[str] = ()) -> b
         if address is None or pool.variant_of(endpoint) != ref.variant:
             continue
         probed = endpoint.http if probe_http and endpoint.http != address else None
-        key = (address, probed, _health(endpoint, sick))
-        known = _lb_endpoints(endpoint)
-        host = known.get(key)
-        if host is None:
-            if len(known) >= _FORMS:
-                known.clear()
-            host = known[key] = _lb_endpoint(endpoint, *key)
+        host = _lb_endpoint(endpoint, address, probed, _health(endpoint, sick))
         hosts.setdefault(endpoint.zone, []).append(host)
     ranks = _priorities(pool, hosts)
     parts = [endpoint_pb2.ClusterLoadAssignment(cluster_name=str(ref)).SerializeToString()]
@@ -94,11 +85,6 @@ def assignment(pool: PoolSpec, ref: ClusterRef, sick: Collection[str] = ()) -> b
 
 
 @ByIdentity
-def _lb_endpoints(_: EndpointSpec) -> dict[tuple[Any, ...], bytes]:
-    """Return the serialized forms of an endpoint, by what they depend on beside it."""
-    return {}
-
-
 def _lb_endpoint(endpoint: EndpointSpec, address: str, probed: str | None, health: int) -> bytes:
     """Return the field of a locality with one ``LbEndpoint``.
 

@@ -34,8 +34,6 @@ OVERRUN: Final = 2
 """How far Envoy 1.40 exceeds its buffers: 64 KiB let about 131 kB through."""
 
 _ENDPOINTS: Final = pool_pb2.Pool.ENDPOINTS_FIELD_NUMBER
-_FORMS: Final = 8
-"""Serialized forms of an endpoint that are kept."""
 
 _ROUTING: Final = MessageCopier(
     pool_pb2.Routing,
@@ -153,14 +151,7 @@ def pool_parts(view: View, pool: PoolSpec) -> PoolParts:
     for endpoint in pool.endpoints:
         incarnation = view.incarnation(endpoint.id)
         told, variant = tuple(sick.get(endpoint.id, ())), pool.variant_of(endpoint)
-        key = (incarnation, variant, told, model_of(pool, endpoint))
-        known = _endpoints(endpoint)
-        part = known.get(key)
-        if part is None:
-            if len(known) >= _FORMS:
-                known.clear()
-            part = known[key] = delimited(_ENDPOINTS, _endpoint(endpoint, *key))
-        parts.append(part)
+        parts.append(_endpoint(endpoint, incarnation, variant, told, model_of(pool, endpoint)))
     return PoolParts(message.SerializeToString(deterministic=True), b"".join(parts))
 
 
@@ -174,11 +165,6 @@ def canary_of(view: View, pool: PoolSpec) -> pool_pb2.Canary | None:
 
 
 @ByIdentity
-def _endpoints(_: EndpointSpec) -> dict[tuple[object, ...], bytes]:
-    """Return the serialized forms of an endpoint, by what they depend on beside it."""
-    return {}
-
-
 def _endpoint(
     endpoint: EndpointSpec,
     incarnation: Incarnation,
@@ -186,7 +172,8 @@ def _endpoint(
     told: tuple[str, ...],
     model: str,
 ) -> bytes:
-    return pool_pb2.Endpoint(
+    """Return the field of a ``Pool`` with one ``Endpoint``."""
+    message = pool_pb2.Endpoint(
         id=endpoint.id,
         incarnation=incarnation.number,
         variant=variant,
@@ -205,7 +192,8 @@ def _endpoint(
         joined_unix_ms=incarnation.joined_unix_ms,
         told=told,
         leaving=endpoint.leaving,
-    ).SerializeToString(deterministic=True)
+    )
+    return delimited(_ENDPOINTS, message.SerializeToString(deterministic=True))
 
 
 def shortest_idle(fleet: Fleet) -> float:

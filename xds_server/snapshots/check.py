@@ -292,6 +292,6 @@ _READERS: dict[str, Callable[[bytes], _Facts]] = {
     ROUTE_TYPE: _routes,
 }
 
-_SETS: dict[str, ByIdentity[TypeSet, _SetFacts]] = {
+_SETS: dict[str, ByIdentity[TypeSet, [], _SetFacts]] = {
     type_url: ByIdentity(functools.partial(_read_set, read)) for type_url, read in _READERS.items()
 }

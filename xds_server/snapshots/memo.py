@@ -60,10 +60,9 @@ class Memo:
         """What the newest plan leads Envoys to."""
         self.pools: Snapshot | None = None
         """What it leads pickers to."""
-        self._upstream: ByIdentity[PoolSpec, Upstream] = ByIdentity(
-            lambda pool: self._built_upstream(pool, frozenset())
-        )
-        self._pools: ByIdentity[PoolSpec, list[tuple[Any, Resource]]] = ByIdentity(lambda _: [])
+        self.upstream: ByIdentity[PoolSpec, [frozenset[str]], Upstream] = ByIdentity(self._upstream)
+        """Returns the clusters and assignments of a pool with these ids published as sick."""
+        self._pools: ByIdentity[PoolSpec, [], list[tuple[Any, Resource]]] = ByIdentity(lambda _: [])
 
     def recall(self, key: Hashable, subject: Any, build: Callable[[], _Built]) -> _Built:
         """Return what was built for an equal subject under this key, or build it."""
@@ -82,16 +81,7 @@ class Memo:
             ("set", type_url), subject, lambda: TypeSet.of(type_url, messages(), before)
         )
 
-    def upstream(self, pool: PoolSpec, sick: frozenset[str] = frozenset()) -> Upstream:
-        """Return the clusters and assignments of a pool.
-
-        Args:
-            pool: The pool.
-            sick: Ids of replicas published as sick.
-        """
-        return self._built_upstream(pool, sick) if sick else self._upstream(pool)
-
-    def _built_upstream(self, pool: PoolSpec, sick: frozenset[str]) -> Upstream:
+    def _upstream(self, pool: PoolSpec, sick: frozenset[str]) -> Upstream:
         variants = {variant.name: variant for variant in pool.variants}
         clusters, assignments = {}, {}
         for ref in clusters_of(pool):

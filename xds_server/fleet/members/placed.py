@@ -8,7 +8,7 @@ of which nothing is told stay the same objects, and so do equal results.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from xds_server.fleet.memo import ByIdentity, with_pools
 from xds_server.fleet.model.fleet import EndpointSpec
@@ -29,9 +29,6 @@ Unpicked: TypeAlias = tuple[tuple[str, int], ...]
 """Clusters and the most requests without a pick to each; one that is missing has no such bound."""
 _Tell: TypeAlias = "Callable[[EndpointSpec, tuple[str, ...]], EndpointSpec]"
 
-_FORMS: Final = 4
-"""Published forms of one pool or fleet that are kept."""
-
 
 def placing(fleet: Fleet, placed: Placed) -> Fleet:
     """Return a fleet whose replicas have these models listed."""
@@ -51,55 +48,29 @@ def leaving(fleet: Fleet, marks: Leaving) -> Fleet:
 
 def bounding(fleet: Fleet, unpicked: Unpicked) -> Fleet:
     """Return a fleet whose requests without a pick are bounded so."""
-    if not unpicked:
-        return fleet
-    known = _bounded(fleet)
-    if unpicked not in known:
-        known.clear()
-        known[unpicked] = fleet.bounding(unpicked)
-    return known[unpicked]
+    return _bounded(fleet, unpicked) if unpicked else fleet
+
+
+@ByIdentity
+def _bounded(fleet: Fleet, unpicked: Unpicked) -> Fleet:
+    return fleet.bounding(unpicked)
 
 
 def _told(fleet: Fleet, placed: Placed, tell: _Tell) -> Fleet:
-    if not placed:
-        return fleet
-    known = _forms(fleet)
-    found = known.get((tell, placed))
-    if found is None:
-        if len(known) >= _FORMS:
-            known.clear()
-        here = dict(placed)
-        pools = (_told_in(p, here[p.name], tell) if p.name in here else p for p in fleet.pools)
-        found = known[tell, placed] = with_pools(fleet, pools)
-    return found
-
-
-def _told_in(pool: PoolSpec, listed: _OfPool, tell: _Tell) -> PoolSpec:
-    known = _pool_forms(pool)
-    found = known.get((tell, listed))
-    if found is None:
-        if len(known) >= _FORMS:
-            known.clear()
-        models = dict(listed)
-        endpoints = tuple(
-            tell(each, models[each.id]) if each.id in models else each for each in pool.endpoints
-        )
-        found = known[tell, listed] = pool.model_copy(update={"endpoints": endpoints})
-    return found
+    return _told_fleet(fleet, placed, tell) if placed else fleet
 
 
 @ByIdentity
-def _forms(_: Fleet) -> dict[tuple[_Tell, Placed], Fleet]:
-    """Return the published forms of a fleet, by what is told."""
-    return {}
+def _told_fleet(fleet: Fleet, placed: Placed, tell: _Tell) -> Fleet:
+    here = dict(placed)
+    pools = (_told_pool(p, here[p.name], tell) if p.name in here else p for p in fleet.pools)
+    return with_pools(fleet, pools)
 
 
 @ByIdentity
-def _bounded(_: Fleet) -> dict[Unpicked, Fleet]:
-    """Return the last published form of a fleet with bounds."""
-    return {}
-
-
-@ByIdentity
-def _pool_forms(_: PoolSpec) -> dict[tuple[_Tell, _OfPool], PoolSpec]:
-    return {}
+def _told_pool(pool: PoolSpec, listed: _OfPool, tell: _Tell) -> PoolSpec:
+    models = dict(listed)
+    endpoints = tuple(
+        tell(each, models[each.id]) if each.id in models else each for each in pool.endpoints
+    )
+    return pool.model_copy(update={"endpoints": endpoints})

@@ -12,7 +12,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from xds_server.fleet.memo import ByIdentity, with_pools
 
@@ -22,67 +22,40 @@ if TYPE_CHECKING:
 Promoted = Mapping[str, Mapping[str, int]]
 """Standbys that have come in by themselves: pool -> endpoint id -> Unix milliseconds."""
 
-_FORMS: Final = 8
-"""Published forms of one pool or fleet that are kept."""
-
 
 def standing(fleet: Fleet, promoted: Promoted) -> Fleet:
     """Return a fleet whose standbys, but those that have come in, drain."""
     at = _with_standbys(fleet)
-    if not at:
-        return fleet
     key = tuple((n, frozenset(promoted.get(fleet.pools[n].name, ()))) for n in at)
-    known = _forms(fleet)
-    found = known.get(key)
-    if found is None:
-        if len(known) >= _FORMS:
-            known.clear()
-        pools = list(fleet.pools)
-        for n, ids in key:
-            pools[n] = _standing(pools[n], ids)
-        found = known[key] = with_pools(fleet, pools)
-    return found
+    return _standing(fleet, key) if key else fleet
 
 
+@ByIdentity
+def _standing(fleet: Fleet, promoted: tuple[tuple[int, frozenset[str]], ...]) -> Fleet:
+    pools = list(fleet.pools)
+    for n, ids in promoted:
+        pools[n] = _standing_pool(pools[n], ids)
+    return with_pools(fleet, pools)
+
+
+@ByIdentity
+def _standing_pool(pool: PoolSpec, promoted: frozenset[str]) -> PoolSpec:
+    endpoints = tuple(
+        _drained(each) if each.standby and each.id not in promoted else each
+        for each in pool.endpoints
+    )
+    return pool.model_copy(update={"endpoints": endpoints})
+
+
+@ByIdentity
 def standbys_of(pool: PoolSpec) -> frozenset[str]:
     """Return the ids of a written pool's standbys."""
-    return _standbys(pool)
-
-
-def _standing(pool: PoolSpec, promoted: frozenset[str]) -> PoolSpec:
-    known = _pool_forms(pool)
-    found = known.get(promoted)
-    if found is None:
-        if len(known) >= _FORMS:
-            known.clear()
-        endpoints = tuple(
-            _drained(each) if each.standby and each.id not in promoted else each
-            for each in pool.endpoints
-        )
-        found = known[promoted] = pool.model_copy(update={"endpoints": endpoints})
-    return found
-
-
-@ByIdentity
-def _with_standbys(fleet: Fleet) -> tuple[int, ...]:
-    return tuple(position for position, pool in enumerate(fleet.pools) if _standbys(pool))
-
-
-@ByIdentity
-def _standbys(pool: PoolSpec) -> frozenset[str]:
     return frozenset(each.id for each in pool.endpoints if each.standby)
 
 
 @ByIdentity
-def _forms(_: Fleet) -> dict[tuple[tuple[int, frozenset[str]], ...], Fleet]:
-    """Return the published forms of a fleet, by what has come in."""
-    return {}
-
-
-@ByIdentity
-def _pool_forms(_: PoolSpec) -> dict[frozenset[str], PoolSpec]:
-    """Return the published forms of a pool, by what has come in."""
-    return {}
+def _with_standbys(fleet: Fleet) -> tuple[int, ...]:
+    return tuple(position for position, pool in enumerate(fleet.pools) if standbys_of(pool))
 
 
 @ByIdentity

@@ -128,19 +128,10 @@ def _alone(at: int, pool: PoolSpec, taken: TakenAddresses) -> Iterator[Problem]:
     yield from _behind(("pools", at), pool, taken)
 
 
+@ByIdentity
 def _sound(pool: PoolSpec, taken: TakenAddresses) -> bool:
     """Return whether a pool breaks no rule by itself, and no address stands in it twice."""
-    known = _verdicts(pool)
-    if taken not in known:
-        known.clear()
-        known[taken] = _names_of(pool).once and next(_alone(0, pool, taken), None) is None
-    return known[taken]
-
-
-@ByIdentity
-def _verdicts(_: PoolSpec) -> dict[TakenAddresses, bool]:
-    """Return the last verdict on a pool, by what it depends on beside the pool."""
-    return {}
+    return _names_of(pool).once and next(_alone(0, pool, taken), None) is None
 
 
 def _addresses_of(endpoint: EndpointSpec) -> frozenset[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from support.fleets import fleet, pool
-from xds_server.fleet.memo import ByIdentity, shared
+from xds_server.fleet.memo import FORMS, ByIdentity, shared
 
 
 def test_a_value_is_computed_once_per_object() -> None:
@@ -14,6 +14,27 @@ def test_a_value_is_computed_once_per_object() -> None:
     assert one == two
     assert [size(one), size(one), size(two)] == [len(one.endpoints)] * 3
     assert len(seen) == 2
+
+
+def test_values_by_further_arguments_are_bounded() -> None:
+    """A replica may be told of in ever other ways."""
+    seen = []
+    name = ByIdentity(lambda each, more: seen.append(more) or f"{each.name}{more}")
+    one = pool_of()
+    assert [name(one, n) for n in (1, 2, 1)] == ["llm1", "llm2", "llm1"]
+    assert seen == [1, 2]
+    for n in range(FORMS + 2):
+        name(one, n)
+    assert name(one, 1) == "llm1"
+    assert seen.count(1) == 2
+
+
+def test_a_value_that_is_its_subject_keeps_nothing_alive() -> None:
+    """It would keep itself."""
+    same = ByIdentity(lambda each: each)
+    one = pool_of()
+    assert same(one) is one
+    assert len(same) == 0
 
 
 def test_values_are_forgotten_with_their_subjects() -> None:

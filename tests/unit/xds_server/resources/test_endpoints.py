@@ -10,7 +10,7 @@ from tidegate_api.fleet.v1 import pool_pb2
 from tidegate_api.names import ClusterRef
 from xds_server.fleet.view import View
 from xds_server.resources import endpoints as module
-from xds_server.resources.endpoints import _FORMS, _lb_endpoints, assignment
+from xds_server.resources.endpoints import assignment
 from xds_server.resources.pools import pool_resource
 
 SHAPES: dict[str, dict] = {
@@ -45,21 +45,13 @@ def test_an_unchanged_endpoint_is_serialized_once(monkeypatch: pytest.MonkeyPatc
     assignment(old, ref)
     edited = old.endpoints[0].model_copy(update={"capacity": 7.0})
     new = old.model_copy(update={"endpoints": (edited, *old.endpoints[1:])})
-    built, build = [], module._lb_endpoint
+    kept, built = module._lb_endpoint, []
+    build = kept._function
     monkeypatch.setattr(
-        module, "_lb_endpoint", lambda each, *key: (built.append(each), build(each, *key))[1]
+        kept, "_function", lambda each, *key: (built.append(each), build(each, *key))[1]
     )
     assert assignment(new, ref) != assignment(old, ref)
     assert built == [edited]
-
-
-def test_the_kept_forms_of_an_endpoint_are_bounded() -> None:
-    """Whatever an endpoint is asked for, few forms of it are kept."""
-    (old,) = fleet(pool()).pools
-    forms = _lb_endpoints(old.endpoints[0])
-    forms.update({("", None, number): b"" for number in range(-_FORMS, 0)})
-    assignment(old, ClusterRef(old.name, "stable", "http"))
-    assert len(forms) == 1
 
 
 def test_a_pool_in_parts_has_all_its_endpoints_in_order() -> None:

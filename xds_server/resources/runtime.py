@@ -1,14 +1,10 @@
-"""Envoy's runtime layers: limits, slow-start settings and weights (RTDS).
+"""Envoy's runtime layer of limits and slow-start settings (RTDS); weights have layers of their own.
 
 For Envoy a changed cluster is a new one: it is warmed again, and its connection pools and host
 statistics start empty. Settings with a runtime key are therefore constant in the cluster (the
 defaults of the fleet's model), and this layer always contains all current values. Envoy gets the
 layer before its first cluster and keeps it while the control server is unreachable. An Envoy that
 never got it uses the defaults, so it is limited, not unlimited.
-
-A layer is always sent as a whole. The weights of variants are therefore spread over the layers
-``WEIGHT_LAYERS`` by a hash of the pool's name: a change of weights sends the weights of one pool in
-``len(WEIGHT_LAYERS)``. A pool is in one layer as a whole, so its weights change at once.
 
 Keys are flat text: the ``/`` in a cluster's name has no special meaning in them.
 
@@ -21,62 +17,21 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-import xxhash
 from envoy.service.runtime.v3 import rtds_pb2
 
-from tidegate_api.names import RUNTIME_NAME, WEIGHT_LAYERS
-from xds_server.fleet.memo import ByIdentity
+from tidegate_api.names import RUNTIME_NAME
 from xds_server.fleet.view import clusters_of
 from xds_server.resources.edge.request_log import shares
-from xds_server.resources.routes.weights import weight_values
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from xds_server.fleet.model.fleet import Fleet, PoolSpec
 
-    Weights = Mapping[str, Mapping[str, int]]
-    """Name of a layer -> runtime key -> weight; all layers are present."""
-
 
 _MAX_PATTERN: Final = 10_000.0
 """Size of the compiled regular expressions that Envoy accepts. The pattern of a few paths or model
 names exceeds its default of 100; ours come from the fleet alone, whose size is bounded."""
-
-
-def layer_of(pool: str) -> str:
-    """Return the name of the layer that contains a pool's weights."""
-    return WEIGHT_LAYERS[xxhash.xxh32_intdigest(pool) % len(WEIGHT_LAYERS)]
-
-
-@ByIdentity
-def weights_of(fleet: Fleet) -> Weights:
-    """Return the weights of all draws of the fleet's routes."""
-    layers: dict[str, dict[str, int]] = {name: {} for name in WEIGHT_LAYERS}
-    for pool in fleet.pools:
-        layers[layer_of(pool.name)].update(weight_values(pool))
-    return layers
-
-
-def merged(first: Weights, then: Weights) -> Weights:
-    """Return the weights of both; for common keys ``then`` takes precedence."""
-    return {
-        name: layer if (layer := then[name]) is first[name] else {**first[name], **layer}
-        for name in WEIGHT_LAYERS
-    }
-
-
-def weight_layer(name: str, values: Mapping[str, int]) -> bytes:
-    """Return the serialized ``Runtime`` of one layer of weights."""
-    message = rtds_pb2.Runtime(name=name)
-    message.layer.update({key: str(value) for key, value in values.items()})
-    return message.SerializeToString(deterministic=True)  # type: ignore[no-any-return]  # untyped library
-
-
-def weights_in(data: bytes) -> dict[str, int]:
-    """Return the keys and weights of a serialized layer of weights."""
-    layer = rtds_pb2.Runtime.FromString(data).layer
-    return {key: int(value.string_value) for key, value in layer.fields.items()}
 
 
 def aggression_key(pool: str) -> str:

@@ -42,8 +42,14 @@ from xds_server.resources.filters.discovered import extensions
 from xds_server.resources.gateway import gateway_assignment, gateway_cluster, gateway_ports
 from xds_server.resources.listener import all_listeners, further
 from xds_server.resources.routes.table import route_configuration
-from xds_server.resources.routes.weights import neutral, with_literal_weights
-from xds_server.resources.runtime import runtime, weight_layer, weights_in, weights_of
+from xds_server.resources.routes.weights import (
+    neutral,
+    weight_layer,
+    weights_in,
+    weights_of,
+    with_literal_weights,
+)
+from xds_server.resources.runtime import runtime
 from xds_server.resources.secrets import secrets
 from xds_server.snapshots.memo import Memo, stripped_pool
 
@@ -53,7 +59,7 @@ if TYPE_CHECKING:
     from xds_server.fleet.findings import PublishedSick
     from xds_server.fleet.model.fleet import Fleet
     from xds_server.fleet.view import View
-    from xds_server.resources.runtime import Weights
+    from xds_server.resources.routes.weights import Weights
 
     Resources = Mapping[str, Mapping[str, bytes]]
     Contents = Mapping[str, Mapping[str, bytes | Resource] | TypeSet]

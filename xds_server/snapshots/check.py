@@ -53,7 +53,7 @@ from tidegate_api.names import (
 )
 from tidegate_api.pools import MAX_WEIGHT_SUM
 from xds_server.fleet.memo import ByIdentity
-from xds_server.resources.runtime import weights_in
+from xds_server.resources.routes.weights import weights_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -30,7 +30,7 @@ from xds_server.fleet.model.fleet import Match, VariantMatch
 from xds_server.fleet.view import View
 from xds_server.protocol.snapshot import Snapshot
 from xds_server.protocol.transaction import Stage
-from xds_server.resources.runtime import merged, weights_of
+from xds_server.resources.routes.weights import merged, weights_of
 from xds_server.snapshots.build import (
     envoy_snapshot,
     front_contents,

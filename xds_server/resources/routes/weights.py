@@ -10,10 +10,14 @@ Rules:
 3. The weights in the routes themselves are neutral: Envoy uses them only if it lacks a key. They
    are equal among the variants with replicas, so that no request is drawn to an empty cluster.
 4. For clients that lack the layers ``with_literal_weights`` puts the weights back into the routes.
+5. A layer is always sent as a whole, so weights are spread over the layers ``WEIGHT_LAYERS`` by a
+   hash of the pool's name: a change of weights sends those of one pool in ``len(WEIGHT_LAYERS)``. A
+   pool is in one layer as a whole, so its weights change at once.
 
 Values are text: Envoy 1.40 reads whole numbers of 32 bits from it, and it is shorter than a double.
 
-Source: ``envoy/config/route/v3/route_components.proto``, ``WeightedCluster.runtime_key_prefix``.
+Sources: ``envoy/config/route/v3/route_components.proto``, ``WeightedCluster.runtime_key_prefix``;
+``envoy/service/runtime/v3/rtds.proto``.
 """
 
 from __future__ import annotations
@@ -22,7 +26,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import xxhash
 from envoy.config.route.v3 import route_components_pb2, route_pb2
+from envoy.service.runtime.v3 import rtds_pb2
 
+from tidegate_api.names import WEIGHT_LAYERS
 from xds_server.fleet.memo import ByIdentity
 from xds_server.fleet.view import clusters_of
 
@@ -30,6 +36,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from xds_server.fleet.model.fleet import Fleet, PoolSpec, VariantSpec
+
+    Weights = Mapping[str, Mapping[str, int]]
+    """Name of a layer -> runtime key -> weight; all layers are present."""
 
 _PREFIX: Final = "tidegate.weight"
 _OF_VERSION: Final = ".version"
@@ -58,6 +67,41 @@ def weight_values(pool: PoolSpec) -> dict[str, int]:
             if ref.variant in drawn:
                 values[f"{prefix}.{ref}"] = drawn[ref.variant]
     return values
+
+
+def layer_of(pool: str) -> str:
+    """Return the name of the layer that contains a pool's weights."""
+    return WEIGHT_LAYERS[xxhash.xxh32_intdigest(pool) % len(WEIGHT_LAYERS)]
+
+
+@ByIdentity
+def weights_of(fleet: Fleet) -> Weights:
+    """Return the weights of all draws of the fleet's routes."""
+    layers: dict[str, dict[str, int]] = {name: {} for name in WEIGHT_LAYERS}
+    for pool in fleet.pools:
+        layers[layer_of(pool.name)].update(weight_values(pool))
+    return layers
+
+
+def merged(first: Weights, then: Weights) -> Weights:
+    """Return the weights of both; for common keys ``then`` takes precedence."""
+    return {
+        name: layer if (layer := then[name]) is first[name] else {**first[name], **layer}
+        for name in WEIGHT_LAYERS
+    }
+
+
+def weight_layer(name: str, values: Mapping[str, int]) -> bytes:
+    """Return the serialized ``Runtime`` of one layer of weights."""
+    message = rtds_pb2.Runtime(name=name)
+    message.layer.update({key: str(value) for key, value in values.items()})
+    return message.SerializeToString(deterministic=True)  # type: ignore[no-any-return]  # untyped library
+
+
+def weights_in(data: bytes) -> dict[str, int]:
+    """Return the keys and weights of a serialized layer of weights."""
+    layer = rtds_pb2.Runtime.FromString(data).layer
+    return {key: int(value.string_value) for key, value in layer.fields.items()}
 
 
 def shares(variants: Sequence[VariantSpec]) -> dict[str, int]:

@@ -23,7 +23,7 @@ from tidegate_api.names import (
 )
 from xds_server.fleet.view import View
 from xds_server.protocol.snapshot import Snapshot
-from xds_server.resources.runtime import layer_of, weight_layer, weights_in
+from xds_server.resources.routes.weights import layer_of, weight_layer, weights_in
 from xds_server.snapshots import build, check, stages
 from xds_server.snapshots.check import Inconsistent, hold
 

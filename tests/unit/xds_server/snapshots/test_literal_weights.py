@@ -8,7 +8,7 @@ from support.fleets import fleet, pool
 from tidegate_api.names import CLUSTER_TYPE, ROUTE_CONFIG_NAME, ROUTE_TYPE, WEIGHT_LAYERS
 from xds_server.fleet.view import View
 from xds_server.protocol.snapshot import Snapshot
-from xds_server.resources.runtime import weights_of
+from xds_server.resources.routes.weights import weights_of
 from xds_server.snapshots.build import envoy_snapshot, weights_held
 from xds_server.snapshots.stages import plan
 

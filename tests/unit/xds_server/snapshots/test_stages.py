@@ -21,7 +21,7 @@ from tidegate_api.names import CLUSTER_TYPE, ENDPOINT_TYPE, POOL_TYPE, ROUTE_CON
 from xds_server.fleet.model.fleet import Fleet
 from xds_server.fleet.view import View
 from xds_server.protocol.snapshot import Snapshot
-from xds_server.resources.runtime import layer_of
+from xds_server.resources.routes.weights import layer_of
 from xds_server.snapshots.build import weights_held
 from xds_server.snapshots.stages import Acknowledged, newly_draining, plan, widened
 

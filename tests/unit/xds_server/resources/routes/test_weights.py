@@ -15,8 +15,15 @@ from tidegate.stack.assets import asset
 from tidegate_api.names import RUNTIME_NAME, WEIGHT_LAYERS
 from xds_server.fleet.model.fleet import Fleet
 from xds_server.resources.routes.table import route_configuration
-from xds_server.resources.routes.weights import neutral, with_literal_weights
-from xds_server.resources.runtime import layer_of, merged, weight_layer, weights_in, weights_of
+from xds_server.resources.routes.weights import (
+    layer_of,
+    merged,
+    neutral,
+    weight_layer,
+    weights_in,
+    weights_of,
+    with_literal_weights,
+)
 
 
 def variants(*weights: int, version: str | None = None) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ Rules:
    is no part of that state: it would come to all with the first stage of the next change.
 2. Replicas that are to be left alone are so first of all, in a stage of its own (``urgent``); after
    a restart with what pickers may name whatever Envoys have (``restart``).
-   So are weights and limits (``light``), but in the stages of a change where these have waves.
+   So are weights and limits, but in the stages of a change where these have waves.
    With waves, load is shed likewise. What differs from the good state in nothing else comes to all
    Envoys at once, and so does the way back from a rejected change.
 3. The *good* state is the newest state whose publication was completed. A rejected change falls
@@ -27,12 +27,11 @@ from xds_server.fleet.members.standbys import standing
 from xds_server.fleet.view import View
 from xds_server.protocol.snapshot import Snapshot
 from xds_server.snapshots.build import upstream_contents
-from xds_server.snapshots.light import lightened, lighter
 from xds_server.snapshots.memo import Memo
 from xds_server.snapshots.preview import preview
 from xds_server.snapshots.restart import restart_stage
 from xds_server.snapshots.stages import Acknowledged, plan, widened
-from xds_server.snapshots.urgent import URGENT, shed_stage, urgent_stage
+from xds_server.snapshots.urgent import URGENT, lightened, lighter, shed_stage, urgent_stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

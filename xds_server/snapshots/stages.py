@@ -3,7 +3,7 @@
 The five stages, in order (a stage that changes nothing passes at once):
 
 1. Envoys *add*: all clusters and endpoints of both fleets, and the weights that the next routes
-   will read; routes do not change, and of the weights in use only what is ``light``.
+   will read; routes do not change, and of the weights in use only what is light (``urgent``).
 2. Pickers *use*: endpoints of both fleets; matches and other weights do not change. Replicas that
    begin to drain get no new requests (``urgent``).
 3. Envoys *switch*: new listener, filters, routes, weights and limits; routes to retiring variants
@@ -39,9 +39,8 @@ from xds_server.snapshots.build import (
     weights_held,
 )
 from xds_server.snapshots.check import hold
-from xds_server.snapshots.light import lightened, lighter
 from xds_server.snapshots.memo import Memo
-from xds_server.snapshots.urgent import marked
+from xds_server.snapshots.urgent import lightened, lighter, marked
 
 if TYPE_CHECKING:
     from xds_server.fleet.model.fleet import EndpointSpec, Fleet, Gateways, PoolSpec, VariantSpec

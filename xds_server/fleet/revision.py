@@ -198,13 +198,13 @@ def following(
 
 
 def _differing(old: Fleet | None, new: Fleet) -> tuple[list[PoolSpec], list[PoolSpec]]:
-    """Return the pools that only one of two fleets has."""
+    """Return the pools whose list of endpoints only one of two fleets has."""
     if old is None:
         return [], list(new.pools)
-    both = set(map(id, old.pools)) & set(map(id, new.pools))
+    both = {id(pool.endpoints) for pool in old.pools} & {id(pool.endpoints) for pool in new.pools}
     return (
-        [pool for pool in old.pools if id(pool) not in both],
-        [pool for pool in new.pools if id(pool) not in both],
+        [pool for pool in old.pools if id(pool.endpoints) not in both],
+        [pool for pool in new.pools if id(pool.endpoints) not in both],
     )
 
 

@@ -89,6 +89,9 @@ class Members:
         last = self._last
         if last is not None and last.written is fleet:
             return last
+        if not any(map(_finds, fleet.pools)):
+            self._last = WithMembers(fleet, fleet, {}, ())
+            return self._last
         if before is None and last is not None:
             before = last.fleet
         merged = _Merge(fleet, self.pools, self.low_objectives)
@@ -144,8 +147,6 @@ class _Merge:
         """Ids of written replicas."""
 
     def fleet(self) -> Fleet:
-        if not self._members:
-            return self._written
         for pool in self._written.pools:
             for each in pool.endpoints:
                 if each.dns_name is None:

@@ -5,8 +5,11 @@ isort:skip_file
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import descriptor_pb2 as _descriptor_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf.internal import extension_dict as _extension_dict
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -17,6 +20,28 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _Access:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AccessEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Access.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ACCESS_UNSPECIFIED: _Access.ValueType  # 0
+    """nobody"""
+    ACCESS_READERS: _Access.ValueType  # 1
+    ACCESS_OPERATORS: _Access.ValueType  # 2
+    ACCESS_ADMINS: _Access.ValueType  # 3
+
+class Access(_Access, metaclass=_AccessEnumTypeWrapper):
+    """Access says who may call a method; one without it is refused to all."""
+
+ACCESS_UNSPECIFIED: Access.ValueType  # 0
+"""nobody"""
+ACCESS_READERS: Access.ValueType  # 1
+ACCESS_OPERATORS: Access.ValueType  # 2
+ACCESS_ADMINS: Access.ValueType  # 3
+Global___Access: _TypeAlias = Access  # noqa: Y015
 
 @_typing.final
 class ChangeOptions(_message.Message):
@@ -2843,3 +2868,6 @@ class ActOnCanaryRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seen) -> _WhichOneofReturnType__seen | None: ...
 
 Global___ActOnCanaryRequest: _TypeAlias = ActOnCanaryRequest  # noqa: Y015
+
+ACCESS_FIELD_NUMBER: _builtins.int
+access: _extension_dict._ExtensionFieldDescriptor[_descriptor_pb2.MethodOptions, Global___Access.ValueType]

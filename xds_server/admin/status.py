@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from xds_server.applications.discovery.membership import Membership
     from xds_server.applications.traffic.book import TrafficBook
-    from xds_server.applications.traffic.lives import Key
+    from xds_server.applications.traffic.picker_runs import Key
     from xds_server.applications.traffic.placements import PlacementBook
     from xds_server.applications.traffic.replicas import ReplicaBook, State
     from xds_server.applications.traffic.verdict import CertificateState, Verdict

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from xds_server.applications.canary.controller import RolloutSpec
     from xds_server.applications.loading.keeper import LoadKeeper
     from xds_server.applications.loading.plan import Answered
-    from xds_server.applications.traffic.lives import Key
+    from xds_server.applications.traffic.picker_runs import Key
     from xds_server.applications.traffic.replicas import State
     from xds_server.control.fleet_control import Control
     from xds_server.fleet.model.fleet import EndpointSpec

@@ -24,7 +24,7 @@ from xds_server.fleet.members.standbys import standbys_of
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from xds_server.applications.traffic.lives import Key
+    from xds_server.applications.traffic.picker_runs import Key
     from xds_server.applications.traffic.replicas import State
     from xds_server.control.fleet_control import Control
     from xds_server.fleet.members.standbys import Promoted

@@ -19,7 +19,7 @@ from xds_server.fleet.view import clusters_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from xds_server.applications.traffic.lives import Key
+    from xds_server.applications.traffic.picker_runs import Key
     from xds_server.applications.traffic.replicas import State
     from xds_server.control.fleet_control import Control
     from xds_server.fleet.members.placed import Unpicked

@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate_common.histogram import quantile
-from xds_server.applications.traffic.lives import Counted, Key, Lives
+from xds_server.applications.traffic.picker_runs import Counted, Key, PickerRuns
 from xds_server.applications.traffic.ring import Ring
 from xds_server.applications.traffic.sums import NOTHING, Sums, since
 
@@ -90,7 +90,7 @@ class TrafficBook:
         self._names = names
         self._clock = clock
         self._began = clock()
-        self._lives = Lives()
+        self._runs = PickerRuns()
         self._variants: dict[Key, tuple[Ring, Ring]] = {}
         self._endpoints: dict[Key, tuple[Ring, Ring]] = {}
         self._known: tuple[Collection[Key], Collection[Key]] | None = None
@@ -107,7 +107,7 @@ class TrafficBook:
             variants={k: v for k, v in counted.variants.items() if k == NOWHERE or k in variants},
             endpoints={k: v for k, v in counted.endpoints.items() if k in endpoints},
         )
-        risen = self._lives.take(picker, counted, now)
+        risen = self._runs.take(picker, counted, now)
         timely = risen.over_s <= LATE_S
         for key, sums in risen.variants.items():
             rings = self._variants.get(key)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from tidegate_common import fine_histogram
 from tidegate_common.canary import ALL, FirstRequest, SessionFailure, SessionRecord
 from tidegate_common.histogram import BUCKETS
-from xds_server.applications.traffic.lives import Counted
+from xds_server.applications.traffic.picker_runs import Counted
 from xds_server.applications.traffic.placements import PlacedState, ReplicaModels
 from xds_server.applications.traffic.replicas import Condition, Reported, ToldLimit, ToldQueue
 from xds_server.applications.traffic.sums import Sums
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tidegate_api.fleet.v1 import report_pb2
-    from xds_server.applications.traffic.lives import Key
+    from xds_server.applications.traffic.picker_runs import Key
 
 MAX_VARIANTS: Final = 1024
 MAX_ENDPOINTS: Final = 65_536

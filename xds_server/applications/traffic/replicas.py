@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from xds_server.applications.traffic.lives import Key
+    from xds_server.applications.traffic.picker_runs import Key
 
 STALE_S: Final = 15.0
 SILENT: Final = "silent"

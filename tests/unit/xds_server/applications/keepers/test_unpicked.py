@@ -12,7 +12,7 @@ from xds_server.applications.traffic.replicas import State, ToldLimit
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from xds_server.applications.traffic.lives import Key
+    from xds_server.applications.traffic.picker_runs import Key
     from xds_server.fleet.model.fleet import Fleet
 
 STABLE = ("llm/stable/http", "llm/stable/grpc")

@@ -12,7 +12,7 @@ from xds_server.applications.traffic.book import (
     WINDOW,
     TrafficBook,
 )
-from xds_server.applications.traffic.lives import Counted, Key
+from xds_server.applications.traffic.picker_runs import Counted, Key
 from xds_server.applications.traffic.ring import MOST, Ring
 from xds_server.applications.traffic.sums import Sums
 
@@ -29,14 +29,14 @@ class Setting:
         self.book = TrafficBook(lambda: (self.variants, self.endpoints), lambda: self.now)
         self.total = 0
 
-    def report(self, requests: int, *, key: Key = STABLE, life: int = 1) -> None:
+    def report(self, requests: int, *, key: Key = STABLE, run: int = 1) -> None:
         """Report so many further requests, a tenth of them failed."""
         self.total += requests
         sums = Sums(
             self.total, {"error": self.total // 10, "left": 1}, {10: self.total}, {20: self.total}
         )
         endpoint = Sums(self.total, {"error": self.total // 10})
-        self.book.take("p", Counted(life, 1.0, {key: sums}, {R1: endpoint}))
+        self.book.take("p", Counted(run, 1.0, {key: sums}, {R1: endpoint}))
 
 
 def test_rates_are_those_of_the_last_minute() -> None:
@@ -83,8 +83,8 @@ def test_only_the_fleet_is_counted() -> None:
     """Names that a peer invents cost nothing; what is gone from the fleet is dropped."""
     made = Setting()
     made.report(5)
-    made.report(5, key=("llm", "invented"), life=2)
-    made.report(5, key=NOWHERE, life=3)
+    made.report(5, key=("llm", "invented"), run=2)
+    made.report(5, key=NOWHERE, run=3)
     assert set(made.book._variants) == {STABLE, NOWHERE}
     made.variants.clear()
     made.endpoints.clear()

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xds_server.applications.traffic import lives as module
-from xds_server.applications.traffic.lives import MAX_LIVES, YOUNG_S, Counted, Lives
+from xds_server.applications.traffic import picker_runs as module
+from xds_server.applications.traffic.picker_runs import MAX_RUNS, YOUNG_S, Counted, PickerRuns
 from xds_server.applications.traffic.sums import NOTHING, Sums, added, highest, since
 
 COUNT = st.integers(0, 9)
@@ -63,15 +63,15 @@ def test_sums_equal_the_truth_under_restarts_repeats_and_reordering(
     steps: list[tuple[str, str, Sums]],
 ) -> None:
     """Nothing that was reported is lost, and nothing is counted twice."""
-    book, truth, found = Lives(), NOTHING, NOTHING
+    book, truth, found = PickerRuns(), NOTHING, NOTHING
     totals: dict[str, Sums] = {}
     sent: dict[str, list[Counted]] = {}
-    life = dict.fromkeys(["p1", "p1.w1", "p2"], 0)
+    run = dict.fromkeys(["p1", "p1.w1", "p2"], 0)
     numbers = iter(range(1, 10_000))
 
     def report(picker: str) -> Counted:
-        life[picker] = life[picker] or next(numbers)
-        return Counted(life[picker], 1.0, {KEY: totals.get(picker, NOTHING)}, {})
+        run[picker] = run[picker] or next(numbers)
+        return Counted(run[picker], 1.0, {KEY: totals.get(picker, NOTHING)}, {})
 
     def take(picker: str, counted: Counted) -> None:
         nonlocal found
@@ -87,17 +87,17 @@ def test_sums_equal_the_truth_under_restarts_repeats_and_reordering(
             take(picker, made)
         elif what == "restart":  # it reports before it stops, as a drained picker does
             take(picker, report(picker))
-            totals[picker], life[picker], sent[picker] = NOTHING, 0, []
+            totals[picker], run[picker], sent[picker] = NOTHING, 0, []
         elif sent.get(picker):
             take(picker, sent[picker][-1 if what == "again" else 0])
-    for picker in life:
+    for picker in run:
         take(picker, report(picker))
     assert found == truth
 
 
 def test_a_life_that_began_long_ago_is_only_a_basis() -> None:
     """A restarted control server must not show a day's requests as those of this minute."""
-    book = Lives()
+    book = PickerRuns()
     old = Counted(7, YOUNG_S + 1, {KEY: Sums(1000)}, {KEY: Sums(1000)})
     assert book.take("p", old, 0.0).variants == {}
     more = book.take("p", Counted(7, YOUNG_S + 6, {KEY: Sums(1010)}, {}), 5.0)
@@ -107,19 +107,19 @@ def test_a_life_that_began_long_ago_is_only_a_basis() -> None:
 
 def test_a_new_life_counts_as_a_whole() -> None:
     """A picker that has just started begins at 0, also under the id of an earlier one."""
-    book = Lives()
+    book = PickerRuns()
     book.take("p", Counted(1, 1.0, {KEY: Sums(50)}, {}), 0.0)
     assert book.take("p", Counted(2, 3.0, {KEY: Sums(4)}, {}), 9.0).variants == {KEY: Sums(4)}
 
 
 def test_lives_and_series_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A peer that invents lives, names and pickers costs bounded memory."""
+    """A peer that invents runs, names and pickers costs bounded memory."""
     monkeypatch.setattr(module, "MAX_SERIES", 6)
     monkeypatch.setattr(module, "MAX_PICKERS", 3)
-    book = Lives()
+    book = PickerRuns()
     for number in range(20):
         sums = {("llm", f"v{each}"): Sums(1) for each in range(4)}
         book.take(f"p{number % 5}", Counted(number, 0.0, sums, {}), 0.0)
         assert book.series <= 6
     assert len(book._pickers) == 3
-    assert all(len(known) <= MAX_LIVES for known in book._pickers.values())
+    assert all(len(known) <= MAX_RUNS for known in book._pickers.values())

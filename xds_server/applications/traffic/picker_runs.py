@@ -2,12 +2,12 @@
 
 Rules:
 
-1. Counts are sums over a *life* of a picker's process. Of each life the highest known counts are
+1. Counts are sums over a *run* of a picker's process. Of each run the highest known counts are
    kept; what a report is above them is new. So a report that is repeated or overtaken adds nothing,
-   and a restarted picker, which has another life, begins at 0.
-2. The first report of a life is new as a whole if the life is at most ``YOUNG_S`` old. That of an
+   and a restarted picker, which has another run, begins at 0.
+2. The first report of a run is new as a whole if the run is at most ``YOUNG_S`` old. That of an
    older one is only the basis of what comes: it was counted before this server listened.
-3. Of each picker the ``MAX_LIVES`` lives that reported last are kept, of all pickers together
+3. Of each picker the ``MAX_RUNS`` runs that reported last are kept, of all pickers together
    ``MAX_SERIES`` series; series above that are left out.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 YOUNG_S: Final = 15.0
-MAX_LIVES: Final = 2
+MAX_RUNS: Final = 2
 MAX_PICKERS: Final = 2048
 """Pickers of which counts are kept; beyond that the one that reported least recently is dropped."""
 MAX_SERIES: Final = 262_144
@@ -31,11 +31,11 @@ Key = tuple[str, str]
 
 
 class Counted(NamedTuple):
-    """One report: the counts of a life as far as they have changed."""
+    """One report: the counts of a run as far as they have changed."""
 
-    life: int
+    run: int
     age_s: float
-    """Age of the life in seconds."""
+    """Age of the run in seconds."""
     variants: Mapping[Key, Sums]
     endpoints: Mapping[Key, Sums]
 
@@ -49,7 +49,7 @@ class Increments(NamedTuple):
     """Seconds since the report before, in which these requests ended."""
 
 
-class _Life:
+class _Run:
     __slots__ = ("at", "series")
 
     def __init__(self, at: float) -> None:
@@ -57,11 +57,11 @@ class _Life:
         self.series: tuple[dict[Key, Sums], dict[Key, Sums]] = ({}, {})
 
 
-class Lives:
-    """The lives of all pickers; see the module's rules."""
+class PickerRuns:
+    """The runs of all pickers; see the module's rules."""
 
     def __init__(self) -> None:
-        self._pickers: dict[str, dict[int, _Life]] = {}
+        self._pickers: dict[str, dict[int, _Run]] = {}
         self._series = 0
 
     @property
@@ -77,22 +77,22 @@ class Lives:
             counted: The report.
             now: Monotonic seconds.
         """
-        lives = self._pickers.pop(picker, {})
-        self._pickers[picker] = lives  # the last is the one that reported last
+        runs = self._pickers.pop(picker, {})
+        self._pickers[picker] = runs  # the last is the one that reported last
         while len(self._pickers) > MAX_PICKERS:
             self._drop(self._pickers.pop(next(iter(self._pickers))))
-        life = lives.pop(counted.life, None)
-        basis = life is None and counted.age_s > YOUNG_S
-        over_s = counted.age_s if life is None else max(0.0, now - life.at)
-        if life is None:
-            life = _Life(now)
-        life.at = now
-        lives[counted.life] = life
-        while len(lives) > MAX_LIVES:
-            oldest = next(iter(lives))
-            self._drop({oldest: lives.pop(oldest)})
+        run = runs.pop(counted.run, None)
+        basis = run is None and counted.age_s > YOUNG_S
+        over_s = counted.age_s if run is None else max(0.0, now - run.at)
+        if run is None:
+            run = _Run(now)
+        run.at = now
+        runs[counted.run] = run
+        while len(runs) > MAX_RUNS:
+            oldest = next(iter(runs))
+            self._drop({oldest: runs.pop(oldest)})
         found: list[dict[Key, Sums]] = []
-        for known, reported in zip(life.series, (counted.variants, counted.endpoints), strict=True):
+        for known, reported in zip(run.series, (counted.variants, counted.endpoints), strict=True):
             new = self._rise(known, reported)
             found.append({} if basis else new)
         return Increments(found[0], found[1], over_s)
@@ -112,5 +112,5 @@ class Lives:
                 new[key] = risen
         return new
 
-    def _drop(self, lives: Mapping[int, _Life]) -> None:
-        self._series -= sum(len(part) for life in lives.values() for part in life.series)
+    def _drop(self, runs: Mapping[int, _Run]) -> None:
+        self._series -= sum(len(part) for run in runs.values() for part in run.series)

@@ -113,6 +113,8 @@ def _pool(old: PoolSpec, new: PoolSpec) -> Iterator[str]:
     yield from _order(
         f"{where} variants", [v.name for v in old.variants], [v.name for v in new.variants]
     )
+    if old.endpoints is new.endpoints and old.variants[0].name == new.variants[0].name:
+        return
     endpoints = {endpoint.id: endpoint for endpoint in old.endpoints}
     for endpoint in new.endpoints:
         before = endpoints.pop(endpoint.id, None)

@@ -219,6 +219,8 @@ def _served(old: PoolSpec, new: PoolSpec) -> bool:
     """Return whether each variant that gets its first share has its replicas already."""
     pairs = zip(old.variants, new.variants, strict=True)
     first = {now.name for was, now in pairs if now.weight and not was.weight}
+    if not first:
+        return True
     had = {(old.variant_of(each), *_host(each)) for each in old.endpoints}
     wanted = [each for each in new.endpoints if new.variant_of(each) in first]
     used = {new.variant_of(each) for each in wanted if not each.draining}

@@ -109,7 +109,10 @@ FREE = {
         {"EDS", "POOL"},
         lambda fleet: fleet["pickers"]["addresses"].remove("127.0.0.1:1"),
     ),
-    "failing closed": ({"ECDS"}, lambda fleet: fleet["pickers"].update(fail_open=False)),
+    "failing closed": (
+        {"ECDS", "POOL"},
+        lambda fleet: fleet["pickers"].update(fail_open=False),
+    ),
     "another pool": ({"CDS", "EDS", "RDS", "RTDS", "POOL"}, another_pool),
     "headers that clients may not send": ({"ECDS", "POOL"}, pin_another),
 }

@@ -11,7 +11,7 @@ from xds_server.admin.views.remaining import remaining
 from xds_server.applications.traffic.book import LONG_S, RecentTraffic
 from xds_server.applications.traffic.placements import VersionedReplica, shown, unlike_versions
 from xds_server.applications.traffic.replicas import STALE_S, UNKNOWN, noted, words
-from xds_server.applications.traffic.sums import NOTHING, Sums, added, since
+from xds_server.applications.traffic.request_counts import NOTHING, RequestCounts, added, since
 from xds_server.applications.traffic.verdict import (
     KINDS,
     ClientState,
@@ -175,7 +175,7 @@ class StatusBoard:
             recent = {
                 each.id: self._traffic.endpoint(pool.name, each.id) for each in pool.endpoints
             }
-            variants: dict[str, Sums] = {}
+            variants: dict[str, RequestCounts] = {}
             for endpoint in pool.endpoints:
                 variant = pool.variant_of(endpoint)
                 sums = recent[endpoint.id].sums
@@ -448,7 +448,7 @@ def _counts(rates: RecentTraffic) -> dict[str, Any]:
     }
 
 
-def _times(sums: Sums) -> admin_pb2.RequestTimes | None:
+def _times(sums: RequestCounts) -> admin_pb2.RequestTimes | None:
     """Return the means of an endpoint's requests; ``None`` = there were none."""
     mean = sums.duration_s
     if mean is None:

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate_common.histogram import quantile
 from xds_server.applications.traffic.picker_runs import Counted, Key, PickerRuns
-from xds_server.applications.traffic.ring import Ring
-from xds_server.applications.traffic.sums import NOTHING, Sums, since
+from xds_server.applications.traffic.request_counts import NOTHING, RequestCounts, since
+from xds_server.applications.traffic.time_slots import TimeSlots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -45,7 +45,7 @@ SERVICE_KINDS: Final = frozenset({"error", "broken", "unreached", "timeout", "lo
 class RecentTraffic(NamedTuple):
     """A series over the last minute."""
 
-    sums: Sums
+    sums: RequestCounts
     seconds: float
     """The time that the counts cover."""
 
@@ -91,8 +91,8 @@ class TrafficBook:
         self._clock = clock
         self._began = clock()
         self._runs = PickerRuns()
-        self._variants: dict[Key, tuple[Ring, Ring]] = {}
-        self._endpoints: dict[Key, tuple[Ring, Ring]] = {}
+        self._variants: dict[Key, tuple[TimeSlots, TimeSlots]] = {}
+        self._endpoints: dict[Key, tuple[TimeSlots, TimeSlots]] = {}
         self._known: tuple[Collection[Key], Collection[Key]] | None = None
 
     def fleet_changed(self) -> None:
@@ -110,62 +110,62 @@ class TrafficBook:
         risen = self._runs.take(picker, counted, now)
         timely = risen.over_s <= LATE_S
         for key, sums in risen.variants.items():
-            rings = self._variants.get(key)
-            if rings is None:
+            series = self._variants.get(key)
+            if series is None:
                 if len(self._variants) >= MAX_VARIANTS:
                     continue
-                rings = self._variants[key] = (
-                    Ring(SHORT_S, WINDOW),
-                    Ring(LONG_S, LONG_SLOTS),
+                series = self._variants[key] = (
+                    TimeSlots(SHORT_S, WINDOW),
+                    TimeSlots(LONG_S, LONG_SLOTS),
                 )
-            for ring in rings if timely else rings[1:]:
-                ring.add(sums, now)
+            for slots in series if timely else series[1:]:
+                slots.add(sums, now)
         for key, sums in risen.endpoints.items() if timely else ():
             found = self._endpoints.get(key)
             if found is None:
                 if len(self._endpoints) >= MAX_ENDPOINTS:
                     continue
                 found = self._endpoints[key] = (
-                    Ring(SHORT_S, WINDOW),
-                    Ring(COARSE_S, COARSE_SLOTS),
+                    TimeSlots(SHORT_S, WINDOW),
+                    TimeSlots(COARSE_S, COARSE_SLOTS),
                 )
-            for ring in found:
-                ring.add(sums, now)
+            for slots in found:
+                slots.add(sums, now)
 
     def variant(self, pool: str, variant: str) -> RecentTraffic:
         """Return the last minute of a variant; the empty one has the pool's refusals."""
-        rings = self._variants.get((pool, variant))
-        return self._rates(None if rings is None else rings[0])
+        series = self._variants.get((pool, variant))
+        return self._rates(None if series is None else series[0])
 
     def endpoint(self, pool: str, endpoint: str) -> RecentTraffic:
         """Return the last minute of an endpoint."""
-        rings = self._endpoints.get((pool, endpoint))
-        return self._rates(None if rings is None else rings[0])
+        series = self._endpoints.get((pool, endpoint))
+        return self._rates(None if series is None else series[0])
 
-    def hour(self, pool: str, endpoint: str) -> Sums:
+    def hour(self, pool: str, endpoint: str) -> RequestCounts:
         """Return what is known of an endpoint in the hour before the last minute."""
-        rings, now = self._endpoints.get((pool, endpoint)), self._clock()
-        if rings is None:
+        series, now = self._endpoints.get((pool, endpoint)), self._clock()
+        if series is None:
             return NOTHING
-        return since(rings[1].total(now, COARSE_SLOTS), rings[0].total(now, WINDOW))
+        return since(series[1].total(now, COARSE_SLOTS), series[0].total(now, WINDOW))
 
-    def history(self, pool: str = "") -> Iterator[tuple[Key, float, Sums]]:
+    def history(self, pool: str = "") -> Iterator[tuple[Key, float, RequestCounts]]:
         """Yield the minutes of the last hour: series, age of the minute's begin, counts.
 
         Args:
             pool: Only this pool; empty = all.
         """
         now = self._clock()
-        for key, rings in sorted(self._variants.items()):
+        for key, series in sorted(self._variants.items()):
             if not pool or key[0] == pool:
-                for age_s, sums in rings[1].points(now):
+                for age_s, sums in series[1].points(now):
                     yield key, age_s, sums
 
-    def _rates(self, ring: Ring | None) -> RecentTraffic:
+    def _rates(self, slots: TimeSlots | None) -> RecentTraffic:
         now = self._clock()
         seconds = (WINDOW - 1) * SHORT_S + now % SHORT_S
         covered = max(min(seconds, now - self._began), SHORT_S)
-        return RecentTraffic(NOTHING if ring is None else ring.total(now, WINDOW), covered)
+        return RecentTraffic(NOTHING if slots is None else slots.total(now, WINDOW), covered)
 
     def _in_fleet(self) -> tuple[Collection[Key], Collection[Key]]:
         if self._known is None:

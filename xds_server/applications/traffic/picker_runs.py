@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from xds_server.applications.traffic.sums import NOTHING, Sums, highest, since
+from xds_server.applications.traffic.request_counts import NOTHING, RequestCounts, highest, since
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,15 +36,15 @@ class Counted(NamedTuple):
     run: int
     age_s: float
     """Age of the run in seconds."""
-    variants: Mapping[Key, Sums]
-    endpoints: Mapping[Key, Sums]
+    variants: Mapping[Key, RequestCounts]
+    endpoints: Mapping[Key, RequestCounts]
 
 
 class Increments(NamedTuple):
     """What a report adds."""
 
-    variants: Mapping[Key, Sums]
-    endpoints: Mapping[Key, Sums]
+    variants: Mapping[Key, RequestCounts]
+    endpoints: Mapping[Key, RequestCounts]
     over_s: float
     """Seconds since the report before, in which these requests ended."""
 
@@ -54,7 +54,7 @@ class _Run:
 
     def __init__(self, at: float) -> None:
         self.at = at
-        self.series: tuple[dict[Key, Sums], dict[Key, Sums]] = ({}, {})
+        self.series: tuple[dict[Key, RequestCounts], dict[Key, RequestCounts]] = ({}, {})
 
 
 class PickerRuns:
@@ -91,14 +91,16 @@ class PickerRuns:
         while len(runs) > MAX_RUNS:
             oldest = next(iter(runs))
             self._drop({oldest: runs.pop(oldest)})
-        found: list[dict[Key, Sums]] = []
+        found: list[dict[Key, RequestCounts]] = []
         for known, reported in zip(run.series, (counted.variants, counted.endpoints), strict=True):
             new = self._rise(known, reported)
             found.append({} if basis else new)
         return Increments(found[0], found[1], over_s)
 
-    def _rise(self, known: dict[Key, Sums], reported: Mapping[Key, Sums]) -> dict[Key, Sums]:
-        new: dict[Key, Sums] = {}
+    def _rise(
+        self, known: dict[Key, RequestCounts], reported: Mapping[Key, RequestCounts]
+    ) -> dict[Key, RequestCounts]:
+        new: dict[Key, RequestCounts] = {}
         for key, sums in reported.items():
             before = known.get(key)
             if before is None:

@@ -15,7 +15,7 @@ from tidegate_common.histogram import BUCKETS
 from xds_server.applications.traffic.picker_runs import Counted
 from xds_server.applications.traffic.placements import PlacedState, ReplicaModels
 from xds_server.applications.traffic.replicas import Condition, Reported, ToldLimit, ToldQueue
-from xds_server.applications.traffic.sums import Sums
+from xds_server.applications.traffic.request_counts import RequestCounts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,12 +63,12 @@ def read_traffic(message: report_pb2.Traffic) -> Counted:
         raise ReportError(f"traffic has more than {MAX_VARIANTS} variants")
     if len(message.endpoints) > MAX_ENDPOINTS:
         raise ReportError(f"traffic has more than {MAX_ENDPOINTS} endpoints")
-    variants: dict[Key, Sums] = {}
+    variants: dict[Key, RequestCounts] = {}
     for each in message.variants:
         if len(each.failed) > MAX_KINDS:
             raise ReportError(f"a variant has more than {MAX_KINDS} kinds of failures")
         failed = {_text(kind, MAX_WORD_CHARS): _count(n) for kind, n in each.failed.items() if n}
-        variants[_text(each.pool), _text(each.variant)] = Sums(
+        variants[_text(each.pool), _text(each.variant)] = RequestCounts(
             _count(each.requests),
             failed,
             _histogram(each.first_byte),
@@ -76,10 +76,10 @@ def read_traffic(message: report_pb2.Traffic) -> Counted:
             _count(each.prompt_tokens),
             _count(each.cached_tokens),
         )
-    endpoints: dict[Key, Sums] = {}
+    endpoints: dict[Key, RequestCounts] = {}
     for one in message.endpoints:
         bad = {"error": _count(one.failed)} if one.failed else {}
-        endpoints[_text(one.pool), _text(one.id)] = Sums(
+        endpoints[_text(one.pool), _text(one.id)] = RequestCounts(
             _count(one.requests),
             bad,
             timed=_count(one.timed),

@@ -13,8 +13,8 @@ from xds_server.applications.traffic.book import (
     TrafficBook,
 )
 from xds_server.applications.traffic.picker_runs import Counted, Key
-from xds_server.applications.traffic.ring import MOST, Ring
-from xds_server.applications.traffic.sums import Sums
+from xds_server.applications.traffic.request_counts import RequestCounts
+from xds_server.applications.traffic.time_slots import MOST, TimeSlots
 
 STABLE: Key = ("llm", "stable")
 R1: Key = ("llm", "r1")
@@ -32,10 +32,10 @@ class Setting:
     def report(self, requests: int, *, key: Key = STABLE, run: int = 1) -> None:
         """Report so many further requests, a tenth of them failed."""
         self.total += requests
-        sums = Sums(
+        sums = RequestCounts(
             self.total, {"error": self.total // 10, "left": 1}, {10: self.total}, {20: self.total}
         )
-        endpoint = Sums(self.total, {"error": self.total // 10})
+        endpoint = RequestCounts(self.total, {"error": self.total // 10})
         self.book.take("p", Counted(run, 1.0, {key: sums}, {R1: endpoint}))
 
 
@@ -101,29 +101,34 @@ def test_series_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Setting()
     made.variants.add(("llm", "canary"))
     made.endpoints.add(("llm", "r2"))
-    many = {STABLE: Sums(1), ("llm", "canary"): Sums(1)}
-    made.book.take("p", Counted(1, 1.0, many, {R1: Sums(1), ("llm", "r2"): Sums(1)}))
+    many = {STABLE: RequestCounts(1), ("llm", "canary"): RequestCounts(1)}
+    made.book.take(
+        "p", Counted(1, 1.0, many, {R1: RequestCounts(1), ("llm", "r2"): RequestCounts(1)})
+    )
     assert len(made.book._variants) == len(made.book._endpoints) == 1
 
 
-def test_a_ring_never_keeps_more_than_its_slots() -> None:
+def test_no_more_than_its_slots_are_kept() -> None:
     """Also where time passes between additions."""
-    ring = Ring(1.0, 3)
+    slots = TimeSlots(1.0, 3)
     for second in (0.0, 1.0, 2.0, 3.0, 9.0):
-        ring.add(Sums(1), second)
-        assert len(ring) <= 3
-    assert ring.total(9.0, 3).requests == 1
-    assert [age for age, _ in ring.points(9.5)] == [0.5]
-    ring.expire(99.0)
-    assert len(ring) == 0
+        slots.add(RequestCounts(1), second)
+        assert len(slots) <= 3
+    assert slots.total(9.0, 3).requests == 1
+    assert [age for age, _ in slots.points(9.5)] == [0.5]
+    slots.expire(99.0)
+    assert len(slots) == 0
 
 
 def test_slots_that_are_over_keep_their_counts() -> None:
     """They are packed; a count that no computer reaches is cut instead of an error."""
-    ring, sums = Ring(1.0, 3), Sums(2, {"error": 1}, {0: 2, 159: 2**70}, {7: 1}, 5, 4)
-    ring.add(sums, 0.0)
-    ring.add(Sums(1), 1.0)
-    (_, packed), (_, newest) = ring.points(1.0)
+    slots, sums = (
+        TimeSlots(1.0, 3),
+        RequestCounts(2, {"error": 1}, {0: 2, 159: 2**70}, {7: 1}, 5, 4),
+    )
+    slots.add(sums, 0.0)
+    slots.add(RequestCounts(1), 1.0)
+    (_, packed), (_, newest) = slots.points(1.0)
     assert packed == sums._replace(first_byte={0: 2, 159: MOST})
-    assert newest == Sums(1)
-    assert ring.total(1.0, 3).requests == 3
+    assert newest == RequestCounts(1)
+    assert slots.total(1.0, 3).requests == 3

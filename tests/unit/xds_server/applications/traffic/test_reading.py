@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tidegate_api.fleet.v1 import report_pb2 as pb
 from xds_server.applications.traffic import reading
 from xds_server.applications.traffic.reading import ReportError, read_states, read_traffic
-from xds_server.applications.traffic.sums import Sums
+from xds_server.applications.traffic.request_counts import RequestCounts
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -33,8 +33,8 @@ def test_a_report_is_read() -> None:
     )
     message.endpoints.add(pool="llm", id="r1", requests=3, failed=1)
     counted = read_traffic(message)
-    assert counted.variants == {("llm", "stable"): Sums(3, {"error": 1}, {}, {1: 2})}
-    assert counted.endpoints == {("llm", "r1"): Sums(3, {"error": 1})}
+    assert counted.variants == {("llm", "stable"): RequestCounts(3, {"error": 1}, {}, {1: 2})}
+    assert counted.endpoints == {("llm", "r1"): RequestCounts(3, {"error": 1})}
 
 
 @pytest.mark.parametrize(

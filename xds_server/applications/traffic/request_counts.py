@@ -17,7 +17,7 @@ _NONE: Final[Mapping[int, int]] = MappingProxyType({})
 _NO_KINDS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
-class Sums(NamedTuple):
+class RequestCounts(NamedTuple):
     """Counts of the requests of one variant, or of one endpoint; no count is 0 in a mapping."""
 
     requests: int = 0
@@ -48,12 +48,12 @@ class Sums(NamedTuple):
         return self.begun_us / self.begun / 1e6 if self.begun else None
 
 
-NOTHING: Final = Sums()
+NOTHING: Final = RequestCounts()
 
 
-def added(one: Sums, other: Sums) -> Sums:
+def added(one: RequestCounts, other: RequestCounts) -> RequestCounts:
     """Return the sum of two counts."""
-    return Sums(
+    return RequestCounts(
         one.requests + other.requests,
         _plus(one.failed, other.failed),
         _plus(one.first_byte, other.first_byte),
@@ -67,9 +67,9 @@ def added(one: Sums, other: Sums) -> Sums:
     )
 
 
-def highest(one: Sums, other: Sums) -> Sums:
+def highest(one: RequestCounts, other: RequestCounts) -> RequestCounts:
     """Return the later of two states of counters that never fall, count by count."""
-    return Sums(
+    return RequestCounts(
         max(one.requests, other.requests),
         _max(one.failed, other.failed),
         _max(one.first_byte, other.first_byte),
@@ -83,9 +83,9 @@ def highest(one: Sums, other: Sums) -> Sums:
     )
 
 
-def since(later: Sums, before: Sums) -> Sums:
+def since(later: RequestCounts, before: RequestCounts) -> RequestCounts:
     """Return what was counted between two states; ``later`` is nowhere below ``before``."""
-    return Sums(
+    return RequestCounts(
         later.requests - before.requests,
         _minus(later.failed, before.failed),
         _minus(later.first_byte, before.first_byte),

@@ -12,7 +12,7 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from xds_server.applications.traffic.sums import NOTHING, Sums, added
+from xds_server.applications.traffic.request_counts import NOTHING, RequestCounts, added
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -34,12 +34,12 @@ class _Histogram(NamedTuple):
 class _Packed(NamedTuple):
     """The counts of a slot that is over."""
 
-    rest: Sums
+    rest: RequestCounts
     """All but the histograms."""
     first_byte: _Histogram
     duration: _Histogram
 
-    def unpacked(self) -> Sums:
+    def unpacked(self) -> RequestCounts:
         return self.rest._replace(
             first_byte=self.first_byte.unpacked(), duration=self.duration.unpacked()
         )
@@ -49,12 +49,12 @@ def _histogram(counts: Mapping[int, int]) -> _Histogram:
     return _Histogram(bytes(counts), array("q", [min(each, MOST) for each in counts.values()]))
 
 
-def _packed(sums: Sums) -> _Packed:
+def _packed(sums: RequestCounts) -> _Packed:
     rest = sums._replace(first_byte=NOTHING.first_byte, duration=NOTHING.duration)
     return _Packed(rest, _histogram(sums.first_byte), _histogram(sums.duration))
 
 
-class Ring:
+class TimeSlots:
     """The counts of one series in the last ``span_s * slots`` seconds.
 
     Args:
@@ -77,7 +77,7 @@ class Ring:
         """Return the number of slots that are kept."""
         return len(self._slots) + (self._newest is not NOTHING)
 
-    def add(self, sums: Sums, now: float) -> None:
+    def add(self, sums: RequestCounts, now: float) -> None:
         """Add to the slot of ``now``, monotonic seconds, which never goes back."""
         number = int(now // self.span_s)
         if number > self._number:
@@ -88,14 +88,14 @@ class Ring:
         self._newest = added(self._newest, sums)
 
     def expire(self, now: float) -> None:
-        """Drop what is older than the ring."""
+        """Drop what is older than the slots that are kept."""
         first = int(now // self.span_s) - self.slots + 1
         for number in [each for each in self._slots if each < first]:
             del self._slots[number]
         if self._number < first:
             self._newest = NOTHING
 
-    def total(self, now: float, slots: int) -> Sums:
+    def total(self, now: float, slots: int) -> RequestCounts:
         """Return the counts of the newest slots, that of ``now`` included."""
         first = int(now // self.span_s) - slots + 1
         total = self._newest if self._number >= first else NOTHING
@@ -104,7 +104,7 @@ class Ring:
                 total = added(total, packed.unpacked())
         return total
 
-    def points(self, now: float) -> Iterator[tuple[float, Sums]]:
+    def points(self, now: float) -> Iterator[tuple[float, RequestCounts]]:
         """Yield the age of each slot's begin in seconds and its counts, the oldest first."""
         self.expire(now)
         for number in sorted(self._slots):

@@ -54,7 +54,8 @@ class ByIdentity(Generic[_Subject, _More, _Value]):
 
     def __call__(self, subject: _Subject, *more: _More.args, **named: _More.kwargs) -> _Value:
         """Return the value of ``subject``."""
-        known, key, beside = self._known, id(subject), (*more, *named.items())
+        known, key = self._known, id(subject)
+        beside = (*more, *named.items()) if named else more
         found = known.get(key)
         if found is None or found[0]() is not subject:
             found = None

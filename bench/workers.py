@@ -14,7 +14,7 @@ workers above them is the cost of sharing state.
 
 ``--events`` measures that cost alone, without processes and sockets: CPU microseconds per request
 for its decision and end in one worker's router, for the encoding of its events there, and for what
-a peer does with them. Three requests share a batch, and half of the prompts are known. To measure
+a peer does with them, by the requests that share a batch. Half of the prompts are known. To measure
 the compiled picker (``make compiled``), set ``PYTHONSAFEPATH=1 PYTHONPATH=build/compiled:.``.
 """
 
@@ -250,7 +250,7 @@ def table(samples: dict[Which, OverheadSample], args: argparse.Namespace) -> Tab
     return result
 
 
-def sharing(blocks: int, count: int = 1_500, batch: int = 3) -> list[float]:
+def sharing(blocks: int, count: int = 1_500, *, batch: int) -> list[float]:
     """Return CPU seconds of ``count`` requests: decided and settled, encoded, applied by a peer."""
     events: list[Any] = []
     pool, rng = pool_of(8, "auto"), random.Random(1)  # noqa: S311 - repeatable
@@ -294,11 +294,11 @@ def sharing(blocks: int, count: int = 1_500, batch: int = 3) -> list[float]:
 def show_sharing(rounds: int) -> None:
     """Print the least of several rounds, by length of prompt."""
     print(f"compiled: {'yes' if compiled() else 'no'}; microseconds of CPU a request")
-    print(f"{'blocks':<10}{'decided':>10}{'encoded':>10}{'applied':>10}")
-    for blocks in (8, 128):
-        rows = [sharing(blocks) for _ in range(rounds)]
+    print(f"{'blocks':<10}{'batch':<10}{'decided':>10}{'encoded':>10}{'applied':>10}")
+    for blocks, batch in ((8, 1), (8, 3), (8, 12), (128, 3)):
+        rows = [sharing(blocks, batch=batch) for _ in range(rounds)]
         least = [min(column) * 1e6 for column in zip(*rows, strict=True)]
-        print(f"{blocks:<10}" + "".join(f"{each:>10.1f}" for each in least))
+        print(f"{blocks:<10}{batch:<10}" + "".join(f"{each:>10.1f}" for each in least))
 
 
 def main() -> None:

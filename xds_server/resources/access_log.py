@@ -102,7 +102,7 @@ _OURS: Final = f"%DYNAMIC_METADATA({TIDEGATE_NAMESPACE}:{{}})%"
 _SINCE_START: Final = "%COMMON_DURATION(DS_RX_BEG:{}:us)%"
 _SUMMARY: Final = ";".join(
     (
-        # What a good request of one attempt has alike: `ext_proc.feedback.wire.PLAIN`.
+        # What a good request of one attempt has alike: `SUMMARY_GOOD`.
         "%ACCESS_LOG_TYPE%",
         "%UPSTREAM_REQUEST_ATTEMPT_COUNT%",
         "%RESPONSE_FLAGS%",

@@ -46,6 +46,8 @@ MAX_DIGITS: Final = 18
 TRACEPARENT: Final = "traceparent"
 _TRACE: Final = slice(3, 35)
 """Where ``traceparent`` has the trace's id."""
+_new: Final = tuple.__new__
+"""Creates an ``End`` without the overhead of a named tuple's own constructor."""
 
 
 class Picked(NamedTuple):
@@ -194,7 +196,7 @@ class RequestRecords:
             outcome: How it ended, as the law of blame calls it.
             now: Monotonic seconds.
         """
-        end = End(entry, outcome, now)
+        end: End = _new(End, (entry, outcome, now))
         self._ends.append(end)
         if now >= self._minute_ends:
             self._minutes.append((now, []))

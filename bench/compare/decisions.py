@@ -55,7 +55,7 @@ from bench.journal import Journal, code_digest
 from bench.peers.contenders import TIDEGATE
 from bench.simulate.experiment import CALIBRATOR, default_slo, saturation
 from bench.simulate.measure import percentile
-from bench.simulate.workload import Workload, arrivals
+from bench.simulate.workload import BLOCK_TOKENS, Workload, arrivals
 from bench.suites.context import busy_seconds
 
 if TYPE_CHECKING:
@@ -252,8 +252,14 @@ def times_of(ttft: Sequence[float | None], kept: Sequence[int]) -> dict[str, flo
 
 
 def told(fleet: Scenario) -> Scenario:
-    """Return a drawn fleet as emulated engines tell of it: by pages of each second and the log."""
-    return replace(fleet, telemetry_s=1.0, counts=True, first_tokens=True)
+    """Return a drawn fleet as emulated engines are and tell of it.
+
+    They have one model and the trace's blocks, pages of each second and the log.
+    """
+    engine = fleet.engine
+    blocks = engine.cache_blocks * engine.block_tokens // BLOCK_TOKENS
+    engine = replace(engine, block_tokens=BLOCK_TOKENS, cache_blocks=blocks)
+    return replace(fleet, engine=engine, models=1, telemetry_s=1.0, counts=True, first_tokens=True)
 
 
 def in_force(bytes_per_token: float | None) -> None:

@@ -4,13 +4,14 @@
     python bench/compare/draws.py --processes 2 --worst 4 [--limit none]
 
 A draw is a seed. It gives the bytes of text per token (0.25 to 8), the engine's prefill speed,
-chunk, batch, step times and cache, how often its page is read (every 0.1 to 10 s), whether the page
-counts prompt tokens, and whether the log tells first tokens. Nothing is configured: blocks, index,
-speeds, limits and the queue are the picker's defaults. Each of the traffics runs at 95 % of what
-the fewest requests in flight sustain there, under `auto` and `oracle-exact`, which knows all caches
-and queues, on the same arrivals: ``--runs`` times with others, of which the sums are compared. The
-first tenth of a run is not measured; *learned* leaves out the first quarter, in which the picker
-learns.
+chunk, batch, step times, cache and blocks (16 to 1,024 tokens), how often its page is read (every
+0.1 to 10 s), whether the page counts prompt tokens, whether the log tells first tokens, and whether
+each engine serves two models, which its page does not tell apart. Nothing is configured: blocks,
+index, speeds, limits and the queue are the picker's defaults. Each of the traffics runs at 95 % of
+what the fewest requests in flight sustain there, under `auto` and `oracle-exact`, which knows all
+caches and queues, on the same arrivals: ``--runs`` times with others, of which the sums are
+compared. The first tenth of a run is not measured; *learned* leaves out the first quarter, in which
+the picker learns.
 
 A finished draw and traffic is stored in ``--out`` at once (``bench/journal.py``), so the same
 command on the same code goes on where it was stopped.
@@ -19,8 +20,7 @@ Of the worst draws, ``beside.py`` says what the picker did not know: shares of t
 that single choices cost, on the same past. The tables are Markdown; with ``--json`` there is a line
 for each draw and traffic instead. About 4 s of CPU for each draw and traffic of three runs.
 
-The simulator cuts prompts by the trace's 512 tokens, so an engine's blocks are that long. Seeds are
-new for each release, and no constant is chosen with them.
+Seeds are new for each release, and no constant is chosen with them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from __future__ import annotations
 import argparse
 import json
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from multiprocessing import get_context
@@ -45,10 +45,12 @@ from bench.simulate.experiment import CalibrationError, default_slo, saturation
 from bench.simulate.measure import percentile
 from bench.simulate.scenario import Scenario
 from bench.simulate.schedulers.registry import make_scheduler
+from bench.simulate.workload import of_models, recut
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from bench.simulate.workload import Workload
     from tidegate_api.pools import LimitMode
 
 TRAFFIC = ("conversation", "sessions", "shared-prefix", "agents")
@@ -62,6 +64,10 @@ LONGEST = 400
 WARM, LEARNED = 0.1, 0.25
 """Shares of a run that are not measured, in the table and as *learned*."""
 KEYS = ("seed", "traffic")
+BLOCKS = (16, 32, 64, 128, 256, 512, 1_024)
+"""Tokens per block of an engine."""
+TWO_MODELS = 0.25
+"""Share of the fleets whose engines serve two models."""
 BISECTIONS = 5
 """The rate of full load is right to 2 %."""
 
@@ -82,7 +88,7 @@ def drawn(seed: int, limit: LimitMode = "auto") -> Scenario:
         max_running=int(between(chance, 16, 512)),
         cache_blocks=int(between(chance, LONGEST, 4_000)),
     )
-    return Scenario(
+    fleet = Scenario(
         engine=engine,
         bytes_per_token=between(chance, 0.25, 8.0),
         telemetry_s=between(chance, 0.1, 10.0),
@@ -92,6 +98,18 @@ def drawn(seed: int, limit: LimitMode = "auto") -> Scenario:
         tells="observed",
         hold_s=0.0 if limit == "none" else 10.0,
     )
+    tokens = chance.choice(BLOCKS)
+    blocks = engine.cache_blocks * engine.block_tokens // tokens
+    engine = replace(engine, block_tokens=tokens, cache_blocks=blocks)
+    return replace(fleet, engine=engine, models=2 if chance.random() < TWO_MODELS else 1)
+
+
+def jobs_of(traffic: str, requests: int, fleet: Scenario) -> Workload:
+    """Return the jobs of a traffic as a drawn fleet gets them."""
+    jobs = workload(traffic).first(requests)
+    if fleet.models > 1:
+        jobs = of_models(jobs, fleet.models)
+    return recut(jobs, fleet.engine.block_tokens)
 
 
 @dataclass(frozen=True)
@@ -117,7 +135,8 @@ def measured(
     seed: int, traffic: str, requests: int, runs: int, limit: LimitMode = "auto"
 ) -> Found | None:
     """Simulate a draw under a traffic; ``None`` if no rate is sustained."""
-    fleet, jobs = drawn(seed, limit), workload(traffic).first(requests)
+    fleet = drawn(seed, limit)
+    jobs = jobs_of(traffic, requests, fleet)
     slo = default_slo(jobs, fleet)
     try:
         top = saturation(jobs, fleet, slo, policy="fewest-requests", bisections=BISECTIONS)
@@ -149,6 +168,8 @@ def described(fleet: Scenario) -> str:
             f"{engine.step_tokens}",
             f"{engine.max_running}",
             f"{engine.cache_blocks}",
+            f"{engine.block_tokens}",
+            f"{fleet.models}",
             f"{fleet.telemetry_s:.2g} s",
             "yes" if fleet.counts else "no",
             "yes" if fleet.first_tokens else "no",
@@ -183,8 +204,8 @@ def summary(rows: Sequence[Found], traffic: Iterable[str]) -> list[str]:
 
 def explained(found: Found, requests: int, limit: LimitMode = "auto") -> Costs:
     """Ask the picker beside the oracle in the first run of a draw."""
-    jobs = workload(found.traffic).first(requests)
-    return beside(jobs, drawn(found.seed, limit), 0, found.rate)
+    fleet = drawn(found.seed, limit)
+    return beside(jobs_of(found.traffic, requests, fleet), fleet, 0, found.rate)
 
 
 def results(
@@ -233,9 +254,9 @@ def main() -> None:
     measure = partial(measured, requests=args.requests, runs=args.runs, limit=args.limit)
     rows: list[Found] = []
     if not args.json:
-        head = ("seed", "bytes/token", "prefill/s", "step", "batch", "cache", "page", "counts")
-        print(f"| {' | '.join((*head, 'log', *names))} |")
-        print("|" + "---|" * (len(head) + 1 + len(names)))
+        head = ("seed", "bytes/token", "prefill/s", "step", "batch", "cache", "block", "models")
+        print(f"| {' | '.join((*head, 'page', 'counts', 'log', *names))} |")
+        print("|" + "---|" * (len(head) + 3 + len(names)))
     cells: list[str] = []
     for seed, _, found in results(cases, measure, journal, args.processes):
         if found is not None:

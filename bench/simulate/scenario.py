@@ -68,6 +68,8 @@ class Scenario:
     bytes_per_token: float | None = None
     """Bytes of text for each token. The pool then has the default size of blocks, in bytes; with
     ``None`` its blocks are those of the trace, at 4 bytes per token."""
+    models: int = 1
+    """Number of models that every engine serves; its page does not tell them apart."""
     limit: LimitMode = "none"
     """The pool's ``routing.limit``."""
     per_endpoint_in_flight: int = 0
@@ -121,6 +123,7 @@ class Scenario:
                 self.bytes_per_token is None or self.bytes_per_token > 0,
                 "a token must have more than 0 bytes",
             ),
+            (self.models >= 1, "there must be a model"),
             (self.per_endpoint_in_flight >= 0, "a limit must not be negative"),
             (
                 self.calm is None or (0 <= self.calm[0] <= 1 and self.calm[1] > 0),

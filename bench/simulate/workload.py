@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
+from zlib import crc32
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +31,7 @@ class Job:
     """Ids of the prompt's full blocks, root first; an id identifies its whole prefix."""
     session: str | None = None
     """Id of the session; ``None`` if unknown."""
+    model: str = "llm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,44 @@ def _spread(times: Sequence[float], rng: Random) -> list[float]:
         spread.extend(times[begin] + offset for offset in offsets)
         begin = end
     return spread
+
+
+def recut(workload: Workload, tokens: int) -> Workload:
+    """Return the workload in blocks of other lengths, for engines with other blocks.
+
+    What follows a prompt's last full block of the workload is the job's own, as in the trace.
+
+    Args:
+        workload: The jobs.
+        tokens: Tokens per block; divides the workload's, or is a multiple of them.
+
+    Raises:
+        ValueError: It does neither.
+    """
+    parts, left = divmod(workload.block_tokens, tokens)
+    joined, over = divmod(tokens, workload.block_tokens)
+    if left and over:
+        raise ValueError(f"blocks of {workload.block_tokens} tokens and of {tokens} do not fit")
+    jobs = []
+    for job in workload.jobs:
+        if parts:
+            blocks = [hash((block, part)) for block in job.blocks for part in range(parts)]
+            own = range(len(blocks), job.input_tokens // tokens)
+            blocks += [hash((job.index, number, -1)) for number in own]
+        else:
+            blocks = list(job.blocks[joined - 1 :: joined])
+        jobs.append(replace(job, blocks=tuple(blocks)))
+    return replace(workload, jobs=jobs, block_tokens=tokens)
+
+
+def of_models(workload: Workload, count: int) -> Workload:
+    """Return the workload with its sessions divided among models, which share no blocks."""
+    jobs = []
+    for job in workload.jobs:
+        number = crc32((job.session or str(job.index)).encode()) % count
+        blocks = tuple([hash((block, number)) for block in job.blocks])
+        jobs.append(replace(job, blocks=blocks, model=f"llm-{number}"))
+    return replace(workload, jobs=jobs)
 
 
 def with_sessions(jobs: Sequence[Job]) -> list[Job]:

@@ -58,6 +58,8 @@ class ProductionScheduler:
         self._log: deque[tuple[float, int, EndpointKey, float]] = deque()
         """Pending log entries: (due time, ticket id, endpoint, time to first byte in seconds)."""
         scenario = world.scenario
+        count = scenario.models
+        self._models = ["llm"] if count == 1 else [f"llm-{number}" for number in range(count)]
         usual = scenario.bytes_per_token is None
         self._block_bytes = world.block_tokens * ID_BYTES if usual else Pool("").block_chars
         self._present = [index != scenario.joiner for index in range(scenario.replicas)]
@@ -69,7 +71,7 @@ class ProductionScheduler:
         scenario = self._world.scenario
         return Pool(
             name=POOL,
-            models=frozenset({"llm"}),
+            models=frozenset(self._models),
             variants=(Variant("stable", 1),),
             endpoints=tuple(
                 Endpoint(
@@ -110,7 +112,7 @@ class ProductionScheduler:
     def _request(self, job: Job, subset: frozenset[str] | None = None) -> Request:
         features = Features(
             form=Form.GENERATE_STREAM,
-            model="llm",
+            model=job.model,
             session=job.session,
             streaming=True,
             max_tokens=job.output_tokens,
@@ -120,7 +122,7 @@ class ProductionScheduler:
         if scale is None:
             return Request(POOL, None, "http", features, job.blocks, subset=subset)
         features.prompt = bytes(max(1, int(job.input_tokens * scale)))
-        believed = self._router.bytes_per_token(POOL)
+        believed = self._router.bytes_per_token(POOL, job.model)
         return Request(
             POOL,
             None,
@@ -229,7 +231,7 @@ class ProductionScheduler:
     def limits(self) -> list[Limit | None]:
         """Return the limits of the replicas' requests in flight."""
         pool, limits = self._router.pools[POOL], self._router.limits
-        return [limits.limit(pool, each.key, "llm") for each in pool.endpoints]
+        return [limits.limit(pool, each.key, self._models[0]) for each in pool.endpoints]
 
     def tokens_per_s(self) -> float:
         """Return the prefill speed that the picker has learned."""

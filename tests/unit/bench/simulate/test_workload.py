@@ -14,6 +14,8 @@ from bench.simulate.workload import (
     arrivals,
     block_id,
     ideal_hit_ratio,
+    of_models,
+    recut,
     with_sessions,
 )
 
@@ -85,3 +87,32 @@ def test_the_first_jobs_of_a_workload() -> None:
     assert workload.first(1) == Workload("w", [job(0, 0)], slotted=True)
     assert Workload("w", []).rate == 0.0
     assert arrivals(Workload("w", []), 1.0, random.Random(0)) == []
+
+
+@given(st.sampled_from((16, 128, 512, 1_024)), st.integers(0, 5), st.integers(0, 1_400))
+def test_prompts_share_as_many_tokens_in_other_blocks(tokens: int, shared: int, own: int) -> None:
+    """Recut prompts are whole blocks, and share those of the trace's blocks that they fill."""
+    roots = tuple(block_id(number) for number in range(shared))
+    jobs = [
+        Job(index, 0.0, 512 * shared + own, 1, (*roots, *(block_id(9 + index),) * (own // 512)))
+        for index in range(2)
+    ]
+    first, second = recut(Workload("w", jobs), tokens).jobs
+    assert len(first.blocks) <= first.input_tokens // tokens
+    alike = sum(ours == theirs for ours, theirs in zip(first.blocks, second.blocks, strict=True))
+    assert alike == 512 * shared // tokens
+
+
+def test_blocks_that_do_not_fit_are_refused() -> None:
+    """Lengths of which neither divides the other are an error that names both."""
+    with pytest.raises(ValueError, match="512 tokens and of 768"):
+        recut(Workload("w", [job(0, 0.0, 1)]), 768)
+
+
+def test_models_share_no_blocks_and_keep_their_sessions() -> None:
+    """Jobs of a session have one model; a block of two models is two blocks."""
+    jobs = [Job(index, 0.0, 600, 1, (7,), f"s{index % 20}") for index in range(40)]
+    divided = of_models(Workload("w", jobs), 2).jobs
+    known = {each.session: each.model for each in divided}
+    assert all(each.model == known[each.session] for each in divided)
+    assert len({(each.model, each.blocks) for each in divided}) == 2

@@ -128,7 +128,7 @@ class Asked(ProductionScheduler):
         """Return what the router has learned."""
         return {
             "tokens_per_s": round(self.tokens_per_s()),
-            "bytes_per_token": round(self._router.bytes_per_token("simulated"), 3),
+            "bytes_per_token": round(self._router.scales.of("simulated"), 3),
         }
 
     def _shown(self, job: Job, candidate: Mapping[str, Any], true_s: float) -> dict[str, Any]:

@@ -495,7 +495,7 @@ class Exchange:
         if self._options.require_model and lacks_model(known):
             return NO_MODEL
         known.features = split_adapter(known.features, served_by(self._router.pools))
-        found = self._router.pool_for(known.features, known.head.path, known.ref.protocol)
+        found = self._router.registry.pool_for(known.features, known.head.path, known.ref.protocol)
         if isinstance(found, Refusal):
             return found
         known.pool = self._router.pools[found]
@@ -516,7 +516,7 @@ class Exchange:
         if refusal is not None:
             return self._refuse(known, refusal)
         router = self._router
-        scale, cheap = router.bytes_per_token, bool(router.relief.level)
+        scale, cheap = router.scales.of, bool(router.relief.level)
         known.request = request_of(
             known, pool, subset, self._tokenizers, self._chats, scale, cheap=cheap
         )

@@ -103,6 +103,7 @@ class Feedback:
         self._router = router
         self._at = router.registry.at
         self._learner = router.learner
+        self._suspects = router.suspicion.open
         self._canaries = router.registry.canaries.running
         self._standing = router.conditions.standing
         self._picker = picker
@@ -204,8 +205,8 @@ class Feedback:
         elif told is Mark.ALIVE:
             self._standing.ended(number)
             router.conditions.alive(key, now)
-            if number in router.suspects and number is not None and 0 < entry.status < FIRST_ERROR:
-                router.answered_well(number, key, now)
+            if number is not None and 0 < entry.status < FIRST_ERROR:
+                router.suspicion.answered(number, key.id, now)
         if entry.served is not None and number is not None:
             self.moved += router.note_serving(number, entry.served, now)
             if entry.answer_bytes and 0 < entry.status < FIRST_ERROR:
@@ -218,8 +219,8 @@ class Feedback:
         if number is not None:
             client = router.origins.client(number)
             router.confirmed(number, key)
-            if number in router.suspects:
-                router.answered_well(number, key, now)
+            if number in self._suspects:
+                router.suspicion.answered(number, key.id, now)
             if pool in router.conditions.failing:
                 origin = router.origins.of(number)
         if entry.usage is not None and pool in router.pools:
@@ -334,12 +335,12 @@ class Feedback:
 
     def _suspect(self, pool: str, attempt: Attempt, number: int, now: float) -> None:
         """Tell the router what an attempt says of a replica's death, and of who is to blame."""
-        key = None if attempt.address is None else self._router.at(pool, attempt.address)
+        key = None if attempt.address is None else self._at(pool, attempt.address)
         if key is None:
             return
         suspicion = self._router.suspicion
         if suspected_death(attempt):
-            self._router.died(key, number, now)
+            suspicion.died(number, key.id, now)
         elif attempt.ended is Ended.UNREACHED:
             suspicion.gone(key.id, now)
         elif survived(attempt):
@@ -349,7 +350,7 @@ class Feedback:
 
     def _missed(self, pool: str, attempt: Attempt, number: int, now: float) -> None:
         if lacks_model(attempt) and attempt.address is not None:
-            key = self._router.at(pool, attempt.address)
+            key = self._at(pool, attempt.address)
             if key is not None:
                 self._router.placement.missed(number, key, now)
 
@@ -363,7 +364,7 @@ class Feedback:
         unreadable: bool = False,
     ) -> Evidence:
         router, address = self._router, tried.attempt.address
-        key = None if address is None else router.at(pool, address)
+        key = None if address is None else self._at(pool, address)
         if key is None:
             return Evidence(tried.attempt, alike, sibling_well, unreadable=unreadable)
         return Evidence(
@@ -387,7 +388,7 @@ class Feedback:
         """Apply the law to one attempt; return its outcome."""
         rule, attempt = ruling(evidence), evidence.attempt
         effect = rule.effect
-        key = None if attempt.address is None else self._router.at(pool, attempt.address)
+        key = None if attempt.address is None else self._at(pool, attempt.address)
         if key is None:
             return rule.outcome if rule.blame is Blame.US else UNKNOWN
         self.blamed[pool, rule.blame] += 1

@@ -60,7 +60,7 @@ from ext_proc.routing.values.ticket import DONE, Outcome, Ticket
 from tidegate_api.pools import MAX_LISTED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ext_proc.canary.sessions import CanarySessions
     from ext_proc.routing.cache.index_events import IndexEvent
@@ -70,8 +70,8 @@ if TYPE_CHECKING:
     from ext_proc.routing.state.owners import SequenceOwners, Told
     from ext_proc.routing.state.pool_state import PoolState
     from ext_proc.routing.suspicion import SuspicionEvent
-    from ext_proc.routing.values.pool import EndpointKey, Pool, Protocol
-    from ext_proc.routing.values.request import Features, Request
+    from ext_proc.routing.values.pool import EndpointKey, Pool
+    from ext_proc.routing.values.request import Request
     from ext_proc.routing.values.rng import Rng
 
 MAX_CHATS: Final = 4096
@@ -123,7 +123,6 @@ class Router:
         """Prompt tokens that replicas report as reused from their caches."""
         self.scales = Scales(self._rescaled)
         """Bytes per token of each pool's text."""
-        self.bytes_per_token = self.scales.of
         self.registry = EndpointRegistry(
             self.ledger,
             self.index,
@@ -185,9 +184,7 @@ class Router:
         self._on_sequence, self.owners = on_sequence, None
         self.origins = Origins()
         """On whose behalf the latest requests were sent, by ticket."""
-        self.suspects: Collection[int] = self.suspicion.open
-        """Tickets whose good answers ``answered_well`` must be told of."""
-        self.starts = SequenceStarts(self.leases, self.at, self._leased)
+        self.starts = SequenceStarts(self.leases, self.registry.at, self._leased)
         self._moved: dict[int, Ticket] = {}
         """The current ticket of each moved charge, by the id of the caller's ticket."""
         self._last_ticket = 0
@@ -231,14 +228,6 @@ class Router:
         """Convert what is measured in tokens of a pool's text."""
         self.learner.rescale(pool, factor, self._last_ticket)
         self.registry.bound()
-
-    def pool_for(self, features: Features, path: str, protocol: Protocol) -> str | Refusal:
-        """Find the pool of a request whose route names none; see ``EndpointRegistry.pool_for``."""
-        return self.registry.pool_for(features, path, protocol)
-
-    def at(self, pool: str, address: str) -> EndpointKey | None:
-        """Return the endpoint of a pool at an ``ip:port``, ``None`` if there is none."""
-        return self.registry.at(pool, address)
 
     # --- Deciding -------------------------------------------------------------------------------
 
@@ -524,7 +513,7 @@ class Router:
         """
         first = ticket.id
         ticket = self._moved.pop(ticket.id, ticket)
-        found = self.at(ticket.pool, address)
+        found = self.registry.at(ticket.pool, address)
         if found is None or found == ticket.endpoint:
             return ticket
         if not self.ledger.settle(ticket.id, Outcome.MOVED):
@@ -607,14 +596,6 @@ class Router:
         return True
 
     # --- What the proxy's log says of attempts --------------------------------------------------
-
-    def died(self, endpoint: EndpointKey, ticket_id: int, now: float) -> None:
-        """Note that a replica broke its connection with a request that it had read, unanswered."""
-        self.suspicion.died(ticket_id, endpoint.id, now)
-
-    def answered_well(self, ticket_id: int, endpoint: EndpointKey, now: float) -> None:
-        """Note that a replica answered a request of ``suspects`` well."""
-        self.suspicion.answered(ticket_id, endpoint.id, now)
 
     def confirmed(self, ticket_id: int, endpoint: EndpointKey) -> None:
         """Note that a request's answer began on a replica with a status below 400."""

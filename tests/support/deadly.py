@@ -177,7 +177,7 @@ class DeadlyFleet:
                 self._fail(each.body, each.decision)
 
     def _died(self, attempt: Attempt) -> None:
-        self.router.died(EndpointKey(attempt.replica, 1), attempt.ticket, self.now)
+        self.router.suspicion.died(attempt.ticket, attempt.replica, self.now)
 
     def abandon(self, attempt: Attempt) -> None:
         """Let the client of a request leave."""
@@ -210,10 +210,11 @@ class DeadlyFleet:
         assert attempt.decision.ticket is not None
         self.router.settle(attempt.decision.ticket, DONE, self.now)
         self.answered.add(attempt.body)
-        if attempt.ticket in self.router.suspects:
-            key = EndpointKey(attempt.replica, 1)
+        suspicion = self.router.suspicion
+        if attempt.ticket in suspicion.open:
             self._at(
-                self._delay(), lambda: self.router.answered_well(attempt.ticket, key, self.now)
+                self._delay(),
+                lambda: suspicion.answered(attempt.ticket, attempt.replica, self.now),
             )
 
     def _at(self, delay: float, work: Callable[[], None]) -> None:

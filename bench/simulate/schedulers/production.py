@@ -122,7 +122,7 @@ class ProductionScheduler:
         if scale is None:
             return Request(POOL, None, "http", features, job.blocks, subset=subset)
         features.prompt = bytes(max(1, int(job.input_tokens * scale)))
-        believed = self._router.bytes_per_token(POOL, job.model)
+        believed = self._router.scales.of(POOL, job.model)
         return Request(
             POOL,
             None,

@@ -89,9 +89,9 @@ def test_the_default_pool_without_models_takes_calls_of_any_model():
     """Over gRPC too, where a call names its model in the message."""
     features = Features(Form.GRPC_INFER, model="unheard-of")
     pools = llm(models=frozenset(), default_for_grpc=True), vision()
-    assert router(*pools).pool_for(features, "", "grpc") == "llm"
+    assert router(*pools).registry.pool_for(features, "", "grpc") == "llm"
     pools = llm(models=frozenset(), default_for_grpc=False), vision()
-    assert router(*pools).pool_for(features, "", "grpc").kind == "unknown-model"
+    assert router(*pools).registry.pool_for(features, "", "grpc").kind == "unknown-model"
 
 
 def test_what_is_no_inference_and_has_no_default_is_a_pass():

@@ -118,7 +118,7 @@ def test_an_intermediate_entry_moves_the_charge_and_settles_nothing():
     for _ in range(3):
         feedback.take(early, 1.0)
     assert feedback.moved == 1
-    assert router.registry.in_flight()[router.at("llm", other).id] == 1
+    assert router.registry.in_flight()[router.registry.at("llm", other).id] == 1
     assert sum(router.registry.in_flight().values()) == 1
     router.settle(decision.ticket, Outcome.DONE, 2.0)
     assert sum(router.registry.in_flight().values()) == 0

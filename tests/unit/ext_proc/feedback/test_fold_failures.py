@@ -171,18 +171,18 @@ def test_a_final_entry_and_its_attempt_count_once(traffic):
 def test_suspected_deaths_are_told_as_they_are_logged(traffic, monkeypatch):
     """Read, and broken off without an answer: by the attempt's entry, or else by the final one."""
     told = []
-    monkeypatch.setattr(traffic.router, "died", lambda *what: told.append(what[:2]))
+    monkeypatch.setattr(traffic.router.suspicion, "died", lambda *what: told.append(what[:2]))
     traffic.attempted("x-1", 1)
     traffic.attempted("x-1", 2, Ended.UNREACHED, read=False)
     traffic.attempted("x-1", 2, Ended.TRY_TIMEOUT)
-    assert told == [(R1, 1)]
+    assert told == [(1, R1.id)]
     ended = {"ended": Ended.BROKEN, "answered": False, "status": 503}
     traffic.feedback.take(entry(ticket="x-2", served=address(2), **ended), 0.0)
     traffic.feedback.take(entry(ticket="x-3", ended=Ended.BROKEN), 0.0)
-    assert told == [(R1, 1), (R2, 2)]
+    assert told == [(1, R1.id), (2, R2.id)]
     traffic.attempted("x-4", 1)
     traffic.feedback.take(entry(ticket="x-4", **ended), 0.0)
-    assert told == [(R1, 1), (R2, 2), (R1, 4)], "once"
+    assert told == [(1, R1.id), (2, R2.id), (4, R1.id)], "once"
 
 
 def test_the_prompt_is_confirmed_or_rejected(traffic, monkeypatch):
@@ -204,11 +204,12 @@ def test_the_prompt_is_confirmed_or_rejected(traffic, monkeypatch):
 def test_good_answers_of_suspects_are_told(traffic, monkeypatch):
     """Of no other request."""
     told = []
-    monkeypatch.setattr(traffic.router, "answered_well", lambda *what: told.append(what[:2]))
-    traffic.router.suspects = {2}
+    suspicion = traffic.router.suspicion
+    monkeypatch.setattr(suspicion, "answered", lambda *what: told.append(what[:2]))
+    suspicion.open[2] = "llm", "m", b"body", None
     for number in (1, 2):
         traffic.feedback.take(entry(ticket=f"x-{number}"), 0.0)
-    assert told == [(2, R1)]
+    assert told == [(2, R1.id)]
 
 
 def kept(traffic: Traffic, ticket: int) -> None:

@@ -178,7 +178,7 @@ def test_a_pool_of_paths_takes_the_models_that_no_other_has_there(build: Build) 
     )
 
     def found(path: str, model: str) -> str | RefusalKind:
-        answer = router.pool_for(Features(Form.OPENAI, model=model), path, "http")
+        answer = router.registry.pool_for(Features(Form.OPENAI, model=model), path, "http")
         return answer.kind if isinstance(answer, Refusal) else answer
 
     assert [found(path, "m") for path in (CHAT, "/v1/completions", "/v1/embeddings")] == [
@@ -199,7 +199,7 @@ def test_the_default_pool_for_http_takes_what_no_path_assigns(build: Build) -> N
     router = build.router(named, any_model)
 
     def found(path: str, protocol: str = "http", **features: str) -> str | RefusalKind:
-        answer = router.pool_for(Features(Form.OPENAI, **features), path, protocol)
+        answer = router.registry.pool_for(Features(Form.OPENAI, **features), path, protocol)
         return answer.kind if isinstance(answer, Refusal) else answer
 
     assert found("/v1/embeddings") == "b"
@@ -225,7 +225,7 @@ def test_the_pool_is_found_by_header_model_path_or_default(build: Build) -> None
     )
 
     def found(path: str, protocol: str = "http", **features: str) -> str | RefusalKind:
-        answer = router.pool_for(Features(Form.OPENAI, **features), path, protocol)
+        answer = router.registry.pool_for(Features(Form.OPENAI, **features), path, protocol)
         return answer.kind if isinstance(answer, Refusal) else answer
 
     assert found("/", pool="a", model="n") == "a"

@@ -415,7 +415,7 @@ def test_the_scale_of_a_text_sets_the_bound_of_the_index_and_its_work(build: Bui
         end(router, decision)
     before = router.learner.models["llm"].seconds_per_token
     page(300.0, 300.0 * 8192.0, 1.0)
-    scale = router.bytes_per_token("llm", None)
+    scale = router.scales.of("llm", None)
     assert scale == pytest.approx(0.25, rel=0.05)
     assert router.index.bound(key) == pytest.approx(63, abs=3)
     after = router.learner.models["llm"].seconds_per_token
@@ -452,7 +452,7 @@ def test_a_change_of_scale_spoils_no_speed(build: Build) -> None:
         nonlocal tokens
         blocks = tuple(range(1_000 * number, 1_000 * number + 8 + number % 8))
         size = 256 * len(blocks)
-        scale = router.bytes_per_token("llm", None)
+        scale = router.scales.of("llm", None)
         request = build.request(blocks, prompt=b"x" * size, streaming=True)
         request.bytes_per_token, request.block_tokens = scale, 256 / scale
         open_.append((decide(router, request, now), size / 0.4 / 8_000.0))
@@ -470,5 +470,5 @@ def test_a_change_of_scale_spoils_no_speed(build: Build) -> None:
             end(router, decision)
         counted = Reading(now, "m", prompt_tokens=tokens, prompts=number + 1.0)
         router.registry.observe("r0", [counted])
-    assert router.bytes_per_token("llm", None) == pytest.approx(0.4, rel=0.1)
+    assert router.scales.of("llm", None) == pytest.approx(0.4, rel=0.1)
     assert 1.0 / router.learner.models["llm"].seconds_per_token == pytest.approx(8_000, rel=0.25)

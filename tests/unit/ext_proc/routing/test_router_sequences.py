@@ -75,7 +75,7 @@ def test_a_lease_follows_a_start_to_the_replica_that_served(build: Build) -> Non
     first = decide(router, build.request(sequence_id=5, sequence_start=True))
     assert first.ticket is not None
     end(router, first)
-    there = router.at("llm", first.addresses[2])
+    there = router.registry.at("llm", first.addresses[2])
     assert there is not None
     router.starts.served(first.ticket.id, there, 1.0)
     again = decide(router, build.request(sequence_id=5), 2.0)

@@ -34,7 +34,7 @@ def kept(router, decision):
 
 def die(router, decision, replica, at):
     """Let a replica die with a request."""
-    router.died(EndpointKey(replica, 1), decision.ticket.id, at)
+    router.suspicion.died(decision.ticket.id, replica, at)
     router.suspicion.gone(replica, at)
 
 
@@ -67,7 +67,7 @@ def test_no_body_is_hashed_before_a_replica_dies(build, monkeypatch):
     monkeypatch.setattr(router.suspicion, "_fingerprints", None)
     decision = send(router, build)
     assert list(router.suspicion.open) == [decision.ticket.id]
-    router.answered_well(decision.ticket.id, decision.ticket.endpoint, 1.0)
+    router.suspicion.answered(decision.ticket.id, decision.ticket.endpoint.id, 1.0)
     assert not router.suspicion.open
 
 
@@ -171,7 +171,7 @@ def test_a_member_waits_where_each_replica_runs_one(build):
 def test_an_answer_clears_a_member(build, members):
     """It is routed as any other request then."""
     decision = send(members, build, now=DONE)
-    members.answered_well(decision.ticket.id, decision.ticket.endpoint, DONE)
+    members.suspicion.answered(decision.ticket.id, decision.ticket.endpoint.id, DONE)
     end(members, decision)
     assert is_repeatable(send(members, build, now=DONE))
 
@@ -180,7 +180,7 @@ def test_a_body_that_was_answered_lately_is_no_suspect(build):
     """A load test's only body is on each replica that an operator kills."""
     router = build.router(build.pool(4))
     answered = send(router, build)
-    router.answered_well(answered.ticket.id, answered.ticket.endpoint, 0.0)
+    router.suspicion.answered(answered.ticket.id, answered.ticket.endpoint.id, 0.0)
     decision = send(router, build)
     die(router, decision, "r0", 0.0)
     die(router, decision, "r1", LATER)
@@ -236,7 +236,7 @@ def test_workers_suspect_and_clear_alike(build):
     assert held.care.avoid == {running.ticket.endpoint.id}
     one.peers.lost(2)
     assert send(one, build, b"another", DONE)
-    one.answered_well(running.ticket.id, running.ticket.endpoint, DONE)
+    one.suspicion.answered(running.ticket.id, running.ticket.endpoint.id, DONE)
     assert is_repeatable(send(two, build, now=DONE))
     two.settle(other.ticket, Outcome.DONE, DONE)
 
@@ -266,7 +266,7 @@ def test_answered_bodies_are_bounded_by_number_and_bytes(build, monkeypatch):
 
     def answer(body):
         decision = send(router, build, body)
-        router.answered_well(decision.ticket.id, decision.ticket.endpoint, 0.0)
+        router.suspicion.answered(decision.ticket.id, decision.ticket.endpoint.id, 0.0)
         end(router, decision)
 
     for number in range(6):
@@ -325,7 +325,7 @@ def test_a_near_copy_that_was_answered_is_free(build):
     """The next copy of it runs anywhere; other near copies do not."""
     router = besieged(build)
     first = send(router, build, NEAR, DONE)
-    router.answered_well(first.ticket.id, first.ticket.endpoint, DONE)
+    router.suspicion.answered(first.ticket.id, first.ticket.endpoint.id, DONE)
     end(router, first)
     again = send(router, build, NEAR, DONE)
     assert again.retriable

@@ -21,7 +21,7 @@ FLOOR_xds_server := 97
 # Says at once, in one sentence, that pip would search in vain: before an environment is made.
 CHECK  := $(PYTHON) -I tidegate/stack/machine.py demo
 
-.PHONY: help demo test cpu cpu-record soak test-all test-engines test-kubernetes test-rules coverage check lint format protos manifests docs bench compiled test-compiled dist lock clean
+.PHONY: help demo test cpu cpu-record soak chaos test-all test-engines test-kubernetes test-rules coverage check lint format protos manifests docs bench compiled test-compiled dist lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -64,6 +64,9 @@ cpu-record: $(VENV)/.dev ## take the CPU time of the last `make test` as the new
 
 soak: $(VENV)/.dev ## long forms of tests, with seeds of their own (MINUTES=30 ARGS="--only storm,churn")
 	$(PY) -m tools.suites soak --minutes $(MINUTES) $(ARGS)
+
+chaos: $(VENV)/.dev ## run simulated schedules of faults over a group of pickers (MINUTES=30 ARGS="--seed 7")
+	PYTHONPATH=tests:. $(PY) -m support.chaos --minutes $(MINUTES) $(ARGS)
 
 test-all: $(VENV)/.dev ## every layer and every suite on request; says what could not run (ARGS="--only rules")
 	$(PY) -m tools.suites all $(ARGS)

@@ -394,8 +394,13 @@ class Inlet:
                 return True
         except OSError:
             pass
-        self._loop.call_soon(self.close)  # part of it may have been sent
+        self._loop.call_soon(self._give_up)  # part of it may have been sent
         return False
+
+    def _give_up(self) -> None:
+        """Process what a peer that is gone sent before, and close the connection."""
+        self.read()
+        self.close()
 
     def close(self) -> None:
         """Close the connection."""

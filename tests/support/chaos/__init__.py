@@ -1,0 +1,1 @@
+"""Simulated schedules of faults, under virtual time, of services' own code."""

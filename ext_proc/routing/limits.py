@@ -16,6 +16,11 @@ Rules:
 5. Requests of the band ``LOW`` fill a limit but for its last place, and so do all while some of
    that band wait (``spares``). A limit of 2 or less (one slot) spares none.
 6. A restart, and a change of the models that the replica's pools list, forgets what is known.
+7. A burst may exceed the limits of all replicas, up to twice, where nothing of its pool and model
+   waits and all could: it is over before it matters where it waits. Once they have been exceeded
+   for ``BURST_S`` without a request that found room, more comes than replicas can do, and requests
+   wait, until none has waited for ``CALM_S`` (``state.pool_state``). Those of rule 5 exceed none,
+   and learned limits are not exceeded: they are loose as they are.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ext_proc.routing.state.replica import BY_MODEL, MAX_READINGS, NO_LIMIT, most_of_low
-from ext_proc.routing.state.slots import Known, Slots
+from ext_proc.routing.state.slots import LEARNED, Known, Slots
 from ext_proc.routing.values.request import LOW, band_of
 
 if TYPE_CHECKING:
@@ -280,11 +285,9 @@ class Limits:
         replica = self._members.get(key)
         if replica is None:
             return
-        most = {
-            name: known.limit
-            for name, each in self._slots.get(key, {}).items()
-            if (known := each.known()) is not None
-        }
+        found = dict(self.of(key))
+        replica.bursts = all(known.source != LEARNED for known in found.values())
+        most = {name: known.limit for name, known in found.items()}
         whole = most.pop(WHOLE, BY_MODEL if most else NO_LIMIT)
         if (whole, most) != (replica.most, replica.most_of):
             replica.most, replica.most_of = whole, most

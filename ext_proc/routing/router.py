@@ -231,7 +231,7 @@ class Router:
 
     # --- Deciding -------------------------------------------------------------------------------
 
-    def decide(  # noqa: C901 - a function for a part costs each request a call
+    def decide(  # noqa: C901, PLR0912 - a function for a part costs each request a call
         self, request: Request, now: float, unix_now: float, granted: Proposal | None = None
     ) -> Decision | Refusal:
         """Choose the replicas for one request and charge it to the first of them.
@@ -256,10 +256,14 @@ class Router:
             before = self._read_leases(self._on_sequence, request, now)
         choice = self._scheduler.choose(pool_state, request, self._rng, now, unix_now)
         if isinstance(choice, Refusal):
+            if choice.kind is RefusalKind.SATURATED:
+                pool_state.waits(request.features.model or "", now)
             return choice
         context, pool = choice.context, pool_state.pool
         if not request.features.is_inference:
             return unpriced(choice, pool_state, self._rng, self.placement, self.conditions.failed)
+        if choice.exceeds or pool_state.exceeded:
+            self._note_burst(pool_state, choice, now)
         lease_key = choice.lease_key
         count = 1 if choice.leased else SMALL if pool_state.mixes else MAX_LISTED
         order = cheapest(choice.prices, count, self._rng, choice.prompted(self.index.reports))
@@ -313,6 +317,14 @@ class Router:
         if sample is not None:
             self.recent.keep(request, decision, sample, now)
         return decision
+
+    def _note_burst(self, pool_state: PoolState, choice: Choice, now: float) -> None:
+        """Note a request that exceeds limits, or has found room while none of its model wait."""
+        context, model = choice.context, choice.context.request.features.model or ""
+        if choice.exceeds:
+            pool_state.exceeds(context.variant, model, now)
+        elif choice.exceeds is False and not self.queue.waits(pool_state.pool.name, model):
+            pool_state.has_room(context.variant, model)
 
     def _read_leases(self, read: Callable[[], None], request: Request, now: float) -> Lease | None:
         """Read what peers have leased; in a group, return the lease of a request's sequence."""

@@ -91,6 +91,7 @@ class ProductionScheduler:
             index_blocks=scenario.index_blocks or MAX_BLOCKS,
             slow_start=SlowStart(window_s=scenario.slow_start_s),
             limit=scenario.limit,
+            hold_s=scenario.hold_s,
             per_endpoint_in_flight=scenario.per_endpoint_in_flight,
         )
 

@@ -140,6 +140,11 @@ def with_holders(
     return [each for each, _ in kept], [depth for _, depth in kept]
 
 
+def below_twice(candidates: Sequence[Candidate], model: str) -> Sequence[Candidate]:
+    """Keep the candidates whose limits a burst may exceed (``limits``, rule 7)."""
+    return [each for each in candidates if each.replica.bursts and _below_twice(each, model)]
+
+
 def _below_twice(candidate: Candidate, model: str) -> bool:
     used, most = candidate.load.limited, candidate.replica.most
     if most == BY_MODEL:

@@ -20,6 +20,7 @@ from ext_proc.routing.pipeline.filters import (
     below_limit,
     below_slots,
     below_slots_low,
+    below_twice,
     eligible,
     having,
     in_subset,
@@ -65,11 +66,13 @@ class Choice:
         lease_key: The lease key of the request's sequence, ``None`` without one.
         leased: Whether a live lease determined the candidate.
         sampled: Whether the pool is large, so that the candidates are a sample.
+        exceeds: Whether all candidates are at their own limits; ``None`` = these do not bound it.
         placed: Which replicas have the request's model; ``None`` = unknown, or a lease decided.
     """
 
     __slots__ = (
         "context",
+        "exceeds",
         "experiment",
         "lease_key",
         "leased",
@@ -87,6 +90,7 @@ class Choice:
         lease_key: LeaseKey | None,
         leased: bool,
         sampled: bool,
+        exceeds: bool | None = None,
         placed: Holders | None = None,
     ) -> None:
         self.policy = policy
@@ -95,6 +99,7 @@ class Choice:
         self.lease_key = lease_key
         self.leased = leased
         self.sampled = sampled
+        self.exceeds = exceeds
         self.placed = placed
         self.experiment: tuple[object, ...] | None = None
         """The experiment that decides for a replica, set by the router (``experiments``)."""
@@ -199,6 +204,7 @@ class Scheduler:
         # A sequence that has begun has a slot already, and a stream's share of one is not known.
         if pool.limit != "none" and request.limited and inference and not limit and leased is None:
             own = None if features.form is GRPC_STREAM else features.model or ""
+        exceeds = None if own is None else False
         low = (features.priority is not None or self._waiting) and self._spares(request)
         index, blocks = self._index, request.blocks
         steps = index.match(blocks) if blocks and not features.recomputed else []
@@ -243,10 +249,14 @@ class Scheduler:
             free, matched = allowed, self._depths(pool_state, request.protocol, steps, allowed)
             if own is not None:
                 free = below_slots_low(allowed, own) if low else below_slots(allowed, own)
+                holders = not (low and self._waiting)
                 if not free:
-                    return at_limits(allowed, own, where)
+                    bursts = not low and pool.hold_s and (pool.name, own) not in self._waiting
+                    if bursts and not pool_state.stands(variant, own, now):
+                        free, exceeds, holders = below_twice(allowed, own), True, False
+                    if not free:
+                        return at_limits(allowed, own, where)
                 if free is not allowed:
-                    holders = not (low and self._waiting)
                     free, matched = with_holders(allowed, matched, free, own, holders=holders)
         if request.batch:
             matched = self._of_batch(pool_state, request, free)
@@ -266,7 +276,9 @@ class Scheduler:
             weighs=policy.weighs,
         )
         prices = self._prices(pool, policy, context, inference=inference)
-        return Choice(policy, context, prices, lease_key, leased is not None, sampled, placed)
+        return Choice(
+            policy, context, prices, lease_key, leased is not None, sampled, exceeds, placed
+        )
 
     def _prices(
         self, pool: Pool, policy: Policy, context: SchedulingContext, *, inference: bool

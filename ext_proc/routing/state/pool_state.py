@@ -7,7 +7,7 @@ same until the pool changes is computed here once.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ext_proc.routing.latency.estimates import Served
 from ext_proc.routing.latency.model import LatencyModel
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from ext_proc.routing.latency.model import FleetLatencyModel
     from ext_proc.routing.state.replica import Replica
     from ext_proc.routing.values.pool import EndpointKey, Pool, Protocol
+
+BURST_S: Final = 2.0
+"""How long requests may exceed the limits of all replicas, seconds."""
+CALM_S: Final = 10.0
+"""How long none must have waited after that, until they may again, seconds."""
 
 
 class PoolState:
@@ -62,6 +67,9 @@ class PoolState:
         """Its sessions, where a rollout may run; set by the router."""
         self.prefilled = 0.0
         """The highest ``Replica.prefilled`` of its replicas that a pick has left."""
+        self.exceeded: dict[tuple[str, str], tuple[float, float]] = {}
+        """Since when requests of a variant and model have exceeded the limits of all replicas, and
+        when one did last, or had to wait, monotonic seconds; unlisted models count as one."""
         self.keys = frozenset(each.key for each in pool.endpoints)
         self.mixes = False
         """Replicas share a host, or are in several zones, so that several may fail together."""
@@ -95,6 +103,32 @@ class PoolState:
                 self._open_by_key[variant.name, protocol] = {
                     candidate.key: candidate for candidate in free
                 }
+
+    def stands(self, variant: str, model: str, now: float) -> bool:
+        """Return whether limits have been exceeded for so long that it is no burst."""
+        span = self.exceeded.get((variant, self._named(model)))
+        return span is not None and now - span[0] >= BURST_S and now - span[1] < CALM_S
+
+    def exceeds(self, variant: str, model: str, now: float) -> None:
+        """Note a request that exceeds a limit."""
+        key = variant, self._named(model)
+        since, latest = self.exceeded.get(key, (now, now))
+        self.exceeded[key] = (now if now - latest >= CALM_S else since), now
+
+    def waits(self, model: str, now: float) -> None:
+        """Note that a request of a model has to wait."""
+        for key, (since, _) in self.exceeded.items():
+            if key[1] == self._named(model):
+                self.exceeded[key] = since, now
+
+    def has_room(self, variant: str, model: str) -> None:
+        """Note a request that has found room, while none of its model wait: a burst is over."""
+        since, latest = self.exceeded.get(key := (variant, self._named(model)), (0.0, BURST_S))
+        if latest - since < BURST_S:
+            del self.exceeded[key]
+
+    def _named(self, model: str) -> str:
+        return model if model in self.pool.models else ""
 
     def open_candidates(self, variant: str, protocol: Protocol) -> tuple[Candidate, ...]:
         """Return the candidates of a variant that are not draining, in the pool's order."""

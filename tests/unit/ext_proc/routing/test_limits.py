@@ -11,6 +11,7 @@ from ext_proc.routing.peers import Share
 from ext_proc.routing.pipeline.decision import Decision
 from ext_proc.routing.queue.waiting import QueuedRequest
 from ext_proc.routing.router import Router
+from ext_proc.routing.state.pool_state import BURST_S, CALM_S
 from ext_proc.routing.state.slots import KEPT, MANY, SAME_S, STANDS_S, Known, Slots
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.refusal import Refusal
@@ -248,14 +249,58 @@ def test_a_holder_may_exceed_its_limit_while_others_wait(priority: int | None, n
         return Request(POOL, None, "http", features, blocks, subset=subset)
 
     long = tuple(range(300))
-    for blocks in (long, (500,), (501,)):
+    for blocks in (long, (500,), (501,), (502,)):
         made.decide(ask(blocks, only=True), 1.0, 1.0)
-    waiting = QueuedRequest(ask((502,), priority, only=True), 1, 1.0, None, 10.0, lambda _: None)
-    assert made.wait(waiting, 1.0, 1.0) is None
-    decision = made.decide(ask(long), 1.0, 1.0)
+    now = 1.0 + BURST_S
+    waiting = QueuedRequest(ask((503,), priority, only=True), 1, now, None, 10.0, lambda _: None)
+    assert made.wait(waiting, now, now) is None
+    decision = made.decide(ask(long), now, now)
     assert isinstance(decision, Decision)
     assert decision.ticket is not None
     assert decision.ticket.endpoint.id == name
+
+
+@pytest.mark.parametrize(
+    ("lasts_s", "calm_s", "goes"),
+    [
+        (0.9 * BURST_S, 0.1, True),
+        (BURST_S, 0.9 * CALM_S, False),
+        (BURST_S, CALM_S, True),
+    ],
+)
+def test_a_burst_may_exceed_the_limits(lasts_s: float, calm_s: float, goes: bool):
+    """It may until it stands, and up to twice; then again once none has waited for a while."""
+    made = router(2, more={**AUTO, "hold_s": 10.0})
+    for each in (0, 1):
+        made.registry.observe(key(each).id, (Reading(0.0, "m", slots=2.0),))
+
+    def ask(now: float, priority: int | None = None) -> Decision | None:
+        features = Features(Form.GENERATE, model="m", priority=priority)
+        request = Request(POOL, None, "http", features)
+        waiting = QueuedRequest(request, 1, now, None, 10.0, lambda _: None)
+        told = made.wait(waiting, now, now)
+        if told is None:
+            made.queue.leave(waiting)
+        assert not isinstance(told, Refusal)
+        return told
+
+    def end(count: int, now: float) -> None:
+        for ticket in list(made.ledger)[:count]:
+            made.settle(ticket, Outcome.DONE, now)
+
+    for _ in range(7):
+        assert ask(0.0)
+    assert ask(0.0, 2) is None
+    for _ in range(5):
+        assert ask(0.5)
+    assert ask(0.5) is None
+    end(1, lasts_s)
+    assert (ask(lasts_s) is None) == (lasts_s >= BURST_S)
+    end(6, lasts_s)
+    now = lasts_s + calm_s
+    while made.limits.usage(made.pools[POOL])[""].in_flight < 6:
+        assert ask(now)
+    assert (ask(now) is not None) == goes
 
 
 def test_each_model_of_a_triton_has_its_own_room():
@@ -479,9 +524,10 @@ def test_what_makes_room_lets_waiting_requests_be_tried():
     assert tried == []
     send(made)
     made.peers.follow(1, Share(POOL, key(0), 1, 10.0, 1, 0.0, "m"), 1.0)
+    send(made)  # a burst
     request = Request(POOL, None, "http", Features(Form.GENERATE, model="m"))
-    waiting = QueuedRequest(request, 1, 1.0, None, 10.0, lambda _: None)
-    assert made.wait(waiting, 1.0, 1.0) is None
+    waiting = QueuedRequest(request, 1, BURST_S, None, 10.0, lambda _: None)
+    assert made.wait(waiting, BURST_S, BURST_S) is None
     made.peers.follow(1, Share(POOL, key(0), 0, 0.0, 1, 0.0, "m"), 2.0)
     assert tried == [1]
     made.registry.observe("r0", [full(2.0, 1.0, slots=2.0)])

@@ -57,6 +57,7 @@ from ext_proc.settings import AddressError
 from ext_proc.telemetry.hub import Hub
 from ext_proc.telemetry.push import ending
 from ext_proc.workers.bus import Bus, WorkerPlace
+from ext_proc.workers.group.joining import GroupJoin
 from ext_proc.workers.group.members import GroupPlan
 from ext_proc.workers.plan import picker_of
 from tidegate_common.tls.channel import open_channel
@@ -206,6 +207,7 @@ class Picker:
         self._stop = asyncio.Event()
         self._fleet: PoolFeed | None = None
         self._reporter: ReportSender | None = None
+        self._join: GroupJoin | None = None
 
     def _take(self, pools: Mapping[str, Pool]) -> None:
         self._router.set_pools(pools, time.monotonic())
@@ -361,15 +363,26 @@ class Picker:
             ),
         )
 
+        if self._bus is not None and settings.group_listen and settings.group_members is None:
+            bus = self._bus
+            self._join = GroupJoin(
+                channel,
+                settings.id,
+                lambda places: bus.standing(places=places),
+                bus.group_changed,
+                bus.take_list,
+                self._rng.random,
+            )
+
     def _group(self) -> GroupPlan | None:
         settings = self._settings
-        if settings.group_listen is None or settings.group_members is None or not self._secured:
+        if settings.group_listen is None or not self._secured:
             return None
         return GroupPlan(
             settings.id,
             0 if self._place is None else self._place.number,
             settings.group_listen,
-            tuple(settings.group_members.split(",")),
+            tuple(settings.group_members.split(",")) if settings.group_members else (),
             self._secured,
             self._refused,
             time.time_ns(),
@@ -377,8 +390,9 @@ class Picker:
 
     def _connected(self, connected: bool) -> None:
         self._metrics.connected.set(connected)
-        if connected and self._reporter is not None:
-            self._reporter.wake()
+        for part in (self._reporter, self._join) if connected else ():
+            if part is not None:
+                part.wake()
 
     async def _close(self) -> None:
         await self._server.stop(0)
@@ -429,6 +443,8 @@ class Picker:
             parts.append(asyncio.create_task(self._reporter.run(), name="reports"))
         if self._bus is not None:
             parts.append(asyncio.create_task(self._bus.run(), name="bus"))
+        if self._join is not None:
+            parts.append(asyncio.create_task(self._join.run(), name="group"))
         self._heed(loop)
         announced = asyncio.create_task(self._announce(fleet), name="announce")
         stopped = asyncio.create_task(self._stop.wait(), name="stop")
@@ -440,6 +456,9 @@ class Picker:
         for part in crashed:
             _log.error("part_ended", part=part.get_name(), exc_info=part.exception())
         self._stop.set()
+        if self._join is not None:
+            self._server.set_ready(ready=False)
+            await self._join.leave()
         # Pool updates and reports continue while streams drain: drains wait for our counts.
         await self._server.stop(self._settings.drain)
         for task in (*parts, announced, stopped):
@@ -465,5 +484,7 @@ class Picker:
         await fleet.ready.wait()
         if self._bus is not None:
             await self._bus.join()
+        if self._join is not None:
+            self._join.ready()
         self._announced = True
         self._server.set_ready(ready=True)

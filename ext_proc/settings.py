@@ -8,7 +8,12 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
-from tidegate_api.addresses import ADS_ADDRESS, PICKER_ADDRESS, PICKER_METRICS_ADDRESS
+from tidegate_api.addresses import (
+    ADS_ADDRESS,
+    MAX_MEMBERS,
+    PICKER_ADDRESS,
+    PICKER_METRICS_ADDRESS,
+)
 from tidegate_common.flags import Shown
 from tidegate_common.logs import LogFormat, LogLevel  # noqa: TC001 - pydantic reads annotations
 from tidegate_common.tls.settings import IdentitySettings, ServerName
@@ -19,6 +24,7 @@ Transport = Literal["auto", "grpc", "nghttp2"]
 
 Destinations = Literal["list", "one"]
 
+_EVERY: Final = frozenset({"0.0.0.0", "[::]"})  # noqa: S104 - not bound, but refused
 _ONE: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}")
 
 
@@ -41,8 +47,6 @@ Addresses = Annotated[str, AfterValidator(_addresses), Shown("HOST:PORT")]
 """One or more addresses, separated by commas."""
 
 MAX_WORKERS: Final = 64
-MAX_MEMBERS: Final = 64
-"""Most addresses of a group."""
 
 
 class AddressError(OSError):
@@ -78,10 +82,11 @@ class PickerSettings(IdentitySettings):
     xds: Address = ADS_ADDRESS
     """ADS address of the control server."""
     group_listen: Annotated[Addresses | None, Shown("HOST:PORT")] = None
-    """Address for the other pickers of a group, over TLS; with --group-members."""
+    """Address, over TLS, for the other pickers of a group, which learn it from the control
+    server."""
     group_members: Annotated[Addresses | None, Shown("HOST:PORT,...")] = None
     """The --group-listen of all pickers, on several hosts, that decide as one, and of each of their
-    workers; this one's own may be among them."""
+    workers, in place of what the control server knows; this one's own may be among them."""
     metrics: Addresses = PICKER_METRICS_ADDRESS
     """Address of metrics and debug pages."""
     id: Annotated[str, Field(min_length=1, max_length=128), Shown("NAME")] = Field(
@@ -117,14 +122,24 @@ class PickerSettings(IdentitySettings):
 
     @model_validator(mode="after")
     def _group(self) -> Self:
-        if (self.group_listen is None) != (self.group_members is None):
-            raise ValueError("--group-listen and --group-members belong together; give both")
-        if self.group_members is None:
+        if self.group_listen is None:
+            if self.group_members is not None:
+                raise ValueError("--group-members needs --group-listen, this picker's own address")
             return self
         if self.tls_cert is None:
             raise ValueError("--group-listen needs --tls-cert, --tls-key and --tls-ca")
-        if (count := self.group_members.count(",") + 1) > MAX_MEMBERS:
+        if self.group_members is None:
+            if wildcard := _EVERY.intersection(map(_host, self.group_listen.split(","))):
+                raise ValueError(
+                    f"--group-listen {self.group_listen}: other pickers cannot reach"
+                    f" {min(wildcard)}; give the address of this host"
+                )
+        elif (count := self.group_members.count(",") + 1) > MAX_MEMBERS:
             raise ValueError(
                 f"--group-members: {count} addresses; at most {MAX_MEMBERS} are allowed"
             )
         return self
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0]

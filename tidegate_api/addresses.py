@@ -36,3 +36,6 @@ GATEWAY_ADMIN_GRPC_ADDRESS: Final = "127.0.0.1:18023"
 
 GATEWAY_METRICS_ADDRESS: Final = "127.0.0.1:18082"
 """Gateway: ``/metrics`` and ``/healthz``."""
+
+MAX_MEMBERS: Final = 64
+"""Most members of a group of pickers, and most of their addresses."""

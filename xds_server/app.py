@@ -9,6 +9,7 @@ import random
 import signal
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -96,6 +97,8 @@ AGAIN_POLLS = 25
 STANDBYS_KEY = "standbys"
 """Key in the store of the standbys that are in use."""
 
+GROUP_KEY = "group"
+"""Key of the list of pickers that place new sequences, in the store."""
 LOSS_KEY = "loss"
 """Key in the store of what is lost and not accepted; empty = nothing."""
 
@@ -289,7 +292,10 @@ async def _ads(
     """Return the ADS server, and its look at clients of an older history."""
     history = await asyncio.to_thread(_history, settings, store)
     stack.push_async_callback(_ended, asyncio.create_task(_keep_loss(history, store)))
-    return AdsServer(metrics, settings.serve, secured, history), history
+    ads = AdsServer(metrics, settings.serve, secured, history)
+    ads.reports.group.restore(await asyncio.to_thread(store.value, GROUP_KEY))
+    ads.reports.group.store = partial(store.put_value, GROUP_KEY)
+    return ads, history
 
 
 def _history(settings: ControlSettings, store: RevisionStore) -> LostHistory:

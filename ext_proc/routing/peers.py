@@ -136,6 +136,10 @@ class PeerWorkers:
         """Return the leases of sequences, the least recently used first; some may have expired."""
         return self._leases.items()
 
+    def lease(self, key: LeaseKey, now: float) -> Lease | None:
+        """Return the lease of a sequence; ``None`` = it has none."""
+        return self._leases.find(key, now)
+
     def suspicions(self) -> Iterable[SuspicionEvent]:
         """Return events that reproduce what is held against requests."""
         return self._suspicion.events()

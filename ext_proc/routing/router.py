@@ -270,9 +270,13 @@ class Router:
         if (
             lease_key is not None
             and self.owners is not None
-            and not choice.leased
-            and not self.owners.places(lease_key)
+            and (
+                self.owners.unsure(lease_key)
+                if choice.leased
+                else not self.owners.places(lease_key)
+            )
         ):
+            before = None if choice.leased else before
             return self._unplaced(lease_key, choice, order, pool_state, before)
         if self.conditions.failing:
             order = assigned(choice, order, self.conditions, self._rng)

@@ -28,7 +28,7 @@ from ext_proc.routing.state.ledger import Charged, EndpointRemoved, Settled
 from ext_proc.routing.suspicion import SUSPICION_EVENTS
 from ext_proc.routing.values.ticket import DONE
 from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
-from ext_proc.workers.news import Looked, LookWanted, Probed
+from ext_proc.workers.news import HeldLease, Looked, LookWanted, Probed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         | Probed
         | Looked
         | LookWanted
+        | HeldLease
         | SuspicionEvent
     )
     """An event of this worker that may be replicated."""
@@ -68,7 +69,7 @@ _GOOD: Final = Effect.GOOD
 _UNCHANGED: Final = (
     *(Inserted, Confirmed, Withdrawn, Leased, Released),
     *(ReadingsUpdate, ScrapeFailed, Restarted, PushEnded),
-    *(Probed, Looked, LookWanted),
+    *(HeldLease, Probed, Looked, LookWanted),
     *SUSPICION_EVENTS,
 )
 FOLDED: Final = frozenset({Charged, Settled, Judged, EndpointRemoved, *_UNCHANGED})

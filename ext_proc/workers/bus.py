@@ -46,11 +46,13 @@ from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, Scrape
 from ext_proc.workers.account import FOLDED, Account
 from ext_proc.workers.encode import Encoder
 from ext_proc.workers.group.clock import moved
-from ext_proc.workers.group.members import GroupMembers
+from ext_proc.workers.group.members import GroupMembers, GroupPlace
 from ext_proc.workers.group.owners import AGAIN_S, OwnerLinks, Owners
 from ext_proc.workers.links import Inlet, Outlet, dialled, path_of
 from ext_proc.workers.news import (
+    HeldLease,
     Hello,
+    Listed,
     Looked,
     LookWanted,
     OwnerAnswer,
@@ -59,6 +61,7 @@ from ext_proc.workers.news import (
     SnapshotEnd,
 )
 from ext_proc.workers.records import GarbledError, framed
+from tidegate_api.addresses import MAX_MEMBERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -92,7 +95,7 @@ PART_BYTES: Final = 2**16
 _ROUTING_EVENTS: Final = (Share, *INDEX_EVENTS, LatencySample, Leased, Released)
 _REPLICATION_EVENTS: Final = (*_ROUTING_EVENTS, *SUSPICION_EVENTS)
 """Messages that routers follow."""
-_AT_ONCE: Final = frozenset({Leased, Released, Died, SuspectRun})
+_AT_ONCE: Final = frozenset({HeldLease, Leased, Released, Died, SuspectRun})
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +153,9 @@ class Replicated(Protocol):
 
     def leases_in_force(self) -> Iterable[tuple[LeaseKey, Lease]]:
         """Return the leases of sequences."""
+
+    def lease(self, key: LeaseKey, now: float) -> Lease | None:
+        """Return the lease of a sequence; ``None`` = it has none."""
 
     def suspicions(self) -> Iterable[SuspicionEvent]:
         """Return events that reproduce what is held against requests."""
@@ -213,46 +219,77 @@ class Bus:
             for number, path in self._paths.items()
             if number != place.number
         }
+        self._pushes: dict[int, set[str]] = {number: set() for number in self._inlets}
+        """Endpoints that push to each peer worker."""
         self._group = None if group is None else GroupMembers(group, self._outlet, clock)
-        if self._group is not None:
-            for number, member in self._group.members.items():
-                self._inlets[number] = Inlet(
-                    member.address, partial(self._hear, number), partial(self._lost, number)
-                )
+        for number in () if self._group is None else self._group.members:
+            self._add(number)
         self.owners = None if group is None else self._owners(group, wall_clock)
         """Places new sequences in a group; ``None`` = there is none."""
         self._looking: asyncio.TimerHandle | None = None
-        self._pushes: dict[int, set[str]] = {number: set() for number in self._inlets}
-        """Endpoints that push to each peer worker."""
         self._joined: set[int] = set()
         """Peer workers whose snapshot has been read completely."""
         self._changed = asyncio.Event()
         """Set when a peer's snapshot is complete or a peer is lost."""
         self._timer: asyncio.TimerHandle | None = None
-        self._soon = False
-        """The batch is sent in this iteration of the loop."""
-        self._charged = False
-        """The batch contains a charge."""
+        self._soon = self._charged = False
+        """The batch is sent in this iteration of the loop; it contains a charge."""
         self._read_at = float("-inf")
         self._sent_at = float("-inf")
         self._greeted_at = float("-inf")
         self._began = clock()
+        self.group_changed = asyncio.Event()
+        """Set when ``standing`` may differ."""
         self._told = None if self.owners is None else self.owners.view
         """What the owners told last."""
         self._needs_index = True
         """The index has not been requested from a peer yet."""
         self._open = False
+        self._refuses_since: float | None = None
+        """Since when no new sequence can be placed, loop time; ``None`` = one can."""
         self._disagrees: dict[int, float] = {}
         """Since when members that are connected know others than this one, loop time."""
         self.leading = False
-        self.published = 0
-        """Number of events sent."""
-        self.followed = 0
-        """Number of messages followed."""
+        self.published = self.followed = 0
+        """Number of events sent, and of messages followed."""
 
     def _owners(self, group: GroupPlan, wall_clock: Callable[[], float]) -> Owners:
         links = OwnerLinks(self._ask, self._grant, self._loop.call_soon, self._owners_changed)
         return Owners(group.own, group.life, links, self._clock, wall_clock)
+
+    def _add(self, number: int) -> None:
+        """Receive from a member of the group, once it is dialled."""
+        if self._group is not None:
+            name = self._group.members[number].address
+            hear, lost = partial(self._hear, number), partial(self._lost, number)
+            self._inlets[number], self._pushes[number] = Inlet(name, hear, lost), set()
+
+    # --- The control server's list ---------------------------------------------------------------
+
+    def standing(self, *, places: bool) -> GroupPlace | None:
+        """Return how this picker stands in its group; ``None`` = the control server lists none.
+
+        Args:
+            places: It would place new sequences if others could follow it.
+        """
+        owners = self.owners
+        if self._group is None or owners is None or owners.listed is None:
+            return None
+        listed = owners.listed
+        follows = not listed.number or owners.places_any or owners.own in listed.members
+        return GroupPlace(self._group.address, places and follows, owners.places_any, listed)
+
+    def take_list(self, listed: Listed, addresses: Iterable[str]) -> None:
+        """Take the list and the addresses of the group from the control server."""
+        if self._group is None or self.owners is None or self.owners.listed is None:
+            return
+        new, gone = self._group.known(addresses, lambda number: self._inlets[number].up)
+        for number in gone:
+            del self._inlets[number], self._pushes[number]
+        for number in new:
+            self._add(number)
+        self.owners.take(listed)
+        self.tick()
 
     # --- Life cycle -----------------------------------------------------------------------------
 
@@ -267,6 +304,8 @@ class Bus:
             self._outlet.listen(own)
         if self._group is not None:
             self._group.open()
+            if self.owners is not None and self._group.learns:
+                self.owners.take(Listed())  # there is no list yet
         self._open = True
         self._on_lead(False)
         self.tick()
@@ -306,7 +345,9 @@ class Bus:
     def _all_know(self) -> bool:
         if any(self._awaited(number) for number in self._inlets):
             return False
-        return self.owners is None or self.owners.agreed
+        owners = self.owners
+        listed = None if owners is None else owners.listed
+        return owners is None or (owners.agreed and (listed is None or listed.number > 0))
 
     def _awaited(self, number: int) -> bool:
         """Return whether a peer's snapshot is under way."""
@@ -348,6 +389,15 @@ class Bus:
         part = bytearray()
         count, view = (0, "") if self.owners is None else self.owners.view
         self._encoder.put(Hello(self._name, self._clock(), count, view), part)
+        return framed(part)
+
+    def _list(self) -> bytes:
+        """Return a frame with the list of members; empty = there is none."""
+        listed = None if self.owners is None else self.owners.listed
+        if listed is None or not listed.number:
+            return b""
+        part = bytearray()
+        self._encoder.put(listed, part)
         return framed(part)
 
     def _elect(self) -> None:
@@ -412,7 +462,7 @@ class Bus:
     def _begin(self) -> bytes:
         """Return the beginning of a connection: names, listings, in-flight load and leases."""
         self.flush()  # to existing readers; the new one gets this from the snapshot
-        encoder, out = self._encoder, bytearray(self._hello())
+        encoder, out = self._encoder, bytearray(self._hello() + self._list())
         for event in (*self._snapshot(), SnapshotEnd()):
             part = bytearray()
             encoder.put(event, part)
@@ -420,11 +470,14 @@ class Bus:
         self.flush()  # new names, to existing readers; the new one gets all names first
         return encoder.names() + bytes(out)
 
-    def _snapshot(self) -> Iterator[ReplicationEvent | Looked]:
+    def _leased(self, key: LeaseKey, lease: Lease) -> Leased | HeldLease:
+        return Leased(key, lease) if self.owners is None else self.owners.leased(key, lease)
+
+    def _snapshot(self) -> Iterator[ReplicationEvent | Looked | HeldLease]:
         yield from self._listings()
         yield from self._account.standing()
         for key, lease in self._shared.leases_in_force():
-            yield Leased(key, lease)
+            yield self._leased(key, lease)
         yield from self._shared.suspicions()
 
     def _index(self) -> Iterator[bytes]:
@@ -463,20 +516,33 @@ class Bus:
 
     def _follow(self, peer_worker: int, message: Message) -> None:
         self.followed += 1
-        if isinstance(message, _REPLICATION_EVENTS):
+        if isinstance(message, Leased):
+            self._leased_by(peer_worker, message)
+        elif isinstance(message, _REPLICATION_EVENTS):
             self._shared.follow(peer_worker, message, self._clock())
         elif isinstance(message, Judged):
             self._on_judged(message, self._clock())
         elif isinstance(message, SnapshotEnd):
             self._caught_up(peer_worker)
-        elif isinstance(message, Hello):
-            self._greeted(peer_worker, message)
-        elif isinstance(message, OwnerAnswer):
-            self._answered(peer_worker, message)
+        elif isinstance(message, (HeldLease, Hello, Listed, OwnerAnswer)):
+            self._told_of_group(peer_worker, message)
         elif isinstance(message, (Probed, Looked, LookWanted)):
             self._on_found(message)
         elif isinstance(message, (ReadingsUpdate, ScrapeFailed, Restarted, PushEnded)):
             self._read(peer_worker, message)
+
+    def _leased_by(self, peer_worker: int, leased: Leased) -> None:
+        """Take a lease that is used, also in place of one that this worker only holds."""
+        now = self._clock()
+        if self.owners is not None and self.owners.sure(leased.key):
+            self._shared.follow(peer_worker, Released(leased.key), now)
+        self._shared.follow(peer_worker, leased, now)
+
+    def _held(self, peer_worker: int, held: HeldLease) -> None:
+        now = self._clock()
+        if self.owners is None or self.owners.holds(held, self._shared.lease(held.key, now)):
+            self._shared.follow(peer_worker, Released(held.key), now)
+            self._shared.follow(peer_worker, Leased(held.key, held.lease), now)
 
     def _read(self, peer_worker: int, message: TelemetryUpdate) -> None:
         """Take what a peer read of a replica."""
@@ -512,9 +578,18 @@ class Bus:
         if self.owners is not None:
             self.owners.heard(peer_worker, hello)
 
-    def _answered(self, peer_worker: int, answer: OwnerAnswer) -> None:
-        if self.owners is not None:
-            self.owners.answered(peer_worker, answer)
+    def _told_of_group(
+        self, peer_worker: int, message: HeldLease | Hello | Listed | OwnerAnswer
+    ) -> None:
+        owners = self.owners
+        if isinstance(message, HeldLease):
+            self._held(peer_worker, message)
+        elif isinstance(message, Hello):
+            self._greeted(peer_worker, message)
+        elif isinstance(message, OwnerAnswer) and owners is not None:
+            owners.answered(peer_worker, message)
+        elif isinstance(message, Listed) and owners is not None and owners.listed is not None:
+            owners.take(message)
 
     def _ask(self, peer_worker: int, ask: OwnerAsk) -> bool:
         part = bytearray()
@@ -526,14 +601,13 @@ class Bus:
         if self.owners is None or not isinstance(message, OwnerAsk):
             raise GarbledError(f"only members of a group ask; this is a {type(message).__name__}")
         self.catch_up()
-        number, proposal = message
-        placed, part = self.owners.answer(proposal), bytearray()
+        number, proposal, view = message
+        placed, part = self.owners.answer(proposal, view), bytearray()
         if placed is not PlacedAs.NOWHERE:
             found = self._shared.grant(proposal, self._clock())
             if found is not None:  # it is: the lease was granted, or found, just now
-                self._encoder.put(
-                    Leased(LeaseKey(proposal.pool, proposal.sequence), found[0]), part
-                )
+                key = LeaseKey(proposal.pool, proposal.sequence)
+                self._encoder.put(self._leased(key, found[0]), part)
         self._encoder.put(OwnerAnswer(number, placed), part)
         return framed(part)
 
@@ -544,7 +618,7 @@ class Bus:
         lease, new = granted
         if not new:
             return PlacedAs.EARLIER
-        self.publish(Leased(LeaseKey(proposal.pool, proposal.sequence), lease))
+        self.publish(self._leased(LeaseKey(proposal.pool, proposal.sequence), lease))
         return PlacedAs.AS_PROPOSED
 
     def _owners_changed(self) -> None:
@@ -555,8 +629,13 @@ class Bus:
         if owners.view != self._told:
             self._told = owners.view
             self._changed.set()
-            self._outlet.send(self._hello())
+            self._outlet.send(self._list() + self._hello())
+        self.group_changed.set()
         asked, now = owners.asked, self._loop.time()
+        if owners.places_any or owners.listed is None:
+            self._refuses_since = None
+        elif self._refuses_since is None:
+            self._refuses_since = now
         self._disagrees = {
             number: self._disagrees.get(number, now)
             for number in self._joined
@@ -612,11 +691,15 @@ class Bus:
 
     def missing(self) -> list[str]:
         """Return which members have been missing for ``MISSING_S``, each with the reason."""
-        return [
-            f"{each.address}: {each.why}"[:MAX_REASON_CHARS]
+        told = [
+            f"{each.address}: {each.why}"
             for each in self.members()
             if each.why and each.wrong_s >= MISSING_S
         ]
+        owners, since = self.owners, self._refuses_since
+        if owners is not None and since is not None and self._loop.time() - since >= MISSING_S:
+            told.insert(0, owners.why_refused)
+        return [each[:MAX_REASON_CHARS] for each in told[:MAX_MEMBERS]]
 
     def members(self) -> list[MemberState]:
         """Return what is known of the members of the group, but of this picker itself."""

@@ -33,7 +33,9 @@ from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.request import SequenceKey
 from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
 from ext_proc.workers.news import (
+    HeldLease,
     Hello,
+    Listed,
     Looked,
     LookWanted,
     OwnerAnswer,
@@ -42,6 +44,7 @@ from ext_proc.workers.news import (
     SnapshotEnd,
 )
 from ext_proc.workers.records import GarbledError
+from tidegate_api.addresses import MAX_MEMBERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
 
 _SCALARS: Final = (int, float, str, type(None))
 _NAMES: Final = ("adapters", "adapters_waiting")
+MAX_COUNT: Final = 2**62
 
 
 def plain(value: Any) -> Any:
@@ -176,6 +180,18 @@ def _rows(value: Any) -> tuple[Row, ...]:
     return tuple([_row(each) for each in value[: MAX_ROWS + 1]])
 
 
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or not 0 <= value < MAX_COUNT:
+        raise GarbledError(f"expected a count, got {value!r:.80}")
+    return value
+
+
+def _ids(value: Any) -> tuple[str, ...]:
+    if len(value) > MAX_MEMBERS:
+        raise GarbledError(f"a group of {len(value)} members; at most {MAX_MEMBERS} are allowed")
+    return tuple([_text(each) for each in value])
+
+
 def _readings(value: Any) -> tuple[Reading, ...]:
     return tuple([_reading(each) for each in value])
 
@@ -190,8 +206,10 @@ _FIELDS: Final[dict[str, tuple[type, tuple[_Reader, ...]]]] = {
     "probed": (Probed, (_text, endpoint_key, bool, _text)),
     "looked": (Looked, (endpoint_key, _maybe(_of(Listing, _time, _rows, bool)))),
     "look-wanted": (LookWanted, (endpoint_key,)),
-    "hello": (Hello, (_text, _time, int, _text)),
-    "ask": (OwnerAsk, (int, _proposal)),
+    "hello": (Hello, (_text, _time, _count, _text)),
+    "held": (HeldLease, (_lease_key, _lease, _count)),
+    "listed": (Listed, (_count, _count, _ids)),
+    "ask": (OwnerAsk, (int, _proposal, _text)),
     "answer": (OwnerAnswer, (int, PlacedAs)),
     "begun": (SnapshotEnd, ()),
     "died": (Died, (_text, _who, _time, bool)),

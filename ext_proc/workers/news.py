@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from ext_proc.routing.health.conditions import Conditions
     from ext_proc.routing.health.placement import Placement
+    from ext_proc.routing.state.leases import Lease, LeaseKey
     from ext_proc.routing.values.listing import Listing
     from ext_proc.routing.values.pool import EndpointKey
     from ext_proc.routing.values.proposal import PlacedAs, Proposal
@@ -33,11 +34,33 @@ class Hello(NamedTuple):
     """Digest of the counts of all members that it knows (``group.owners``)."""
 
 
+class Listed(NamedTuple):
+    """The members of a group that place new sequences, as the control server lists them."""
+
+    number: int = 0
+    """A newer list has a greater one; 0 = there is no list yet."""
+    life: int = 0
+    """Of lists with one number, the newer has the greater."""
+    members: tuple[str, ...] = ()
+    """Ids, sorted."""
+
+
+class HeldLease(NamedTuple):
+    """The lease of a new sequence, which is not used before more than half of a list hold it."""
+
+    key: LeaseKey
+    lease: Lease
+    stamp: int
+    """Of two such leases that with the greater stamp counts (``group.owners``)."""
+
+
 class OwnerAsk(NamedTuple):
     """A member asks another for the lease of a sequence, on the connection that it reads."""
 
     number: int
     proposal: Proposal
+    view: str = ""
+    """Digest of what the asking member knows; empty where the group has no list."""
 
 
 class OwnerAnswer(NamedTuple):

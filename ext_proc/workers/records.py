@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from ext_proc.routing.peers import ReplicationEvent
     from ext_proc.telemetry.news import TelemetryUpdate
     from ext_proc.workers.news import (
+        HeldLease,
         Hello,
+        Listed,
         Looked,
         LookWanted,
         OwnerAnswer,
@@ -40,14 +42,16 @@ if TYPE_CHECKING:
         | Probed
         | Looked
         | LookWanted
+        | HeldLease
         | Hello
+        | Listed
         | OwnerAsk
         | OwnerAnswer
         | SnapshotEnd
     )
     """Content of a record."""
 
-VERSION: Final = 10
+VERSION: Final = 11
 MAX_FRAME: Final = 2**20
 """Maximum bytes of a frame."""
 MAX_NAMES: Final = 2**16

@@ -61,7 +61,7 @@ class Hosts:
 
     async def start(self, block: str, *names: str, number: int = 1) -> None:
         """Start a block's services in their order, as those of a host."""
-        if number == 2:  # the first host keeps the control server and stays a member
+        if number == 2:  # the first host keeps the control server
             block = re.sub(r"(picker|envoy)-1\b", r"\1-2", block)
             block = re.sub(
                 r"(--listen|--metrics|--group-listen) 10\.0\.0\.1", r"\1 10.0.0.2", block
@@ -85,6 +85,12 @@ class Hosts:
     async def said(self) -> str:
         """Return the status, and the ends of the services' logs."""
         return await self.status() + await self.run("tail -n 20 log-1 log-2")
+
+    async def listed(self, *pickers: str) -> bool:
+        """Return whether the control server lists these pickers last."""
+        said = await self.run("grep group_listed log-1 || true")
+        lines = [each for each in said.splitlines() if "group_listed" in each]
+        return bool(lines) and repr(list(pickers)) in lines[-1]
 
     async def status(self) -> str:
         """Return what the page's command says."""
@@ -138,12 +144,20 @@ async def test_the_loss_of_a_part_costs_what_the_page_says(hosts):
         said = await hosts.status()
         return "OK" in said.splitlines()[0] and all(f"envoy-{n}" in said for n in (1, 2))
 
+    async def both():
+        return await hosts.listed("picker-1", "picker-2")
+
+    async def one():
+        return await hosts.listed("picker-1")
+
     assert await eventually(whole), await hosts.said()
+    assert await eventually(both), await hosts.said()
     assert "{}" in await hosts.run(LOOK.splitlines()[0])
     async with ClientSession() as http, Traffic(http, url, body) as traffic:
         await traffic.more(40)
         await hosts.kill("picker-2")
         await traffic.more(200)
+        assert await eventually(one), await hosts.said()
         await hosts.kill("control")
         await traffic.more(200)
     assert traffic.failures == []

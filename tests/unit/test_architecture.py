@@ -150,6 +150,7 @@ PURE = (
     "xds_server.resources",
     "xds_server.snapshots",
     "xds_server.protocol",
+    "xds_server.server.group_list",
     "xds_server.applications.traffic",
 )
 """Time, randomness, ids and I/O are arguments in these."""

@@ -30,6 +30,7 @@ ACCESS: Final = MethodRoles(
         f"/{wire.ADS_SERVICE}/DeltaAggregatedResources": _SERVED,
         "/tidegate.fleet.v1.PickerReports/Report": frozenset({"picker"}),
         "/tidegate.fleet.v1.PickerReports/Answer": frozenset({"picker"}),
+        "/tidegate.fleet.v1.PickerReports/Join": frozenset({"picker"}),
         "/tidegate.fleet.v1.ModelDrains/Hold": frozenset({"gateway", "picker"}),
         **HEALTH,
     }

@@ -37,6 +37,7 @@ from xds_server.applications.traffic.replicas import ReplicaBook
 from xds_server.applications.traffic.stopping import PickerUse
 from xds_server.fleet.findings import Place
 from xds_server.protocol.publication import PickerLoad
+from xds_server.server.group import PickerGroup
 from xds_server.server.inquiries import Inquiries
 
 if TYPE_CHECKING:
@@ -118,6 +119,8 @@ class PickerReports(report_pb2_grpc.PickerReportsServicer):
         """Requests without a pick, over the last minute."""
         self.inquiries = Inquiries(not_named)
         """Questions to the pickers."""
+        self.group = PickerGroup(not_named, clock)
+        """Who places new sequences, of pickers that are a group."""
         self.placements = PlacementBook(clock)
         """Which replica has which model, as pickers report it."""
         self.traffic: TrafficBook | None = None
@@ -216,6 +219,12 @@ class PickerReports(report_pb2_grpc.PickerReportsServicer):
     ) -> None:
         """Receive one picker's answers to inquiries until its stream ends (gRPC)."""
         await self.inquiries.serve(request_iterator, context)
+
+    async def Join(  # type: ignore[override]  # noqa: N802 - gRPC allows a handler that writes by itself
+        self, request_iterator: Any, context: Any
+    ) -> None:
+        """Receive how one picker stands in its group until its stream ends (gRPC)."""
+        await self.group.serve(request_iterator, context)
 
     async def find(self, request: str) -> FoundRequest:
         """Ask all pickers for a request; see ``Inquiries.ask``."""

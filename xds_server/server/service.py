@@ -134,6 +134,7 @@ class AdsServer:
     async def stop(self, grace: float = 1.0) -> None:
         """End every stream with UNAVAILABLE and stop, after at most ``grace`` seconds."""
         self._closing.set()
+        self.reports.group.close()
         self._arm()  # nothing is due any more
         if self._server is not None:
             self._set_health(serving=False)

@@ -21,7 +21,10 @@ class SequenceOwners(Protocol):
     """What a router asks of the group; ``ext_proc.workers.group.owners`` implements it."""
 
     def places(self, key: LeaseKey) -> bool:
-        """Return whether this picker may place a new sequence."""
+        """Return whether this picker may place a new sequence without a question."""
+
+    def unsure(self, key: LeaseKey) -> bool:
+        """Return whether too few of the group may hold the lease of a sequence, to use it."""
 
     def ask(self, proposal: Proposal, told: Told, latest: float) -> Callable[[], None]:
         """Ask the owner for a lease, until ``latest``; return what takes the question back."""

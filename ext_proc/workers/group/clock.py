@@ -19,7 +19,7 @@ from ext_proc.routing.peers import LatencySample
 from ext_proc.routing.state.leases import Leased
 from ext_proc.routing.suspicion import CallerLeft, Died, Gone, SuspectRun
 from ext_proc.telemetry.news import ReadingsUpdate
-from ext_proc.workers.news import Looked
+from ext_proc.workers.news import HeldLease, Looked
 
 if TYPE_CHECKING:
     from ext_proc.workers.records import Message
@@ -58,9 +58,9 @@ def moved(message: Message, by: float) -> Message:
     if isinstance(message, LatencySample):
         ticket, ended = message
         return LatencySample(ticket._replace(at=ticket.at + by), ended + by)
-    if isinstance(message, Leased):
-        key, lease = message
-        return Leased(key, lease._replace(expires=lease.expires + by))
+    if isinstance(message, (HeldLease, Leased)):
+        lease = message.lease
+        return message._replace(lease=lease._replace(expires=lease.expires + by))
     if isinstance(message, ReadingsUpdate):
         readings = tuple([replace(each, at=each.at + by) for each in message.readings])
         return message._replace(readings=readings, at=message.at + by)

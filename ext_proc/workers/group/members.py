@@ -7,7 +7,9 @@ Rules:
    connected already, is closed, so one list serves all.
 2. A member that cannot be reached, or that ends a connection within ``LASTED_S``, is dialled again
    after a longer delay each time, at most ``LONGEST_S``. The log says once that it is gone.
-3. Each host asks replicas by itself, since what one can reach says nothing about another. Pages,
+3. Where the control server tells the addresses, one that it no longer tells is dialled until its
+   connection ends: a control server that has just started does not know all.
+4. Each host asks replicas by itself, since what one can reach says nothing about another. Pages,
    probes and listings of other hosts are not taken; readings that replicas push are.
 """
 
@@ -26,15 +28,16 @@ from ext_proc.telemetry.news import ReadingsUpdate, Restarted, ScrapeFailed
 from ext_proc.workers.group.clock import ClockOffset
 from ext_proc.workers.group.port import GroupPort
 from ext_proc.workers.links import UnwelcomeError
-from ext_proc.workers.news import Hello, Looked, LookWanted, Probed
+from ext_proc.workers.news import Hello, Listed, Looked, LookWanted, Probed
 from ext_proc.workers.plan import picker_of
 from ext_proc.workers.records import GarbledError
+from tidegate_api.addresses import MAX_MEMBERS
 from tidegate_common.backoff import Backoff
 from tidegate_common.tls.roles import Peer
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from ext_proc.workers.links import Inlet, Outlet
     from ext_proc.workers.records import Message
@@ -59,11 +62,20 @@ class GroupPlan(NamedTuple):
     """Number of the worker on this host."""
     listen: str
     members: tuple[str, ...]
-    """Addresses of members; this one's may be among them."""
+    """Addresses of members; this one's may be among them. Empty = the control server tells them."""
     secured: Secured
     refused: DeniedPeers
     life: int = 0
     """Number that is greater at each start of this picker (``group.owners``)."""
+
+
+class GroupPlace(NamedTuple):
+    """How a picker stands in its group, as the control server is told."""
+
+    address: str
+    places: bool
+    agrees: bool
+    holds: Listed
 
 
 @dataclass
@@ -115,6 +127,35 @@ class GroupMembers:
             for number, address in enumerate(plan.members)
         }
         self.address = plan.listen
+        self.learns = not plan.members
+        """The control server tells the addresses."""
+        self._last = FIRST_NUMBER + len(plan.members)
+
+    def known(
+        self, addresses: Iterable[str], up: Callable[[int], bool]
+    ) -> tuple[list[int], list[int]]:
+        """Take the addresses that the control server tells.
+
+        Args:
+            addresses: Addresses of all members; this one's is among them.
+            up: Returns whether a member is connected, by its number.
+
+        Returns:
+            The numbers of new members, and of those that were dropped.
+        """
+        told = set(addresses) - {self.address}
+        have = {each.address: number for number, each in self.members.items()}
+        gone = [number for at, number in have.items() if at not in told and not up(number)]
+        for number in gone:
+            dialling = self.members.pop(number).dialling
+            if dialling is not None:
+                dialling.cancel()
+        new = []
+        for address in sorted(told - have.keys())[: MAX_MEMBERS - len(self.members)]:
+            self.members[self._last] = GroupMember(address)
+            new.append(self._last)
+            self._last += 1
+        return new, gone
 
     def open(self) -> None:
         """Listen.

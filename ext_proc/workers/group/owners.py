@@ -11,8 +11,17 @@ Rules:
    counts never repeat, and records come in order.
 3. Only an owner that finds all in agreement grants a lease. It keeps one that is in force, unless
    that is on the replica to be replaced. So no sequence has two replicas while members agree. A
-   member that is cut off from all others agrees with itself.
-4. Whoever gets a new sequence that another member owns asks that member, and again after
+   member without a list that is cut off from all others agrees with itself.
+4. Where the control server lists the members (``Listed``), only those listed own sequences; the
+   list is part of the digest, and members tell each other a newer one. A lease is used only once
+   more than half of the list hold it: the owner, and whoever asked it or others that are asked
+   then. Each holds it only for a question of its own digest, and tells all (``HeldLease``). Counts
+   are greater than all that were known before, so what is held by members that learned of a change
+   has the greater stamp, and takes the place of what was held without them. Successive lists differ
+   by one member, and more than half of a list agree before the next is made
+   (``xds_server.server.group_list``), so halves that are cut off from each other never place a
+   sequence twice.
+5. Whoever gets a new sequence that another member owns asks that member, and again after
    ``AGAIN_S``, at each change, and where another one owns it now; after ``PLACED_S``, or
    when the request must have a reply, it gives up.
    At most ``MAX_ASKS`` are open.
@@ -24,20 +33,22 @@ from hashlib import blake2b
 from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ext_proc.routing.state.leases import LeaseKey
+from ext_proc.routing.state.leases import Leased, LeaseKey
 from ext_proc.routing.state.owners import PLACED_S
-from ext_proc.routing.values.proposal import PlacedAs
-from ext_proc.workers.news import OwnerAsk
+from ext_proc.routing.values.proposal import PlacedAs, Proposal
+from ext_proc.workers.news import HeldLease, Listed, OwnerAsk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ext_proc.routing.state.leases import Lease
     from ext_proc.routing.state.owners import Told
-    from ext_proc.routing.values.proposal import Proposal
     from ext_proc.workers.news import Hello, OwnerAnswer
 
 AGAIN_S: Final = 0.05
 MAX_ASKS: Final = 1024
+MAX_UNSURE: Final = 65_536
+"""Most leases that this member holds without knowing that more than half do."""
 
 
 class OwnerLinks(NamedTuple):
@@ -68,7 +79,7 @@ class _Peer:
 class _Open:
     """A question without an answer."""
 
-    __slots__ = ("due", "key", "proposal", "to", "told")
+    __slots__ = ("asked", "due", "granted", "holders", "key", "proposal", "to", "told")
 
     def __init__(self, proposal: Proposal, told: Told, due: float) -> None:
         self.key = LeaseKey(proposal.pool, proposal.sequence)
@@ -76,7 +87,23 @@ class _Open:
         self.told = told
         self.due = due
         self.to: int | None = None
-        """The peer that was asked and has not answered; ``None`` = no peer."""
+        """The owner that was asked and has not answered; ``None`` = no peer."""
+        self.asked: set[int] = set()
+        """Other peers that were asked to hold the lease and have not answered."""
+        self.holders: set[int] = set()
+        """Peers that hold the lease."""
+        self.granted: PlacedAs | None = None
+        """What its owner made of it; ``None`` = not known yet."""
+
+
+class _Unsure(NamedTuple):
+    """A lease that too few may hold."""
+
+    proposal: Proposal
+    expires: float
+    """Monotonic seconds."""
+    stamp: int
+    """Stamp of what the member knew for which it was held last."""
 
 
 class Owners:
@@ -98,7 +125,7 @@ class Owners:
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
-        self._own = own
+        self.own = own
         self._count = count
         self._links = links
         self._clock = clock
@@ -106,6 +133,11 @@ class Owners:
         self._peers: dict[int, _Peer] = {}
         self._open: dict[int, _Open] = {}
         self._last = 0
+        self._stamp = count
+        """Greatest count that this member knows of those that it knows."""
+        self._list: Listed | None = None
+        self._unsure: dict[LeaseKey, _Unsure] = {}
+        """Leases of which it is not known that more than half hold them."""
         self._digest = self._digest_of()
         self.agreed = True
         """All members that this one knows know the same ones."""
@@ -122,7 +154,8 @@ class Owners:
     @property
     def asked(self) -> set[int]:
         """The peers that have a question."""
-        return {each.to for each in self._open.values() if each.to is not None}
+        asked = {each.to for each in self._open.values() if each.to is not None}
+        return asked.union(*[each.asked for each in self._open.values()])
 
     @property
     def open(self) -> int:
@@ -134,10 +167,50 @@ class Owners:
         known = self._peers.get(peer)
         return known is not None and known.joined and known.digest == self._digest
 
+    @property
+    def listed(self) -> Listed | None:
+        """The list of members; ``None`` = the control server does not list them."""
+        return self._list
+
+    @property
+    def places_any(self) -> bool:
+        """All that this member knows agree, and they are more than half of the list if any."""
+        return self.agreed and (self._list is None or len(self._seen()) >= self._needed)
+
+    @property
+    def why_refused(self) -> str:
+        """What keeps new sequences from being placed, as a clause."""
+        if self._list is None or not self._list.number:
+            return "the control server has listed no members: new sequences are refused"
+        lost = ", ".join(sorted(set(self._list.members) - self._seen())) or "they disagree"
+        return (
+            f"{self._needed} of {len(self._list.members)} listed members must agree on a new"
+            f" sequence, which is refused; missing: {lost}"
+        )
+
+    @property
+    def _needed(self) -> int:
+        return 1 if self._list is None else len(self._list.members) // 2 + 1
+
+    def _seen(self) -> set[str]:
+        """Return the members of the list that this member knows, itself included."""
+        known = {each.id for each in self._peers.values() if each.joined}
+        return (known | {self.own}).intersection(() if self._list is None else self._list.members)
+
     def describe(self) -> dict[str, object]:
-        """Return what became of questions, ready for JSON."""
+        """Return who places sequences, and what became of questions, ready for JSON."""
         counts = {str(placed): number for placed, number in self.placed.items()}
-        return {"agreed": self.agreed, "open": self.open, **counts}
+        listed = None if self._list is None else self._list._asdict()
+        told = {"agreed": self.agreed, "places": self.places_any, "listed": listed}
+        return {**told, "open": self.open, "unsure": len(self._unsure), **counts}
+
+    def take(self, listed: Listed) -> None:
+        """Take a list of members, unless it is older than the one known."""
+        known = self._list
+        if known is None or (listed.number, listed.life) > (known.number, known.life):
+            self._list = listed
+            self._count = self._stamp + 1
+            self._changed()
 
     def heard(self, peer: int, hello: Hello) -> None:
         """Take what a peer says of itself."""
@@ -152,21 +225,24 @@ class Owners:
         known = self._peers.setdefault(peer, _Peer())
         if not known.joined:
             known.joined = True
-            self._count += 1
+            self._count = max(self._stamp, known.count) + 1
             self._changed()
 
     def lost(self, peer: int) -> None:
         """Note that a peer's connection has ended."""
         for each in self._open.values():
+            each.asked.discard(peer)
+            each.holders.discard(peer)
             if each.to == peer:
                 each.to = None
         known = self._peers.pop(peer, None)
         if known is not None and known.joined:
-            self._count += 1
+            self._count = max(self._stamp, known.count) + 1
             self._changed()
 
     def _changed(self) -> None:
         self._digest = self._digest_of()
+        self._stamp = max([self._count, *[p.count for p in self._peers.values() if p.joined]])
         joined = [each for each in self._peers.values() if each.joined]
         self.agreed = all(each.digest == self._digest for each in joined)
         self.look()
@@ -174,23 +250,64 @@ class Owners:
 
     def _digest_of(self) -> str:
         known = [(each.id, each.count) for each in self._peers.values() if each.joined]
-        text = repr(sorted([*known, (self._own, self._count)]))
+        text = repr((sorted([*known, (self.own, self._count)]), self._list))
         return blake2b(text.encode(), digest_size=12).hexdigest()
 
     def _owner(self, key: LeaseKey) -> int | None:
         """Return the peer that owns a sequence; ``None`` = this member does."""
         text = repr(key).encode()
-        best, owner = _weight(self._own, text), None
+        listed = None if self._list is None else self._list.members
+        best, owner = b"", None
+        if listed is None or self.own in listed:
+            best = _weight(self.own, text)
         for peer, each in self._peers.items():
-            if each.joined and (weight := _weight(each.id, text)) > best:
+            if (
+                each.joined
+                and (listed is None or each.id in listed)
+                and (weight := _weight(each.id, text)) > best
+            ):
                 best, owner = weight, peer
         return owner
 
     # --- questions --------------------------------------------------------------------------------
 
+    def _owns(self, key: LeaseKey) -> bool:
+        return self._owner(key) is None
+
     def places(self, key: LeaseKey) -> bool:
-        """Return whether this member may place a new sequence."""
-        return self.agreed and self._owner(key) is None
+        """Return whether this member may place a new sequence without a question."""
+        return self._needed == 1 and self.places_any and self._owner(key) is None
+
+    def unsure(self, key: LeaseKey) -> bool:
+        """Return whether it is not known that more than half hold the lease of a sequence."""
+        return key in self._unsure
+
+    def leased(self, key: LeaseKey, lease: Lease) -> Leased | HeldLease:
+        """Return what is told of a lease."""
+        found = self._unsure.get(key)
+        return Leased(key, lease) if found is None else HeldLease(key, lease, found.stamp)
+
+    def sure(self, key: LeaseKey) -> bool:
+        """Note that the lease of a sequence is used by a peer; return whether it was unsure."""
+        return self._unsure.pop(key, None) is not None
+
+    def holds(self, held: HeldLease, known: Lease | None) -> bool:
+        """Return whether this member is to hold a lease that a peer holds.
+
+        Args:
+            held: The lease.
+            known: This member's own lease of the sequence.
+        """
+        key, lease, stamp = held
+        mine = self._unsure.get(key)
+        if known is not None and (mine is None or mine.stamp >= stamp):
+            return False
+        if mine is None and len(self._unsure) >= MAX_UNSURE and not self._forget():
+            return False
+        left_s = max(0.0, lease.expires - self._clock())
+        proposal = Proposal(*key, lease.endpoint, lease.variant, left_s)
+        self._unsure[key] = _Unsure(proposal, lease.expires, stamp)
+        return True
 
     def ask(self, proposal: Proposal, told: Told, latest: float = inf) -> Callable[[], None]:
         """Ask the owner for a lease; return what takes the question back.
@@ -214,20 +331,34 @@ class Owners:
         return take_back
 
     def answered(self, peer: int, answer: OwnerAnswer) -> None:
-        """Take a peer's answer. Where it grants nothing it is asked again later (rule 4)."""
+        """Take a peer's answer. Where it grants nothing it is asked again later (rule 5)."""
         asked = self._open.get(answer.number)
-        if asked is None or asked.to != peer:
+        if asked is None or (asked.to != peer and peer not in asked.asked):
             return
-        asked.to = None
-        if answer.placed is not PlacedAs.NOWHERE:
-            self._end(answer.number, asked, answer.placed)
+        placed = answer.placed
+        if asked.to == peer:
+            asked.to = None
+            asked.granted = None if placed is PlacedAs.NOWHERE else placed
+        asked.asked.discard(peer)
+        if placed is not PlacedAs.NOWHERE:
+            asked.holders.add(peer)
+            known = asked.granted is PlacedAs.EARLIER and not self.unsure(asked.key)
+            if self._list is None or known:
+                self._end(answer.number, asked, placed)
+            else:
+                self._gather(answer.number, asked)
         self._links.changed()
 
-    def answer(self, proposal: Proposal) -> PlacedAs:
-        """Return what becomes of a peer's proposal."""
-        if not self.places(LeaseKey(proposal.pool, proposal.sequence)):
+    def answer(self, proposal: Proposal, view: str = "") -> PlacedAs:
+        """Return what becomes of a peer's proposal; ``view`` is the digest that it knows."""
+        key = LeaseKey(proposal.pool, proposal.sequence)
+        if self._list is None:
+            return self._links.grant(proposal) if self.places(key) else PlacedAs.NOWHERE
+        if view != self._digest:
             return PlacedAs.NOWHERE
-        return self._links.grant(proposal)
+        placed, held = self._hold(key, proposal), self._unsure.get(key)
+        differs = held is not None and held.proposal.endpoint != proposal.endpoint
+        return PlacedAs.NOWHERE if differs and not self._owns(key) else placed
 
     def look(self) -> None:
         """Ask the owners of questions that no peer has, and end those that are overdue."""
@@ -239,16 +370,65 @@ class Owners:
                 self._try(number, asked)
 
     def _try(self, number: int, asked: _Open) -> None:
-        if asked.to is not None or not self.agreed:
+        if asked.to is not None or not self.places_any:
             return
         owner = self._owner(asked.key)
         if owner is not None:
-            if self._links.send(owner, OwnerAsk(number, asked.proposal)):
+            if owner in asked.holders:
+                self._gather(number, asked)
+            elif self._links.send(owner, self._question(number, asked)):
                 asked.to = owner
             return
-        placed = self._links.grant(asked.proposal)
-        if placed is not PlacedAs.NOWHERE:
-            self._end(number, asked, placed)
+        placed = self._hold(asked.key, asked.proposal)
+        if placed is PlacedAs.NOWHERE:
+            return
+        asked.granted = asked.granted or placed
+        known = placed is PlacedAs.EARLIER and not self.unsure(asked.key)
+        if self._list is None or known:
+            self._end(number, asked, asked.granted)
+        else:
+            self._gather(number, asked)
+
+    def _hold(self, key: LeaseKey, proposal: Proposal) -> PlacedAs:
+        """Hold a lease; where this member is not enough, others must hold it before its use."""
+        if self._needed == 1:
+            return self._links.grant(proposal)
+        held = self._unsure.get(key)
+        if held is None and len(self._unsure) >= MAX_UNSURE and not self._forget():
+            return PlacedAs.NOWHERE
+        self._unsure[key] = _Unsure(proposal, self._clock() + proposal.idle_s, self._stamp)
+        placed = self._links.grant(proposal)
+        if placed is PlacedAs.AS_PROPOSED:
+            return placed
+        if held is None:
+            del self._unsure[key]
+            return placed
+        self._unsure[key] = held._replace(stamp=self._stamp)
+        return placed
+
+    def _forget(self) -> bool:
+        """Forget leases that have expired; return whether there were any."""
+        now, count = self._clock(), len(self._unsure)
+        self._unsure = {key: each for key, each in self._unsure.items() if each.expires > now}
+        return len(self._unsure) < count
+
+    def _gather(self, number: int, asked: _Open) -> None:
+        """Ask members to hold a lease, until more than half of the list do."""
+        listed = () if self._list is None else self._list.members
+        others = {peer for peer, each in self._peers.items() if each.joined and each.id in listed}
+        if len(asked.holders & others) + (self.own in listed) >= self._needed:
+            found = self._unsure.pop(asked.key, None)
+            self._links.grant(asked.proposal if found is None else found.proposal)
+            self._end(number, asked, asked.granted or PlacedAs.EARLIER)
+            return
+        for peer in others - asked.holders - asked.asked:
+            if self._links.send(peer, self._question(number, asked)):
+                asked.asked.add(peer)
+
+    def _question(self, number: int, asked: _Open) -> OwnerAsk:
+        found = self._unsure.get(asked.key)
+        proposal = asked.proposal if found is None else found.proposal
+        return OwnerAsk(number, proposal, "" if self._list is None else self._digest)
 
     def _end(self, number: int, asked: _Open, placed: PlacedAs) -> None:
         del self._open[number]

@@ -126,6 +126,83 @@ class InquiryAnswer(_message.Message):
 Global___InquiryAnswer: _TypeAlias = InquiryAnswer  # noqa: Y015
 
 @_typing.final
+class GroupStanding(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PICKER_ID_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    PLACES_FIELD_NUMBER: _builtins.int
+    AGREES_FIELD_NUMBER: _builtins.int
+    HOLDS_FIELD_NUMBER: _builtins.int
+    picker_id: _builtins.str
+    """The node id that the picker uses on ADS."""
+    address: _builtins.str
+    """`host:port` at which the group's other pickers reach it."""
+    places: _builtins.bool
+    """It places new sequences, or would if it were listed. Unset: it starts or ends."""
+    agrees: _builtins.bool
+    """It and more than half of the members that it holds listed know the same ones."""
+    @_builtins.property
+    def holds(self) -> Global___GroupList:
+        """The list that it holds; unset = none. Its addresses are empty."""
+
+    def __init__(
+        self,
+        *,
+        picker_id: _builtins.str = ...,
+        address: _builtins.str = ...,
+        places: _builtins.bool = ...,
+        agrees: _builtins.bool = ...,
+        holds: Global___GroupList | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["holds", b"holds"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "agrees", b"agrees", "holds", b"holds", "picker_id", b"picker_id", "places", b"places"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupStanding: _TypeAlias = GroupStanding  # noqa: Y015
+
+@_typing.final
+class GroupList(_message.Message):
+    """GroupList names the pickers that place new sequences. Of two lists that with the greater number,
+    then with the greater life, is the newer.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    LIFE_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    ADDRESSES_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    life: _builtins.int
+    """Identifies the process of the control server that made the list."""
+    @_builtins.property
+    def members(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of pickers, at most 64."""
+
+    @_builtins.property
+    def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Addresses of all pickers of the group that are connected to the control server, at most 64."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        life: _builtins.int = ...,
+        members: _abc.Iterable[_builtins.str] | None = ...,
+        addresses: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "life", b"life", "members", b"members", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupList: _TypeAlias = GroupList  # noqa: Y015
+
+@_typing.final
 class PickerReport(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

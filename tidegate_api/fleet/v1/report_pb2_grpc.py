@@ -47,6 +47,11 @@ class PickerReportsStub:
                 request_serializer=tidegate__api_dot_fleet_dot_v1_dot_report__pb2.InquiryAnswer.SerializeToString,
                 response_deserializer=tidegate__api_dot_fleet_dot_v1_dot_report__pb2.Inquiry.FromString,
                 _registered_method=True)
+        self.Join = channel.stream_stream(
+                '/tidegate.fleet.v1.PickerReports/Join',
+                request_serializer=tidegate__api_dot_fleet_dot_v1_dot_report__pb2.GroupStanding.SerializeToString,
+                response_deserializer=tidegate__api_dot_fleet_dot_v1_dot_report__pb2.GroupList.FromString,
+                _registered_method=True)
 
 
 class PickerReportsServicer:
@@ -71,6 +76,15 @@ class PickerReportsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Join(self, request_iterator, context):
+        """One stream per picker that is in a group, or per worker of it. The picker says how it stands in
+        the group at the start and whenever that changes; the control server answers with the group's
+        list, and again whenever the list or the addresses have changed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PickerReportsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -83,6 +97,11 @@ def add_PickerReportsServicer_to_server(servicer, server):
                     servicer.Answer,
                     request_deserializer=tidegate__api_dot_fleet_dot_v1_dot_report__pb2.InquiryAnswer.FromString,
                     response_serializer=tidegate__api_dot_fleet_dot_v1_dot_report__pb2.Inquiry.SerializeToString,
+            ),
+            'Join': grpc.stream_stream_rpc_method_handler(
+                    servicer.Join,
+                    request_deserializer=tidegate__api_dot_fleet_dot_v1_dot_report__pb2.GroupStanding.FromString,
+                    response_serializer=tidegate__api_dot_fleet_dot_v1_dot_report__pb2.GroupList.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -142,6 +161,33 @@ class PickerReports:
             '/tidegate.fleet.v1.PickerReports/Answer',
             tidegate__api_dot_fleet_dot_v1_dot_report__pb2.InquiryAnswer.SerializeToString,
             tidegate__api_dot_fleet_dot_v1_dot_report__pb2.Inquiry.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Join(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/tidegate.fleet.v1.PickerReports/Join',
+            tidegate__api_dot_fleet_dot_v1_dot_report__pb2.GroupStanding.SerializeToString,
+            tidegate__api_dot_fleet_dot_v1_dot_report__pb2.GroupList.FromString,
             options,
             channel_credentials,
             insecure,

@@ -44,6 +44,11 @@ class PickerReportsStub:
     """One stream per picker, on which the control server asks what became of single requests. The
     picker begins with an answer without a number.
     """
+    Join: _grpc.StreamStreamMultiCallable[_report_pb2.GroupStanding, _report_pb2.GroupList]
+    """One stream per picker that is in a group, or per worker of it. The picker says how it stands in
+    the group at the start and whenever that changes; the control server answers with the group's
+    list, and again whenever the list or the addresses have changed.
+    """
 
 @_typing.type_check_only
 class PickerReportsAsyncStub(PickerReportsStub):
@@ -60,6 +65,11 @@ class PickerReportsAsyncStub(PickerReportsStub):
     Answer: _aio.StreamStreamMultiCallable[_report_pb2.InquiryAnswer, _report_pb2.Inquiry]  # type: ignore[assignment]
     """One stream per picker, on which the control server asks what became of single requests. The
     picker begins with an answer without a number.
+    """
+    Join: _aio.StreamStreamMultiCallable[_report_pb2.GroupStanding, _report_pb2.GroupList]  # type: ignore[assignment]
+    """One stream per picker that is in a group, or per worker of it. The picker says how it stands in
+    the group at the start and whenever that changes; the control server answers with the group's
+    list, and again whenever the list or the addresses have changed.
     """
 
 class PickerReportsServicer(metaclass=_abc_1.ABCMeta):
@@ -86,6 +96,17 @@ class PickerReportsServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_report_pb2.Inquiry], _abc.AsyncIterator[_report_pb2.Inquiry]]:
         """One stream per picker, on which the control server asks what became of single requests. The
         picker begins with an answer without a number.
+        """
+
+    @_abc_1.abstractmethod
+    def Join(
+        self,
+        request_iterator: _MaybeAsyncIterator[_report_pb2.GroupStanding],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_report_pb2.GroupList], _abc.AsyncIterator[_report_pb2.GroupList]]:
+        """One stream per picker that is in a group, or per worker of it. The picker says how it stands in
+        the group at the start and whenever that changes; the control server answers with the group's
+        list, and again whenever the list or the addresses have changed.
         """
 
 def add_PickerReportsServicer_to_server(servicer: PickerReportsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

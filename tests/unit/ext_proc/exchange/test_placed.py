@@ -36,6 +36,10 @@ class Group:
         """Return whether this picker may."""
         return False
 
+    def unsure(self, _):
+        """Return whether too few may hold a lease."""
+        return False
+
     def ask(self, proposal, told, latest):
         """Keep the question."""
         self.latest.append(latest)

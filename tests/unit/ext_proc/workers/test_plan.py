@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 
 from ext_proc.__main__ import main
 from ext_proc.settings import EXIT_USAGE, PickerSettings
@@ -59,3 +60,24 @@ def test_a_bad_plan_ends_with_2(capsys):
     """The command line prints it in one line and starts nothing."""
     assert main(["--workers", "2", "--listen", "127.0.0.1:0"]) == EXIT_USAGE
     assert capsys.readouterr().err.startswith("--listen 127.0.0.1:0: 2 workers need")
+
+
+TLS = {"tls_cert": "/c", "tls_key": "/k", "tls_ca": "/a"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"group_members": "a:1"}, "--group-members needs --group-listen"),
+        ({"group_listen": "a:1"}, "--group-listen needs --tls-cert"),
+        ({"group_listen": "0.0.0.0:1", **TLS}, "cannot reach 0.0.0.0; give the address"),
+        (
+            {"group_listen": "a:1", "group_members": ",".join(["a:1"] * 65), **TLS},
+            "65 addresses; at most 64",
+        ),
+    ],
+)
+def test_a_group_that_cannot_be_is_refused(changes, message):
+    """Each error names the option, the fault and the remedy."""
+    with pytest.raises(ValidationError, match=message):
+        settings(**changes)

@@ -15,6 +15,7 @@ from ext_proc.routing.values.request import SequenceKey
 from ext_proc.routing.values.ticket import Outcome
 from ext_proc.workers import bus, links
 from ext_proc.workers.group.members import FIRST_NUMBER, GroupPlan
+from ext_proc.workers.news import Listed
 from support.crew import POOL, decide, loads, request
 from support.identities import Machines
 from support.worker_groups import Worker
@@ -52,8 +53,9 @@ def lease_key(number: int) -> LeaseKey:
 class Group:
     """Pickers p1, p2 … that know each other's addresses."""
 
-    def __init__(self, machines: Machines, count: int) -> None:
+    def __init__(self, machines: Machines, count: int, *, learns: bool = False) -> None:
         self.machines = machines
+        self.learns = learns
         self.addresses = [free_address() for _ in range(count)]
         self.pickers: dict[int, Worker] = {}
         self.refused = DeniedPeers()
@@ -65,7 +67,7 @@ class Group:
             name or own,
             0,
             self.addresses[number],
-            tuple(self.addresses),
+            () if self.learns else tuple(self.addresses),
             secured(self.machines, role, own),
             self.refused,
             number,
@@ -146,6 +148,36 @@ async def test_a_new_sequence_is_placed_by_its_owner(machines):
         same = decide(owner.router, 10_100.0, sequence_id=number)
         assert found.ticket.endpoint == same.ticket.endpoint == proposed.endpoint
         assert first.bus.owners.open == 0
+
+
+async def test_members_are_those_that_the_control_server_tells(machines):
+    """They connect, place sequences together, and drop an address once it is told no more."""
+    group = Group(machines, 3, learns=True)
+    first, other = group.start(0), group.start(1)
+    try:
+        assert not first.bus.owners.places_any
+        listed = Listed(1, 7, ("p1", "p2"))
+        for each in (first, other):
+            each.bus.take_list(listed, group.addresses)
+        await group.until(lambda: group.joined() and first.bus.owners.places_any)
+        assert first.bus.standing(places=True) == (group.addresses[0], True, True, listed)
+        proposed = first.router.decide(request(sequence_id=1), 100.0, 100.0).proposed
+        told: list[PlacedAs] = []
+        first.router.place(proposed, lambda placed, *_: told.append(placed))
+        await group.until(lambda: told)
+        assert told == [PlacedAs.AS_PROPOSED]
+        found = decide(first.router, 100.0, sequence_id=1)
+        same = decide(other.router, 10_100.0, sequence_id=1)
+        assert found.ticket.endpoint == same.ticket.endpoint == proposed.endpoint
+        first.bus.take_list(listed, group.addresses[:2])
+        assert [each.address for each in first.bus.members()] == [group.addresses[1]]
+        first.bus.take_list(Listed(2, 7, ("p1",)), group.addresses[:1])
+        await group.until(lambda: other.bus.owners.listed.number == 2)
+        await group.until(lambda: first.bus.owners.places(lease_key(2)))
+        assert not other.bus.owners.places(lease_key(2))
+    finally:
+        first.bus.close()
+        other.bus.close()
 
 
 async def test_a_member_that_is_gone_is_missing_with_the_reason(machines, monkeypatch):

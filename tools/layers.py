@@ -3,6 +3,7 @@
 ``make test`` runs this::
 
     python -m tools.layers                              # every layer, one after another
+    python -m tools.layers --beside                     # two at once
     python -m tools.layers --coverage                   # as CI does: branches of both services too
     python -m tools.layers --only lab,process           # these layers
     python -m tools.layers tests/unit/ext_proc -k lease # these tests only, as pytest takes them
@@ -12,7 +13,10 @@
 Rules:
 
 1. A layer is a set of folders that one run of pytest collects (``LAYERS``). All layers run, also
-   after one that failed; the exit code is 1 if any failed.
+   after one that failed; the exit code is 1 if any failed. After ^C no further one begins. With
+   ``--beside`` the ``LANES`` run at once, as tests of the lab and of processes also wait. What
+   pytest prints then comes whole when its layer ends (``build/layers/NAME.log`` until then), with
+   lines of progress on the way.
 2. The measure is CPU time, user and system, of pytest, its workers and all processes that they
    waited for. A busy machine makes a run longer, but not this; what contention of caches and cores
    does to it is taken out by the time of a fixed computation during the run (``MachineSpeed``).
@@ -31,17 +35,19 @@ import json
 import os
 import re
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
 import threading
 import time
 import xml.etree.ElementTree as ET
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 LAYERS: Final[dict[str, tuple[str, ...]]] = {
@@ -53,13 +59,17 @@ LAYERS: Final[dict[str, tuple[str, ...]]] = {
 """Folders of each layer; one that does not exist is left out."""
 COVERED: Final = ("unit", "contract")
 """Layers whose branch coverage is measured; services of the others are processes of their own."""
+LANES: Final = (("lab", "process"), ("contract", "unit"))
+"""Layers that run one after another while those of the other lane run too."""
+NICENESS: Final = {"unit": 3}
+"""How much lower the priority is: unit tests never wait, and take what tests that do leave."""
 OPT_IN: Final = ("tests/engines", "tests/kubernetes", "tests/monitoring", "tests/soak")
 """Suites that `make test` does not run: each needs what it installs first, or takes minutes."""
 RECORD: Final = ROOT / "tests" / "cpu.json"
 LAST: Final = ROOT / "build" / "cpu.json"
 """What the last whole run took: not committed."""
 REPORTS: Final = ROOT / "build" / "layers"
-"""What pytest wrote of each layer's tests (JUnit's XML): not committed."""
+"""What pytest wrote and printed of each layer's tests (JUnit's XML, and a log): not committed."""
 MARGIN: Final = 1.10
 WHY: Final[Mapping[int, str]] = {
     1: "no test failed; what pytest or a plugin printed last, such as coverage, says what did",
@@ -82,12 +92,19 @@ WAITING: Final[dict[str, tuple[str, ...]]] = {
 }
 """Workers of layers whose tests also wait, mostly for other processes: two cores run more of them.
 
-Files of lab and process come in their order: by number of tests, which is the default, those that
-take longest come last, and run alone.
+Files of lab and process come in the order of `tests/support/scheduling.py`: by number of tests,
+which is the default, those that take longest come last, and run alone.
 """
 ALONE: Final = ("-p", "no:xdist", "-p", "no:pytest_cov")
 FEW_FILES: Final = 12
 """At most so many files of tests without processes run faster without workers."""
+POLL_S: Final = 0.1
+"""Between two looks at whether a run of pytest has ended."""
+PROGRESS_S: Final = 20.0
+"""Between two lines that say how far the layers are."""
+PROGRESS: Final = re.compile(r"^([.sxXFE]+) +\[ *(\d+)%\]$", re.MULTILINE)
+"""A line of pytest's: a letter for each test, and how many have run."""
+COLOUR: Final = re.compile(r"\x1b\[[\d;]*m")
 STANDARD_S: Final = 0.010
 """CPU seconds of `MachineSpeed`'s computation on the machine that the record's seconds are of."""
 
@@ -115,9 +132,18 @@ class MachineSpeed:
         self._thread.join()
 
     @property
-    def factor(self) -> float:
-        """Return how many times slower than the standard the machine was, by the median."""
-        return statistics.median(self._samples) / STANDARD_S
+    def count(self) -> int:
+        """Return the number of samples so far."""
+        return len(self._samples)
+
+    def factor(self, since: int = 0) -> float:
+        """Return how many times slower than the standard the machine was, by the median.
+
+        Args:
+            since: The number of samples when what it is wanted for began.
+        """
+        samples = self._samples[since:] or self._samples[-1:]
+        return statistics.median(samples) / STANDARD_S if samples else 1.0
 
     def _measure(self) -> None:
         while True:
@@ -151,20 +177,73 @@ class Run(NamedTuple):
         return self.cpu_s / self.factor
 
 
+class Pytest:
+    """A run of pytest that has begun.
+
+    Args:
+        arguments: What pytest gets.
+        speed: Measures the machine meanwhile.
+        log: Where it prints; ``None`` = where this process does.
+        niceness: By how much its priority is lower than that of this process.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        speed: MachineSpeed,
+        log: Path | None = None,
+        niceness: int = 0,
+    ) -> None:
+        self._speed = speed
+        self._since = speed.count
+        self._began = time.monotonic()
+        with ExitStack() as closed:
+            output = closed.enter_context(log.open("wb")) if log else None
+            self._process = subprocess.Popen(  # noqa: S603 - this Python
+                (sys.executable, "-m", "pytest", *arguments),
+                cwd=ROOT,
+                stdout=output,
+                stderr=subprocess.STDOUT if log else None,
+            )
+        if niceness:
+            own = os.getpriority(os.PRIO_PROCESS, 0)
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, own + niceness)
+
+    def ended(self) -> Run | None:
+        """Return how it ended, if it has. May be asked until then."""
+        pid, status, used = os.wait4(self._process.pid, os.WNOHANG)
+        if not pid:
+            return None
+        self._process.returncode = os.waitstatus_to_exitcode(status)
+        wall = time.monotonic() - self._began
+        cpu = used.ru_utime + used.ru_stime
+        return Run(self._process.returncode, wall, cpu, self._speed.factor(self._since))
+
+
+class Interrupts:
+    """Notes ^C, which pytest gets too, and reports. A context manager for the main thread."""
+
+    def __init__(self) -> None:
+        self.came = False
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _note(self, *_: object) -> None:
+        self.came = True
+
+
 def run_pytest(arguments: Sequence[str]) -> Run:
     """Run pytest with the terminal's output."""
-    began = time.monotonic()
-    with MachineSpeed() as speed:
-        process = subprocess.Popen(  # noqa: S603 - this Python
-            (sys.executable, "-m", "pytest", *arguments), cwd=ROOT
-        )
-        try:
-            _, status, used = os.wait4(process.pid, 0)
-        except KeyboardInterrupt:  # pytest got it too, and reports
-            _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    wall = time.monotonic() - began
-    return Run(process.returncode, wall, used.ru_utime + used.ru_stime, speed.factor)
+    with MachineSpeed() as speed, Interrupts():
+        running = Pytest(arguments, speed)
+        while (run := running.ended()) is None:
+            time.sleep(POLL_S)
+    return run
 
 
 def workers(arguments: Sequence[str], root: Path = ROOT) -> tuple[str, ...]:
@@ -199,39 +278,128 @@ def _folders(name: str) -> list[str]:
     return [folder for folder in LAYERS[name] if (ROOT / folder).is_dir()]
 
 
-def run_layers(names: Sequence[str] = tuple(LAYERS), *, coverage: bool) -> int:
-    """Run layers, print what each took and what failed, and return the exit code."""
+def run_layers(
+    names: Sequence[str] = tuple(LAYERS), *, coverage: bool, beside: bool = False
+) -> int:
+    """Run layers, print what each took and what failed, and return the exit code.
+
+    Args:
+        names: The layers.
+        coverage: Whether the branches of both services are measured.
+        beside: Whether the ``LANES`` run at once.
+    """
     if wrong := [each for each in names if each not in LAYERS]:
         _say(f"no such layer: {', '.join(wrong)}; there are {', '.join(LAYERS)}")
         return 2
-    runs: dict[str, Run] = {}
-    reports: dict[str, Path] = {}
-    for name in names:
-        folders = _folders(name)
-        if not folders:
-            continue
-        covered = coverage and name in COVERED
-        label = f"{name} with coverage" if covered else name
-        options = (
-            ("--cov", "--cov-report=", *(("--cov-append",) if runs else ())) if covered else ()
-        )
-        _say(f"--- {label}: {' '.join(folders)}")
-        report = REPORTS / f"{name}.xml"
-        report.unlink(missing_ok=True)
-        options = (*options, f"--junitxml={report}")
-        runs[label] = run_pytest((*WAITING.get(name, WORKERS), *options, *folders))
-        reports[label] = report
-    if set(names) == set(LAYERS):
+    began = time.monotonic()
+    lanes = Lanes(
+        [[each for each in lane if each in names] for lane in (LANES if beside else (LAYERS,))],
+        coverage=coverage,
+    )
+    runs = lanes.run()
+    wall = time.monotonic() - began
+    if runs.keys() == {name for name in LAYERS if _folders(name)}:
         LAST.parent.mkdir(exist_ok=True)
-        took = {name: round(run.standard_s, 1) for name, run in runs.items()}
+        took = {_label(name, coverage): round(run.standard_s, 1) for name, run in runs.items()}
         LAST.write_text(json.dumps({_python(): took}, indent=2) + "\n")
-    _say(table(runs, _record()))
+    _say(table({_label(name, coverage): run for name, run in runs.items()}, _record(), wall))
     failed = [name for name, run in runs.items() if run.code]
     for name in failed:
         _say(f"{name} failed with exit code {runs[name].code}:")
-        for line in why(runs[name].code, reports[name]):
+        for line in why(runs[name].code, REPORTS / f"{name}.xml"):
             _say(f"  {line}")
-    return 1 if failed else 0
+    if missing := [name for name in names if name not in runs and _folders(name)]:
+        _say(f"interrupted; not run: {', '.join(missing)}")
+    return 1 if failed or missing else 0
+
+
+def _label(name: str, coverage: bool) -> str:
+    return f"{name} with coverage" if coverage and name in COVERED else name
+
+
+class Lanes:
+    """Runs each lane's layers one after another and all lanes at once.
+
+    Args:
+        lanes: Names of layers.
+        coverage: Whether the branches of both services are measured.
+    """
+
+    def __init__(self, lanes: Iterable[Iterable[str]], *, coverage: bool) -> None:
+        waiting = [[name for name in lane if _folders(name)] for lane in lanes]
+        self._waiting = [lane for lane in waiting if lane]
+        self._coverage = coverage
+        self._beside = len(self._waiting) > 1
+        self._running: dict[str, Pytest] = {}
+        self._runs: dict[str, Run] = {}
+
+    def run(self) -> dict[str, Run]:
+        """Run all and print what pytest does; return the runs, which are fewer after ^C."""
+        REPORTS.mkdir(parents=True, exist_ok=True)
+        shown = time.monotonic()
+        with MachineSpeed() as speed, Interrupts() as interrupts:
+            while True:
+                if not interrupts.came:
+                    self._begin(speed)
+                if not self._running:
+                    break
+                time.sleep(POLL_S)
+                self._end()
+                if self._beside and self._running and time.monotonic() - shown > PROGRESS_S:
+                    shown = time.monotonic()
+                    _say(", ".join(f"{name} {progress(_printed(name))}" for name in self._running))
+        return {name: self._runs[name] for name in LAYERS if name in self._runs}
+
+    def _begin(self, speed: MachineSpeed) -> None:
+        """Begin the first layer that waits in each lane of which none runs."""
+        for lane in self._waiting:
+            if lane and lane[0] not in self._running:
+                self._running[lane[0]] = self._begun(lane[0], speed)
+
+    def _begun(self, name: str, speed: MachineSpeed) -> Pytest:
+        folders = _folders(name)
+        measured: tuple[str, ...] = ()
+        if self._coverage and name in COVERED:
+            more = ("--cov-append",) if any(each in self._runs for each in COVERED) else ()
+            measured = ("--cov", "--cov-report=", *more)
+        report = REPORTS / f"{name}.xml"
+        report.unlink(missing_ok=True)
+        colour = ("--color=yes",) if self._beside and sys.stdout.isatty() else ()
+        _say(f"--- {self._title(name)} {'begins' if self._beside else ''}".rstrip())
+        return Pytest(
+            (*WAITING.get(name, WORKERS), *measured, *colour, f"--junitxml={report}", *folders),
+            speed,
+            _log(name) if self._beside else None,
+            NICENESS.get(name, 0) if self._beside else 0,
+        )
+
+    def _end(self) -> None:
+        """Take the layers that have ended out of their lanes."""
+        for name, each in tuple(self._running.items()):
+            if (run := each.ended()) is not None:
+                self._runs[name] = run
+                del self._running[name]
+                next(lane for lane in self._waiting if lane[:1] == [name]).pop(0)
+                if self._beside:
+                    _say(f"--- {self._title(name)}\n{_printed(name)}")
+
+    def _title(self, name: str) -> str:
+        return f"{_label(name, self._coverage)}: {' '.join(_folders(name))}"
+
+
+def _log(name: str) -> Path:
+    return REPORTS / f"{name}.log"
+
+
+def _printed(name: str) -> str:
+    return _log(name).read_text("utf-8", "replace").rstrip()
+
+
+def progress(printed: str) -> str:
+    """Return how far a layer is, by what pytest has printed."""
+    lines = PROGRESS.findall(COLOUR.sub("", printed))
+    failed = sum(letters.count("F") + letters.count("E") for letters, _ in lines)
+    return f"{lines[-1][1] if lines else 0} %" + (f" ({failed} failed)" if failed else "")
 
 
 def why(code: int, report: Path) -> list[str]:
@@ -269,15 +437,20 @@ def _failed_tests(suites: ET.Element) -> Iterator[str]:
                     yield f"  {part[:WHY_CHARACTERS]}"
 
 
-def table(runs: Mapping[str, Run], record: Mapping[str, float]) -> str:
-    """Return what each layer took beside its record, as lines of text."""
+def table(runs: Mapping[str, Run], record: Mapping[str, float], wall: float) -> str:
+    """Return what each layer took beside its record, as lines of text.
+
+    Args:
+        runs: The run of each layer.
+        record: Standard CPU seconds of layers.
+        wall: Seconds of all together, which is less than their sum where they ran at once.
+    """
     rows = [f"{'layer':<24}{'wall s':>8}{'CPU s':>8}{'standard':>10}{'record':>8}"]
     for name, run in runs.items():
         known = f"{record[name]:.0f}" if name in record else "-"
         rows.append(
             f"{name:<24}{run.wall_s:>8.0f}{run.cpu_s:>8.0f}{run.standard_s:>10.0f}{known:>8}"
         )
-    wall = sum(run.wall_s for run in runs.values())
     cpu = sum(run.cpu_s for run in runs.values())
     standard = sum(run.standard_s for run in runs.values())
     rows.append(f"{'all':<24}{wall:>8.0f}{cpu:>8.0f}{standard:>10.0f}")
@@ -355,15 +528,16 @@ def main(arguments: Sequence[str]) -> int:
     if "--help" in arguments:
         _say(__doc__ or "")
         return 0
-    match list(arguments):
+    coverage, beside = "--coverage" in arguments, "--beside" in arguments
+    match [each for each in arguments if each not in {"--coverage", "--beside"}]:
         case ["--hold"]:
             return hold()
         case ["--renew"]:
             return renew()
-        case [] | ["--coverage"]:
-            return run_layers(coverage=bool(arguments))
+        case []:
+            return run_layers(coverage=coverage, beside=beside)
         case ["--only", names]:
-            return run_layers(names.split(","), coverage=False)
+            return run_layers(names.split(","), coverage=coverage, beside=beside)
     options = workers(arguments)
     run = run_pytest((*options, *arguments))
     _say(f"{shlex.join(arguments)}: {run.wall_s:.1f} s, {run.cpu_s:.1f} CPU seconds")

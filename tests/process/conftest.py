@@ -25,12 +25,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
-    """Start the shared Tritons in two workers only, in place of all."""
+    """Start the shared Tritons in two workers only, in place of all; begin the longest files."""
     if config.getvalue("dist") != "loadfile":
         return None
-    from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415 - only where it is installed
+    from support.scheduling import LongestFirst  # noqa: PLC0415 - xdist may be off
 
-    class Together(LoadFileScheduling):
+    class Together(LongestFirst):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
             return TOGETHER.get(PurePath(file).stem, file)

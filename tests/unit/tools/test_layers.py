@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 import traceback
 import xml.etree.ElementTree as ET
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
@@ -66,12 +70,87 @@ def test_the_pace_of_the_machine_is_taken_out():
     """A machine of half the speed takes twice the seconds for the same work."""
     run = Run(0, 70.0, 200.0, 2.0)
     assert run.standard_s == 100.0
-    assert table({"unit": run, "real": run}, {"unit": 99.0}).splitlines() == [
+    assert table({"unit": run, "real": run}, {"unit": 99.0}, 90.0).splitlines() == [
         "layer                     wall s   CPU s  standard  record",
         "unit                          70     200       100      99",
         "real                          70     200       100       -",
-        "all                          140     400       200",
+        "all                           90     400       200",
     ]
+
+
+class Begun:
+    """A run of pytest that ends when it is asked for the second time."""
+
+    ended_runs: ClassVar[list[str]] = []
+
+    def __init__(self, arguments, _speed, _log, _niceness) -> None:
+        self._name = next(name for name in LAYERS if LAYERS[name][-1] == arguments[-1])
+        self._asked = 0
+        self.ended_runs.append(f"{self._name} begins")
+
+    def ended(self) -> Run | None:
+        self._asked += 1
+        if self._asked < 2:
+            return None
+        self.ended_runs.append(f"{self._name} ends")
+        if self._name == "lab" and self.interrupt:
+            signal.raise_signal(signal.SIGINT)
+        layers._log(self._name).write_text("...F [ 99%]\n")
+        return Run(1 if self._name == "lab" else 0, 1.0, 2.0, 1.0)
+
+    interrupt = False
+
+
+@pytest.fixture
+def begun(tmp_path, monkeypatch):
+    """Return what layers do, none of which runs anything."""
+    monkeypatch.setattr(layers, "REPORTS", tmp_path)
+    monkeypatch.setattr(layers, "LAST", tmp_path / "last.json")
+    clock = SimpleNamespace(sleep=lambda _: None, monotonic=lambda: 0.0)
+    monkeypatch.setattr(layers, "time", clock)
+    monkeypatch.setattr(layers, "MachineSpeed", nullcontext)
+    monkeypatch.setattr(layers, "Pytest", Begun)
+    monkeypatch.setattr(Begun, "ended_runs", [])
+    return Begun.ended_runs
+
+
+def test_layers_of_a_lane_run_one_after_another_and_lanes_at_once(begun, capsys):
+    """Also after one that failed; what pytest printed comes whole."""
+    assert layers.main(["--beside"]) == 1
+    assert begun[:2] == ["lab begins", "contract begins"]
+    assert sorted(begun[2:6]) == ["contract ends", "lab ends", "process begins", "unit begins"]
+    assert sorted(begun[6:]) == ["process ends", "unit ends"]
+    printed = capsys.readouterr().out
+    assert printed.count("...F [ 99%]") == 4
+    assert "lab failed with exit code 1" in printed
+    assert json.loads(layers.LAST.read_text())[layers._python()]["process"] == 2.0
+
+
+def test_nothing_begins_after_an_interrupt(begun, monkeypatch, capsys):
+    """What runs has got it too, and is waited for."""
+    monkeypatch.setattr(Begun, "interrupt", True)
+    assert layers.main(["--beside"]) == 1
+    assert sorted(begun) == ["contract begins", "contract ends", "lab begins", "lab ends"]
+    assert "interrupted; not run: unit, process" in capsys.readouterr().out
+    assert not layers.LAST.exists()
+
+
+def test_a_single_lane_prints_to_the_terminal(begun, capsys):
+    """Its layers have nothing beside them."""
+    assert layers.main(["--only", "process,lab"]) == 1
+    assert begun == ["lab begins", "lab ends", "process begins", "process ends"]
+    begun.clear()
+    assert layers.main([]) == 1
+    assert [each.split()[0] for each in begun[::2]] == list(LAYERS)
+    assert "...F" not in capsys.readouterr().out
+
+
+def test_progress_is_read_from_what_pytest_prints():
+    """Of the last whole line, in colours too; failures are counted."""
+    assert layers.progress("") == "0 %"
+    assert layers.progress("created: 4/4 workers\n..F [  4%]\n.E\x1b[32m. [ 12%]\x1b[0m\n..") == (
+        "12 % (2 failed)"
+    )
 
 
 def test_without_a_record_it_is_said_that_nothing_is_compared(tmp_path, monkeypatch, capsys):

@@ -1,7 +1,7 @@
 """Answers in time under overload, end to end: a real Envoy and picker before emulated engines.
 
     python bench/load/goodput.py [--engines declared,observed,decoupled] [--traffic plain]
-        [--loads 0.5,1,3] [--fixed 2,3,4,8] [--seconds 20] [--out build/goodput]
+        [--loads 0.5,1,3] [--fixed 2,3,4,8] [--swept 2] [--seconds 20] [--out build/goodput]
 
 Three engines tell of their slots as vLLM does (``observed``: what runs and what waits), as Triton
 does of a model with instances (``declared``, answers come whole), or not at all (``decoupled``:
@@ -12,12 +12,12 @@ run; of whole answers only the end counts. Triton goes on with what callers have
 it. Slots are learned from 50 answers, and caches are cold at first, so such runs begin with
 ``CALM_S`` seconds at ``CALM``, not measured.
 
-Each load (a share of what the engines sustain without a wait) is run with the defaults, with each
-fixed ``per_endpoint_in_flight``, and with neither limit nor queue (``off``). The last columns are
-the defaults' share of the best fixed limit at that load, and of all requests with the defaults
-those that were refused and those that waited in the picker, calm ones included. A finished run is
-stored at once (``bench/journal.py``), so the same command goes on where it was stopped. A run takes
-about twice its seconds.
+Each load (a share of what the engines sustain without a wait) is run with the defaults, and those
+of ``--swept`` (default: all) with each fixed ``per_endpoint_in_flight``, and with neither limit nor
+queue (``off``). The last columns are the defaults' share of the best fixed limit at that load, and
+of all requests with the defaults those that were refused and those that waited in the picker, calm
+ones included. A finished run is stored at once (``bench/journal.py``), so the same command goes on
+where it was stopped. A run takes about twice its seconds.
 """
 
 from __future__ import annotations
@@ -263,6 +263,7 @@ def main() -> None:
     parser.add_argument("--traffic", default=",".join(TRAFFIC), help="comma-separated")
     parser.add_argument("--loads", default="0.5,0.8,1,1.5,2,3")
     parser.add_argument("--fixed", default="", help="default: 1 to 4 times the slots")
+    parser.add_argument("--swept", help="loads at which fixed limits are run; default: all")
     parser.add_argument("--seconds", type=float, default=20.0, help="of arrivals in a run")
     parser.add_argument("--out", type=Path, default=Path("build/goodput"))
     args = parser.parse_args()
@@ -275,8 +276,9 @@ def main() -> None:
         fixed = [each for each in args.fixed.split(",") if each] or usual
         work = jobs_of(traffic)
         loads = [float(each) for each in args.loads.split(",")]
+        swept = {float(each) for each in (args.swept or args.loads).split(",")}
         for engine, load in product(args.engines.split(","), loads):
-            for setting in (DEFAULTS, *fixed, OFF):
+            for setting in (DEFAULTS, *fixed, OFF) if load in swept else (DEFAULTS,):
                 cell = Cell(engine, traffic, load, setting)
                 if cell.key not in journal:
                     journal.add(asyncio.run(measure(cell, work, args.seconds)))

@@ -28,12 +28,12 @@ async def keyed(tmp_path, subject="IP:127.0.0.1"):
     tls = authority.server(authority.sign("keys", subject), ask_clients=False)
     with HeldPorts() as ports:
         keys = KeyServer(ports.address(), tls)
-    provider = {"name": "tests", "issuer": "tests", "jwks_url": keys.url, "jwks_refresh": "1s"}
-    provider["jwks_ca"] = str(authority.own.certificate)
-    stack = EdgeStack(listener={"jwt": [provider]}, vision={"jwt": {"any_of": ["tests"]}})
-    stack.keys = keys
-    async with stack:
-        yield stack
+        provider = {"name": "tests", "issuer": "tests", "jwks_url": keys.url, "jwks_refresh": "1s"}
+        provider["jwks_ca"] = str(authority.own.certificate)
+        stack = EdgeStack(listener={"jwt": [provider]}, vision={"jwt": {"any_of": ["tests"]}})
+        stack.keys = keys
+        async with stack:
+            yield stack
 
 
 async def status(stack, with_token="", body=PRIVATE):

@@ -122,21 +122,21 @@ async def test_workers_read_the_file_each_and_agree(tmp_path, found):
     file.write_text(json.dumps({"pools": pools}))
     with HeldPorts() as ports:
         listen, pages = ([ports.address() for _ in range(2)] for _ in range(2))
-    options = ("--workers", "2", "--listen", ",".join(listen), "--metrics", ",".join(pages))
-    async with asyncio.timeout(120):
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tidegate", "picker", "--fleet", str(file), *options),
-            stderr=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            env=child_environment(),
-        )
-        try:
-            states = [await ready(page) for page in pages]
-            while not any(each["fleet"]["found"]["finds"] for each in states):
-                states = [await ready(page) for page in pages]  # one of them begins to find
-        finally:
-            process.send_signal(signal.SIGTERM)
-            await process.wait()
+        options = ("--workers", "2", "--listen", ",".join(listen), "--metrics", ",".join(pages))
+        async with asyncio.timeout(120):
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tidegate", "picker", "--fleet", str(file), *options),
+                stderr=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                env=child_environment(),
+            )
+            try:
+                states = [await ready(page) for page in pages]
+                while not any(each["fleet"]["found"]["finds"] for each in states):
+                    states = [await ready(page) for page in pages]  # one of them begins to find
+            finally:
+                process.send_signal(signal.SIGTERM)
+                await process.wait()
     first, second = (
         {
             name: each["incarnation"]

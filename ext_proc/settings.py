@@ -16,6 +16,7 @@ from tidegate_api.addresses import (
 )
 from tidegate_common.flags import Shown
 from tidegate_common.logs import LogFormat, LogLevel  # noqa: TC001 - pydantic reads annotations
+from tidegate_common.tls import servers
 from tidegate_common.tls.settings import IdentitySettings, ServerName
 
 EXIT_USAGE: Final = 2
@@ -45,6 +46,11 @@ Address = Annotated[str, AfterValidator(_address), Shown("HOST:PORT")]
 
 Addresses = Annotated[str, AfterValidator(_addresses), Shown("HOST:PORT")]
 """One or more addresses, separated by commas."""
+
+Servers = Annotated[
+    str, AfterValidator(_addresses), AfterValidator(servers.checked), Shown("HOST:PORT,...")
+]
+"""One or more control servers, separated by commas."""
 
 MAX_WORKERS: Final = 64
 
@@ -79,8 +85,8 @@ class PickerSettings(IdentitySettings):
     advertise: Addresses | None = None
     """Address by which the fleet's pickers.addresses knows this picker, if it is not that of
     --listen. Envoys with several pickers return log entries to the one that made the pick."""
-    xds: Address = ADS_ADDRESS
-    """ADS address of the control server."""
+    xds: Servers = ADS_ADDRESS
+    """ADS address of the control server; of several, with commas, the one that leads is used."""
     group_listen: Annotated[Addresses | None, Shown("HOST:PORT")] = None
     """Address, over TLS, for the other pickers of a group, which learn it from the control
     server."""

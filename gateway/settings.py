@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Annotated, ClassVar
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 from tidegate_api.addresses import (
     ADS_ADDRESS,
@@ -17,12 +17,21 @@ from tidegate_api.addresses import (
 )
 from tidegate_common.flags import Shown
 from tidegate_common.logs import LogFormat, LogLevel  # noqa: TC001 - pydantic reads annotations
+from tidegate_common.tls import servers
 from tidegate_common.tls.settings import IdentitySettings, ServerName
 
-Address = Annotated[
-    str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}$"), Shown("HOST:PORT")
-]
+_ONE = r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}"
+
+Address = Annotated[str, Field(pattern=f"^{_ONE}$"), Shown("HOST:PORT")]
 """``host:port``, IPv6 in brackets."""
+
+Servers = Annotated[
+    str,
+    Field(pattern=f"^{_ONE}(,{_ONE})*$"),
+    AfterValidator(servers.checked),
+    Shown("HOST:PORT,..."),
+]
+"""One or more control servers, separated by commas."""
 
 
 def _default_id() -> str:
@@ -46,8 +55,8 @@ class GatewaySettings(IdentitySettings):
     """HTTP address for operators: loads, unloads, trace and log settings of all replicas."""
     admin_grpc: Address = GATEWAY_ADMIN_GRPC_ADDRESS
     """gRPC address for operators."""
-    xds: Address = ADS_ADDRESS
-    """ADS address of the control server."""
+    xds: Servers = ADS_ADDRESS
+    """ADS address of the control server; of several, with commas, the one that leads is used."""
     metrics: Address = GATEWAY_METRICS_ADDRESS
     """Address of metrics."""
     id: Annotated[str, Field(min_length=1, max_length=128), Shown("NAME")] = Field(

@@ -325,6 +325,9 @@ SHORT_TYPE: Final = {
 
 # --- Node and resource names --------------------------------------------------------------------
 
+LEADER_METADATA: Final = "tidegate-leader"
+"""Trailing metadata of a refused call of the admin API: the leader's admin address."""
+
 PICKER_NODE_CLUSTER: Final = "tidegate-picker"
 """``node.cluster`` of a picker on ADS; every other node is an Envoy."""
 

@@ -57,14 +57,15 @@ from xds_server.fleet.load import FleetError, load_text
 from xds_server.fleet.members.members import Members
 from xds_server.fleet.members.stored import dump, load
 from xds_server.fleet.model.fields import split_host_port
-from xds_server.fleet.store import FILE_NAME, RevisionStore, StoreError
+from xds_server.fleet.store import RevisionStore, StoreError
+from xds_server.leading.standing import standing
 from xds_server.observability import XdsMetrics
 from xds_server.server.lost_history import LostHistory
 from xds_server.server.service import AdsServer
 from xds_server.snapshots.client_view import ClientSnapshots
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from tidegate_common.tls.settings import Secured
     from xds_server.fleet.members.standbys import Promoted
@@ -120,10 +121,10 @@ async def run(settings: ControlSettings, stop: asyncio.Event | None = None) -> i
     logs.configure(settings.log_format, settings.log_level)
     sys.setswitchinterval(SWITCH_S)
     try:
-        async with _running(settings):
-            if stop is None:
+        async with _running(settings, stop) as runs:
+            if runs and stop is None:
                 await _signalled()
-            else:
+            elif runs and stop is not None:
                 await stop.wait()
     except (FileFault, FleetError, StoreError, TlsError, TokensError, OSError) as error:
         print(error, file=sys.stderr)  # noqa: T201 - the caller reads a start error on stderr
@@ -132,19 +133,77 @@ async def run(settings: ControlSettings, stop: asyncio.Event | None = None) -> i
 
 
 async def _signalled() -> None:
+    with _signals() as stopped:
+        await stopped.wait()
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[asyncio.Event]:
+    """Return what is set by a signal to stop."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, stopped.set)
     try:
-        await stopped.wait()
+        yield stopped
     finally:
         for number in STOP_SIGNALS:
             loop.remove_signal_handler(number)
 
 
 @contextlib.asynccontextmanager
-async def _running(settings: ControlSettings) -> AsyncIterator[None]:
+async def _store(
+    settings: ControlSettings, stop: asyncio.Event | None
+) -> AsyncIterator[RevisionStore | None]:
+    """Return the store once this server may write to it; ``None`` = it was stopped before.
+
+    Raises:
+        StoreError: The store cannot be used.
+        OSError: An address cannot be bound.
+    """
+    if settings.store is None:
+        with contextlib.closing(await asyncio.to_thread(RevisionStore, settings.state)) as store:
+            yield store
+        return
+    async with contextlib.AsyncExitStack() as stack:
+        secured = await asyncio.to_thread(secured_by, settings)
+        if secured is not None:
+            stack.push_async_callback(_ended, asyncio.create_task(secured.identity.follow()))
+        with _signals() if stop is None else contextlib.nullcontext(stop) as stopped:
+            leading = await stack.enter_async_context(standing(settings, secured, stopped))
+        yield leading
+
+
+@contextlib.asynccontextmanager
+async def _running(
+    settings: ControlSettings, stop: asyncio.Event | None = None
+) -> AsyncIterator[bool]:
+    """Start the server once it may lead; return False if it was stopped before.
+
+    Raises:
+        As ``_serving`` and ``_store``.
+    """
+    text = await asyncio.to_thread(_text, settings)  # an invalid one is told before all else
+    async with _store(settings, stop) as store:
+        if store is None:
+            yield False
+            return
+        if settings.store is not None:  # it may have been edited since
+            text = await asyncio.to_thread(_text, settings)
+        async with _serving(settings, store, text):
+            yield True
+
+
+def _text(settings: ControlSettings) -> str:
+    text = read_text(settings.fleet)
+    load_text(text, str(settings.fleet))
+    return text
+
+
+@contextlib.asynccontextmanager
+async def _serving(
+    settings: ControlSettings, store: RevisionStore, text: str
+) -> AsyncIterator[None]:
     """Start all parts in the order of their dependencies, and stop them in reverse order.
 
     Raises:
@@ -155,12 +214,8 @@ async def _running(settings: ControlSettings) -> AsyncIterator[None]:
         TokensError: The token file cannot be used.
         OSError: An address cannot be bound.
     """
-    text, source = await asyncio.to_thread(read_text, settings.fleet), str(settings.fleet)
-    load_text(text, source)  # report an invalid file before anything is started
+    source = str(settings.fleet)
     async with contextlib.AsyncExitStack() as stack:
-        store = stack.enter_context(
-            contextlib.closing(await asyncio.to_thread(RevisionStore, settings.state))
-        )
         registry = CollectorRegistry()
         metrics = XdsMetrics(registry)
         secured = await _identity(settings, metrics, stack)
@@ -250,7 +305,13 @@ async def _running(settings: ControlSettings) -> AsyncIterator[None]:
         admin_address = operators.bind(service, ClientStatusService(ads))
         stack.push_async_callback(control.stop)
         known = await asyncio.to_thread(stored_members, store)
-        await control.start(text, source, known, await asyncio.to_thread(stored_standbys, store))
+        await control.start(
+            text,
+            source,
+            known,
+            await asyncio.to_thread(stored_standbys, store),
+            shared=settings.store is not None,
+        )
         canaries.settle()
         await loads.start()
         http_address = await operators.start()
@@ -276,7 +337,7 @@ async def _running(settings: ControlSettings) -> AsyncIterator[None]:
             metrics=metrics_address,
             serve=settings.serve,
             revision=control.revision,
-            state=str(settings.state or "in memory"),
+            state=settings.kept_in,
         )
         yield
         _log.info("control_server_stopping")
@@ -303,8 +364,9 @@ def _history(settings: ControlSettings, store: RevisionStore) -> LostHistory:
     if lost and settings.accept_loss:
         store.put_value(LOSS_KEY, "")
         lost = ""
-    new = settings.state is not None and not settings.accept_loss and not store.revisions(1)
-    return LostHistory(f"{settings.state}/{FILE_NAME}", time.monotonic, look=new, reason=lost or "")
+    lasts = settings.store is not None or settings.state is not None
+    new = lasts and not settings.accept_loss and not store.revisions(1)
+    return LostHistory(store.name, time.monotonic, look=new, reason=lost or "")
 
 
 async def _keep_loss(history: LostHistory, store: RevisionStore) -> None:

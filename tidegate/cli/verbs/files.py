@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidegate.cli.mistakes import address
+from tidegate.cli.mistakes import address, servers
 from tidegate.cli.options import ClientTlsFlags, OutputOption, ProtocolOption, XdsProtocol
 from tidegate.stack.bounds import MAX_CONNECTIONS, MAX_HEAP_MIB
 from tidegate.terminal.errors import CliError
@@ -245,9 +245,10 @@ def envoy_bootstrap(
         str,
         typer.Option(
             "--xds",
-            metavar="HOST:PORT",
-            callback=address,
-            help="ADS address of the control server.",
+            metavar="HOST:PORT,...",
+            callback=servers,
+            help="ADS address of the control server; of several, with commas, the one that leads"
+            " is used.",
         ),
     ] = ADS_ADDRESS,
     admin: Annotated[

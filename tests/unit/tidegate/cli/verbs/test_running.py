@@ -44,6 +44,7 @@ VALUES = {
     "admin-user": "viewer=ann",
     "admin": "unix:/run/admin",
     "admin-http": "unix:/run/http",
+    "store": "etcd://127.0.0.1:7",
     "log-format": "json",
     "log-level": "debug",
 }

@@ -1,0 +1,52 @@
+"""What a real etcd answered to each call, and that the small one of these tests answers alike."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.etcd_port import METHODS, PREFIX, EtcdPort, Refused, Replay, SmallEtcd, recorded, used
+from tidegate.stack.processes.ports import HeldPorts
+from tidegate_api.etcd.v3 import etcd_pb2 as pb
+from xds_server.fleet.stored.shared import Unreachable
+from xds_server.leading.etcd import Etcd
+
+
+def test_each_call_is_answered_as_recorded() -> None:
+    """Requests have the bytes that etcd took, and its answers are understood."""
+    with EtcdPort(Replay().answer) as port:
+        used(Etcd([port.address], PREFIX))
+
+
+def test_the_small_etcd_answers_as_the_real_one() -> None:
+    """In all that our schema has."""
+    calls = recorded()
+    granted = [bytes.fromhex(each["answer"]) for each in calls if "Grant" in each["method"]]
+    small = SmallEtcd([pb.LeaseGrantResponse.FromString(each).ID for each in granted])
+    for call in calls:
+        if call["request"] == "long":
+            continue
+        asked = bytes.fromhex(call["request"])
+        if "answer" not in call:
+            with pytest.raises(Refused) as refused:
+                small.answer(call["method"], asked)
+            assert (refused.value.code.name, refused.value.text) == (call["code"], call["text"])
+            continue
+        kind = METHODS[call["method"]][1]
+        expected = kind.FromString(bytes.fromhex(call["answer"]))
+        expected.DiscardUnknownFields()
+        assert kind.FromString(small.answer(call["method"], asked)) == expected, call
+
+
+def test_another_member_is_asked_where_one_does_not_answer() -> None:
+    """What may be repeated is repeated there; of a swap it is said that its outcome is unknown."""
+    with HeldPorts() as ports, EtcdPort(SmallEtcd().answer) as port:
+        dead = ports.address()
+        etcd = Etcd([dead, port.address], PREFIX)
+        etcd.write("a", b"1")
+        assert etcd.read("a")
+        etcd = Etcd([dead, port.address], PREFIX)
+        with pytest.raises(Unreachable):
+            etcd.swap("b", b"1", 0)
+        assert etcd.swap("b", b"1", 0)
+    with pytest.raises(Unreachable):
+        etcd.read("a")

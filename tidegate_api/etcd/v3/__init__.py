@@ -1,0 +1,1 @@
+"""Generated protobuf code and its schema; see ``tidegate_api.generate``."""

@@ -1,0 +1,1 @@
+"""One of several control servers leads, the others follow."""

@@ -1,0 +1,204 @@
+"""A control server's life beside others: it follows until it may lead.
+
+Rules:
+
+1. A follower reads the head every ``POLL_S`` seconds, so there is nothing that compaction, a lost
+   watch or a lost member could keep from it, and claims the lead when nobody has it.
+2. A leader begins as a control server does that was started again, with what the history has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING, Final
+
+import grpc
+import structlog
+
+from tidegate_common.unix import is_unix
+from xds_server.admin.operators import group_id
+from xds_server.fleet.model.fields import join_host_port, split_host_port
+from xds_server.fleet.store import RevisionStore, StoreError
+from xds_server.fleet.stored.shared import SharedFault, SharedHistory
+from xds_server.leading.etcd import LEADER, Etcd
+from xds_server.leading.keeper import Keeper, clock
+from xds_server.leading.refusing import Leader, RefusingPorts
+from xds_server.settings import etcd_address
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tidegate_common.tls.settings import Secured
+    from xds_server.settings import ControlSettings
+
+POLL_S: Final = 0.5
+LEASE_S: Final = 6
+"""Seconds of the lease: a leader that was killed is replaced after at most so many."""
+
+PAUSE_S: Final = 0.1
+"""Seconds before a swap of unknown outcome is repeated."""
+
+MAX_BYTES: Final = 32 * 2**20
+"""Most bytes of serialized fleets in a shared history: an image is written as a whole."""
+
+EXIT_LOST: Final = 4
+"""The lease was lost: what supervises the process starts it again."""
+
+_log = structlog.get_logger(__name__)
+
+
+@contextlib.asynccontextmanager
+async def standing(
+    settings: ControlSettings, secured: Secured | None, stopped: asyncio.Event
+) -> AsyncIterator[RevisionStore | None]:
+    """Follow, and return the store once this server leads; ``None`` = it was stopped before.
+
+    Raises:
+        StoreError: The history cannot be used by this version, or a file of --store-ca cannot.
+        OSError: An address cannot be bound.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        server = _Server(settings)
+        stack.callback(server.close)
+        leader = Leader()
+        group = group_id(settings.admin_group)
+        async with RefusingPorts(settings, secured, group, leader, contextlib.AsyncExitStack()):
+            _log.info("control_server_follows", store=settings.store)
+            while not await server.claimed(leader):
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stopped.wait(), POLL_S)
+                if stopped.is_set():
+                    yield None
+                    return
+        stack.push_async_callback(asyncio.to_thread, server.leave)
+        store = await asyncio.to_thread(server.lead)
+        stack.callback(store.close)
+        _log.info("control_server_leads", store=settings.store, epoch=server.epoch)
+        yield store
+
+
+class _Server:
+    """This server as one of several.
+
+    Args:
+        settings: Start options.
+
+    Raises:
+        StoreError: A file cannot be read.
+    """
+
+    def __init__(self, settings: ControlSettings) -> None:
+        address = etcd_address(settings.store or "")
+        self._etcd = Etcd(address.members, address.prefix, _credentials(settings))
+        admin = _reachable(settings.admin)
+        self._own = json.dumps({"name": socket.gethostname(), "admin": admin}).encode()
+        self._keeper: Keeper | None = None
+        self._fault = ""
+        self._history = SharedHistory(
+            self._etcd,
+            settings.store or "",
+            secrets.token_hex(8),
+            lambda: self._keeper is not None and self._keeper.holds(),
+            self._deposed,
+            lambda: time.sleep(PAUSE_S),
+        )
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the history."""
+        return 0 if self._history.head is None else self._history.head.epoch
+
+    async def claimed(self, leader: Leader) -> bool:
+        """Read what is new; return True if nobody led and this server does from now on.
+
+        Args:
+            leader: Gets who leads.
+        """
+        try:
+            found = await asyncio.to_thread(self._followed)
+        except SharedFault as error:
+            if not self._fault:
+                _log.warning("store_not_followed", error=str(error))
+            self._fault = str(error)
+            leader.name = leader.admin = ""
+            return False
+        self._fault = ""
+        leader.name, leader.admin = found
+        return self._keeper is not None
+
+    def lead(self) -> RevisionStore:
+        """Return the store, which this server writes from now on.
+
+        Raises:
+            StoreError: It cannot be used.
+        """
+        return RevisionStore(None, max_bytes=MAX_BYTES, shared=self._history)
+
+    def leave(self) -> None:
+        """End the lease."""
+        if self._keeper is not None:
+            self._keeper.stop()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._etcd.close()
+
+    def _deposed(self) -> None:
+        if self._keeper is not None:
+            self._keeper.deposed()
+
+    def _followed(self) -> tuple[str, str]:
+        """Follow, and claim the lead if nobody has it; return the leader's name and address."""
+        self._history.follow()
+        found = self._etcd.read(LEADER)
+        if found is not None:
+            try:
+                of = json.loads(found[0])
+                return str(of["name"]), str(of["admin"])
+            except (ValueError, KeyError, TypeError):
+                return "another control server", ""
+        asked = clock()
+        lease = self._etcd.grant(LEASE_S)
+        try:
+            if self._etcd.claim(self._own, lease):
+                self._keeper = Keeper(self._etcd, lease, asked, _end)
+                self._keeper.start()
+        finally:
+            if self._keeper is None:  # also where the outcome is unknown
+                self._etcd.revoke(lease)
+        return "", ""
+
+
+def _end() -> None:
+    """End the process at once: nothing that it could still say is to be believed."""
+    sys.stderr.flush()
+    os._exit(EXIT_LOST)
+
+
+def _reachable(admin: str) -> str:
+    """Return the first address of these that other machines may reach; empty = none."""
+    for each in admin.split(","):
+        if not is_unix(each):
+            host, port = split_host_port(each)
+            return join_host_port(socket.gethostname() if host in {"0.0.0.0", "::"} else host, port)  # noqa: S104 - compared, not bound
+    return ""
+
+
+def _credentials(settings: ControlSettings) -> grpc.ChannelCredentials | None:
+    if settings.store_ca is None:
+        return None
+    try:
+        given = [
+            None if each is None else each.read_bytes()
+            for each in (settings.store_ca, settings.store_key, settings.store_cert)
+        ]
+    except OSError as error:
+        raise StoreError(f"cannot read {error.filename} (--store-…): {error.strerror}") from None
+    return grpc.ssl_channel_credentials(*given)

@@ -57,7 +57,7 @@ TRAFFIC = ("conversation", "sessions", "shared-prefix", "agents")
 LOAD = 0.95
 REQUESTS = 1_500
 RUNS = 3
-FIRST = 20_270_331
+FIRST = 20_270_601
 """The first seed; that of this release."""
 LONGEST = 400
 """Blocks that a cache has at least: the longest prompts of the traces must fit."""

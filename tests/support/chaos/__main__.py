@@ -1,7 +1,8 @@
 """Runs simulated schedules of faults: ``make chaos MINUTES=5``.
 
 ``python -m support.chaos --schedules 100000 --seed 1`` runs so many; each that breaks what must be
-true is printed with its seed and the fewest faults that break it. The exit code is 1 then.
+true is printed with its seed and the fewest faults that break it. The exit code is 1 then. With
+``--unlisted`` members are those of ``--group-members``, without the control server's list.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ SHOWN: Final = 5
 BEAT_S: Final = 10.0
 
 
-def run(first: int) -> tuple[Counter[str], list[int]]:
+def run(first: int, listed: bool) -> tuple[Counter[str], list[int]]:
     """Run a chunk of schedules; return what was counted, and the seeds that failed."""
     gc.disable()  # most of what is made goes by itself
     counts: Counter[str] = Counter()
@@ -33,7 +34,7 @@ def run(first: int) -> tuple[Counter[str], list[int]]:
     for seed in range(first, first + CHUNK):
         counts["schedules"] += 1
         try:
-            group = play(seed)
+            group = play(seed, listed=listed)
         except Exception:  # noqa: BLE001 - any error is a failure, told with its seed
             failed.append(seed)
             continue
@@ -57,6 +58,7 @@ def main() -> int:
     parser.add_argument("--schedules", type=int, default=10**9, help="how many at most")
     parser.add_argument("--minutes", type=float, default=10**6, help="for how long at most")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first; the next is +1")
+    parser.add_argument("--unlisted", action="store_true", help="without a list of members")
     parser.add_argument("--processes", type=int, default=2)
     given = parser.parse_args()
     end = time.monotonic() + given.minutes * 60.0
@@ -73,7 +75,7 @@ def main() -> int:
     with get_context("fork").Pool(given.processes) as pool:
         window = []
         for first in firsts():
-            window.append(pool.apply_async(run, (first,)))
+            window.append(pool.apply_async(run, (first, not given.unlisted)))
             if len(window) > 2 * given.processes:
                 counts, more = window.pop(0).get()
                 total += counts
@@ -86,7 +88,7 @@ def main() -> int:
             total += counts
             failed += more
     for seed in failed[:SHOWN]:
-        faults, why = smallest(seed)
+        faults, why = smallest(seed, listed=not given.unlisted)
         _say(f"seed {seed}, {schedule(seed)[0]} members: {why}")
         for fault in faults:
             _say(f"    {fault}")

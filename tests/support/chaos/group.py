@@ -3,10 +3,11 @@
 The pickers are the product's: bus, links, records, members, owners and router. Only sockets, TLS
 and time are simulated (``hosts``). What must be true:
 
-* A sequence has one replica, whatever fails and wherever its next request goes. Two exceptions: it
-  was placed by a member that heard at most half of those that lived, as one that hears no other
-  agrees with itself (``group.owners``); or nobody was left who knew it, as a host lost its power
-  with what it had sent, or no other member had caught up.
+* A sequence has one replica, whatever fails and wherever its next request goes. An exception:
+  nobody was left who knew it, as a host lost its power with what it had sent, or no other member
+  had caught up. Another one in a group without the control server's list: it was placed by a member
+  that heard at most half of those that lived, as one that hears no other agrees with itself
+  (``group.owners``).
 * Within ``SETTLED_S`` after the last fault all members know and agree with each other, no question
   is open, and leases and requests in flight are the same everywhere.
 * No time of another host is taken for an own one: a lease never lasts longer than its pool says.
@@ -31,6 +32,7 @@ from ext_proc.workers import links
 from ext_proc.workers.bus import Bus, WorkerPlace
 from ext_proc.workers.group import members as members_module
 from ext_proc.workers.group.members import GroupPlan
+from ext_proc.workers.news import Listed
 from support.chaos.hosts import HostLoop, Network, Select, Socket
 from support.crew import POOL, request, router
 from tidegate_common.tls.roles import Peer
@@ -101,11 +103,13 @@ def schedule(seed: int) -> tuple[int, list[Fault]]:
 class Group:
     """One schedule; see the module's rules."""
 
-    def __init__(self, seed: int, members: int, faults: list[Fault]) -> None:
+    def __init__(self, seed: int, members: int, faults: list[Fault], *, listed: bool) -> None:
         self.rng = Random(f"clients of {seed}")
         ways = Random(f"ways of {seed}")
         self.network = Network(ways, ways.choice((0.0005, 0.002, 0.01, 0.04)))
         self.size = members
+        self.listed = Listed(1, 0, tuple(map(name, range(members)))) if listed else None
+        """The control server's list, which it has told each member at its start."""
         self.faults = faults
         self.members: dict[int, Member] = {}
         self.lives = count(1)
@@ -150,7 +154,7 @@ class Group:
 
     def placed(self, member: Member, sequence: int) -> None:
         """Note who places a sequence, or forwards its request."""
-        if self.hears(member) * 2 <= len(self.members):
+        if self.listed is None and self.hears(member) * 2 <= len(self.members):
             self.exempt.add(sequence)
 
     # --- faults -----------------------------------------------------------------------------------
@@ -256,6 +260,7 @@ class Group:
         if self.errors:
             raise BrokenError(self.errors[0])
         leases: dict[Any, set[str]] = {}
+        used: set[Any] = set()
         for member in members:
             owners = member.bus.owners
             lacks = [each for each in member.bus.members() if not each.agrees or not each.caught_up]
@@ -270,14 +275,15 @@ class Group:
             now = member.clock()
             for key, lease in member.router.peers.leases_in_force():
                 leases.setdefault(key, set()).add(f"{lease.endpoint.id} {lease.variant}")
+                used.update(() if owners.unsure(key) else (key,))
                 left = lease.expires - now
                 if not IDLE_S - network_time(self) <= left <= IDLE_S:
                     raise BrokenError(f"member {member.number}: a lease lasts {left:.1f} s")
             if member.counted > sum(self.judged.values()) - self.judged.get(member.life, 0):
                 raise BrokenError(f"member {member.number} counted {member.counted} answers")
         for key, where in leases.items():
-            if self.powerless or key.sequence.id in self.exempt:
-                continue
+            if self.powerless or key.sequence.id in self.exempt or key not in used:
+                continue  # one that too few hold may differ: nothing was forwarded by it
             lacks = [
                 each.number
                 for each in members
@@ -352,6 +358,8 @@ class Member:
         )
         self.router.owners = self.bus.owners
         self.bus.open()
+        if group.listed is not None:
+            self.bus.owners.take(group.listed)
         self.loop.create_task(self.bus.run())
         self.loop.create_task(self.serve())
 
@@ -490,14 +498,19 @@ def network_time(group: Group) -> float:
     return group.network.now + 1.0
 
 
-def play(seed: int, faults: list[Fault] | None = None) -> Group:
+def play(seed: int, faults: list[Fault] | None = None, *, listed: bool = True) -> Group:
     """Run a schedule, with these faults in place of its own.
+
+    Args:
+        seed: The schedule.
+        faults: In place of its own.
+        listed: Whether the members have the control server's list; else ``--group-members``.
 
     Raises:
         BrokenError: What must be true is not.
     """
     members, drawn = schedule(seed)
-    group = Group(seed, members, drawn if faults is None else faults)
+    group = Group(seed, members, drawn if faults is None else faults, listed=listed)
     log, state = Log(), random.getstate()
     log.errors = group.errors
     random.seed(seed)
@@ -517,22 +530,22 @@ def play(seed: int, faults: list[Fault] | None = None) -> Group:
     return group
 
 
-def smallest(seed: int) -> tuple[list[Fault], str]:
+def smallest(seed: int, *, listed: bool = True) -> tuple[list[Fault], str]:
     """Return the fewest faults with which a schedule fails alike, and how it does."""
     faults = schedule(seed)[1]
-    why, before = _why(seed, faults), len(faults) + 1
+    why, before = _why(seed, faults, listed), len(faults) + 1
     while len(faults) < before:
         before = len(faults)
         for each in tuple(faults):
             fewer = [one for one in faults if one is not each]
-            if (found := _why(seed, fewer)) is not None:
+            if (found := _why(seed, fewer, listed)) is not None:
                 faults, why = fewer, found
     return faults, why or "it does not fail"
 
 
-def _why(seed: int, faults: list[Fault]) -> str | None:
+def _why(seed: int, faults: list[Fault], listed: bool) -> str | None:
     try:
-        play(seed, faults)
+        play(seed, faults, listed=listed)
     except Exception as error:  # noqa: BLE001 - any error is a failure to be told
         return f"{type(error).__name__}: {error}"
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
@@ -94,6 +94,8 @@ def simulated(
 
     A time is ``None`` where the job was lost. ``draw`` seeds the choice among equal replicas.
     """
+    if choices is not None:  # nothing waits: the fleet has sent each job
+        scenario = replace(scenario, limit="none", hold_s=0.0)
     fleet = [SimulatedReplica(scenario.engine) for _ in range(scenario.replicas)]
     world = World(scenario, Random(draw), fleet, scenario.engine.block_tokens)  # noqa: S311 - repeatable
     scheduler = make_scheduler(policy, world) if choices is None else Follower(world, choices)

@@ -56,3 +56,12 @@ def test_a_router_agrees_with_itself_on_its_own_past() -> None:
     assert summary(follower.compared)["equal"] == 1.0
     assert [record.ttft_s for record in records] == [record.ttft_s for record in recorded]
     assert len(simulated(workload.jobs, times, "oracle", scenario)[0]) == 250
+
+
+def test_a_fleet_whose_picker_queues_is_followed_too() -> None:
+    """What its picker has sent waits in the simulator no more."""
+    workload = sessions(40, Random(0), 4.8)
+    times = arrivals(workload, 6.0, Random(1))
+    scenario = Scenario(limit="auto", hold_s=10.0)
+    choices = dict.fromkeys(range(40), 0)
+    assert len(simulated(workload.jobs, times, "auto", scenario, choices)[1]) == 40

@@ -1,7 +1,7 @@
 """Suite ``draws``: `auto` on simulated fleets drawn at random, beside exact knowledge.
 
-It runs ``bench/compare/draws.py``. The short form has four draws and one run of each; a single run
-is off by up to a fifth, so it shows the order of magnitude only.
+It runs ``bench/compare/draws.py``. The short form has four draws and one run of 500 requests of
+each; that is off by up to a fifth, so it shows the order of magnitude only.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 async def run(context: Context) -> dict[str, Any]:
     """Simulate the draws of the form, on two processes."""
-    draws, runs = context.pick(("4", "1"), ("30", "3"))
+    draws, runs, requests = context.pick(("4", "1", "500"), ("30", "3", "1500"))
     context.say(f"draws: {draws}, {runs} runs each")
     rows = await json_lines(
-        *("compare/draws.py", "--json", "--draws", draws, "--runs", runs, "--processes", "2")
+        *("compare/draws.py", "--json", "--draws", draws, "--runs", runs),
+        *("--requests", requests, "--processes", "2"),
     )
     return {"rows": rows}

@@ -50,7 +50,7 @@ LIMITS: Final = {
     "abuse": (200, 1_800),
     "control": (120, 3_000),
     "scale": (200, 600),
-    "draws": (400, 4_000),
+    "draws": (90, 4_000),
     "canary": (55, 9_000),
 }
 """All suites in order of execution, with their time limits. The limit of ``fleet`` grows with the
@@ -64,7 +64,7 @@ USUAL: Final = {
     "abuse": (75, 900),
     "control": (10, 900),
     "scale": (90, 240),
-    "draws": (150, 1_500),
+    "draws": (25, 1_500),
     "canary": (7, 2_400),
 }
 SPARE: Final = 1.5

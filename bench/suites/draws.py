@@ -1,6 +1,6 @@
 """Suite ``draws``: `auto` on simulated fleets drawn at random, beside exact knowledge.
 
-It runs ``bench/compare/draws.py``. The short form has four draws and one run of 500 requests of
+It runs ``bench/compare/draws.py``. The short form has one draw and one run of 300 requests of
 each; that is off by up to a fifth, so it shows the order of magnitude only.
 """
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 async def run(context: Context) -> dict[str, Any]:
     """Simulate the draws of the form, on two processes."""
-    draws, runs, requests = context.pick(("4", "1", "500"), ("30", "3", "1500"))
+    draws, runs, requests = context.pick(("1", "1", "300"), ("30", "3", "1500"))
     context.say(f"draws: {draws}, {runs} runs each")
     rows = await json_lines(
         *("compare/draws.py", "--json", "--draws", draws, "--runs", runs),

@@ -2,8 +2,8 @@
 
 Rules:
 
-1. A follower reads the head every ``POLL_S`` seconds, so there is nothing that compaction, a lost
-   watch or a lost member could keep from it, and claims the lead when nobody has it.
+1. A follower reads the head every ``POLL_S`` seconds, so that it does not depend on a watch, which
+   compaction or a lost member ends. It claims the lead when no server has it.
 2. A leader begins as a control server does that was started again, with what the history has.
 """
 
@@ -116,7 +116,7 @@ class _Server:
         return 0 if self._history.head is None else self._history.head.epoch
 
     async def claimed(self, leader: Leader) -> bool:
-        """Read what is new; return True if nobody led and this server does from now on.
+        """Read what is new; return True if this server leads from now on, as none did.
 
         Args:
             leader: Gets who leads.
@@ -155,7 +155,7 @@ class _Server:
             self._keeper.deposed()
 
     def _followed(self) -> tuple[str, str]:
-        """Follow, and claim the lead if nobody has it; return the leader's name and address."""
+        """Follow, and claim the lead if no server has it; return the leader's name and address."""
         self._history.follow()
         found = self._etcd.read(LEADER)
         if found is not None:

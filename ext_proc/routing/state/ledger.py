@@ -92,7 +92,7 @@ class Ledger:
 
     Args:
         max_tickets: Maximum number of tickets open at one time.
-        on_event: Called with each change; ``None`` = nobody follows, and no events are made.
+        on_event: Called with each change; ``None`` = no events are made.
     """
 
     def __init__(

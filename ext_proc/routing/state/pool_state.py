@@ -123,8 +123,8 @@ class PoolState:
 
     def has_room(self, variant: str, model: str) -> None:
         """Note a request that has found room, while none of its model wait: a burst is over."""
-        since, latest = self.exceeded.get(key := (variant, self._named(model)), (0.0, BURST_S))
-        if latest - since < BURST_S:
+        span = self.exceeded.get(key := (variant, self._named(model)))
+        if span is not None and span[1] - span[0] < BURST_S:
             del self.exceeded[key]
 
     def _named(self, model: str) -> str:

@@ -4,8 +4,8 @@ The pickers are the product's: bus, links, records, members, owners and router. 
 and time are simulated (``hosts``). What must be true:
 
 * A sequence has one replica, whatever fails and wherever its next request goes. An exception:
-  nobody was left who knew it, as a host lost its power with what it had sent, or no other member
-  had caught up. Another one in a group without the control server's list: it was placed by a member
+  no living member knew it, as a host lost its power with what it had sent, or no other member had
+  caught up. Another one in a group without the control server's list: it was placed by a member
   that heard at most half of those that lived, as one that hears no other agrees with itself
   (``group.owners``).
 * Within ``SETTLED_S`` after the last fault all members know and agree with each other, no question
@@ -140,7 +140,7 @@ class Group:
             member.end(power=power)
             left = self.members.values()
             if not any(each.ready and each.knows(member.id) for each in left):
-                self.exempt |= set(range(SEQUENCES))  # nobody is left who knows
+                self.exempt |= set(range(SEQUENCES))  # no living member knows them
 
     def hears(self, member: Member) -> int:
         """Return how many members one knows that live and that it can hear now, itself included."""

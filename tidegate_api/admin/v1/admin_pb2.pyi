@@ -28,7 +28,7 @@ class _Access:
 class _AccessEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Access.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     ACCESS_UNSPECIFIED: _Access.ValueType  # 0
-    """nobody"""
+    """no role may call it"""
     ACCESS_READERS: _Access.ValueType  # 1
     ACCESS_OPERATORS: _Access.ValueType  # 2
     ACCESS_ADMINS: _Access.ValueType  # 3
@@ -37,7 +37,7 @@ class Access(_Access, metaclass=_AccessEnumTypeWrapper):
     """Access says who may call a method; one without it is refused to all."""
 
 ACCESS_UNSPECIFIED: Access.ValueType  # 0
-"""nobody"""
+"""no role may call it"""
 ACCESS_READERS: Access.ValueType  # 1
 ACCESS_OPERATORS: Access.ValueType  # 2
 ACCESS_ADMINS: Access.ValueType  # 3

@@ -63,7 +63,7 @@ def test_a_renewal_without_answer_is_repeated() -> None:
     assert not ended.is_set()
 
 
-def test_a_lease_that_nobody_renews_ends_the_process() -> None:
+def test_a_lease_that_is_not_renewed_ends_the_process() -> None:
     """Before it ends in etcd, by this server's clock alone."""
     made, ended = keeper(LeaseAnswers(None), 1.0)
     assert ended.wait(WAIT_S)

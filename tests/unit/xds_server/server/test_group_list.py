@@ -105,7 +105,7 @@ def test_who_is_gone_is_removed_after_a_while():
     assert group.members == "ab"
 
 
-def test_a_restart_of_the_control_server_removes_nobody_before_they_could_return():
+def test_after_a_restart_of_the_control_server_pickers_have_time_to_return():
     """Its pickers come back one after the other."""
     group = Group(kept=ListedPickers(4, 6, ("a", "b"), agreed=True))
     group.join("a")
@@ -137,7 +137,7 @@ def test_more_than_half_must_be_there():
     assert group.members == "abc"
 
 
-def test_a_list_on_which_nobody_can_agree_is_taken_back():
+def test_a_list_on_which_too_few_can_agree_is_taken_back():
     """A picker that ends just as it is added does not stop the others."""
     group = Group("a")
     group.tell("b", agrees=False)

@@ -75,7 +75,7 @@ def test_a_leader_that_is_replaced_stores_nothing() -> None:
 
 
 def test_a_leader_without_lease_stores_nothing() -> None:
-    """Although nobody has replaced it yet."""
+    """Although no other server has replaced it yet."""
     keys, holds = SharedKeys(), [True]
     with closing(leading(keys, holds=lambda: holds[0])) as store:
         holds[0] = False

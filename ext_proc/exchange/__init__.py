@@ -1,21 +1,9 @@
 """One HTTP exchange as a state machine: events in, actions out. Pure.
 
-``machine`` states the rules. ``events`` and ``actions`` define its inputs and outputs, and
+``machine`` states the rules. ``events`` and ``replies`` define its inputs and outputs, and
 ``refusals`` writes a refusal in the caller's dialect.
 """
 
-from ext_proc.exchange.actions import (
-    Action,
-    BodyModeOverride,
-    KeepWaiting,
-    PassThrough,
-    Pick,
-    Refuse,
-    ReplyBody,
-    ReplyHead,
-    ReplyResponse,
-    ReplyTrailers,
-)
 from ext_proc.exchange.events import (
     Body,
     BodySending,
@@ -28,8 +16,19 @@ from ext_proc.exchange.events import (
     Trailers,
 )
 from ext_proc.exchange.known import ExchangeOptions
-from ext_proc.exchange.machine import Exchange
-from ext_proc.exchange.state import ExchangeState, IllegalEventError
+from ext_proc.exchange.machine import Exchange, ExchangeState, IllegalEventError
+from ext_proc.exchange.replies import (
+    Action,
+    BodyModeOverride,
+    KeepWaiting,
+    PassThrough,
+    Pick,
+    Refuse,
+    ReplyBody,
+    ReplyHead,
+    ReplyResponse,
+    ReplyTrailers,
+)
 
 __all__ = [
     "Action",

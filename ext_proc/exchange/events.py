@@ -27,7 +27,7 @@ class BodySending(Enum):
     """In chunks that are forwarded only as far as the replies return them."""
 
 
-NONE: Final = BodySending.NONE  # see `state`
+NONE: Final = BodySending.NONE  # see `machine`
 BUFFERED: Final = BodySending.BUFFERED
 STREAMED: Final = BodySending.STREAMED
 DUPLEX: Final = BodySending.DUPLEX

@@ -10,6 +10,8 @@ Rules:
    the proxy knows the pool, and balances over it by itself.
 4. Where a generic proxy does not send the path, the request is read as an inference of OpenAI's
    form, which names its model in the body.
+5. Subset hints are the endpoints to which a request is restricted. Source: Gateway API Inference
+   Extension, endpoint picker protocol 1.0.
 """
 
 from __future__ import annotations
@@ -20,7 +22,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ext_proc.exchange.events import NONE
 from ext_proc.exchange.refusals import speaks_grpc
-from ext_proc.exchange.subsets import both, entries_of
 from ext_proc.requests import Blocks, read_head, session_of, split_adapter, token_blocks
 from ext_proc.requests.head import GRPC_SERVICE
 from ext_proc.requests.parsing.values import sooner
@@ -35,12 +36,13 @@ from tidegate_api.names import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from ext_proc.exchange.events import Head
     from ext_proc.requests import Chats, Tokenizer
     from ext_proc.routing.values.pool import Pool
     from ext_proc.routing.values.request import Features
+
 
 cluster_of: Final = lru_cache(maxsize=4096)(parse_cluster)
 """Every request of a configured proxy names a cluster, and there are few of them."""
@@ -277,3 +279,35 @@ def patience_until(known: KnownRequest, pool: Pool) -> float | None:
     if told is None or _SECONDS.fullmatch(told) is None:
         return known.deadline
     return sooner(known.deadline, known.since[0] + float(told) if float(told) else None)
+
+
+MAX_SUBSET: Final = 10_000
+"""Maximum entries read of a subset hint; the rest could only enlarge the choice."""
+
+
+def entries_of(texts: Iterable[str]) -> frozenset[str]:
+    """Return the entries, ``ip:port`` or ``ip``, of comma-separated texts, blanks trimmed."""
+    entries = (entry.strip() for text in texts for entry in text.split(","))
+    return frozenset([entry for entry in entries if entry][:MAX_SUBSET])
+
+
+def both(one: frozenset[str] | None, other: frozenset[str] | None) -> frozenset[str] | None:
+    """Return what two hints allow together; ``None`` = no limit.
+
+    An entry without a port allows every port of its host.
+    """
+    if one is None or other is None:
+        return other if one is None else one
+    return frozenset(
+        entry for entry in one | other if _allowed(entry, one) and _allowed(entry, other)
+    )
+
+
+def _allowed(entry: str, hint: frozenset[str]) -> bool:
+    return entry in hint or _host(entry) in hint
+
+
+def _host(entry: str) -> str:
+    """Return the entry's host; an IPv6 address keeps its brackets."""
+    host, colon, _ = entry.rpartition(":")
+    return host if colon and (":" not in host or host.endswith("]")) else entry

@@ -19,18 +19,16 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import status_pb2
 from google.rpc.error_details_pb2 import RetryInfo
 
-from ext_proc.exchange.actions import Refuse
+from ext_proc.exchange.replies import Refuse
 from ext_proc.routing.values.refusal import HUNG, Refusal, RefusalKind
 from ext_proc.routing.values.request import Form
 from tidegate_api.names import AGAIN_HEADER, REASON_HEADER
 from tidegate_api.paths import ANTHROPIC_PATHS, anthropic_error
-from tidegate_api.pools import LEAST_PEEK_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ext_proc.exchange.events import Body, Head
-    from ext_proc.routing.values.pool import Pool
+    from ext_proc.exchange.events import Head
 
 
 class _Status(NamedTuple):
@@ -65,11 +63,6 @@ _STATUS: Final[Mapping[RefusalKind, _Status]] = {
     RefusalKind.UNPLACED: _Status(503, 14, "server_error"),
     RefusalKind.NO_PICK: _Status(503, 14, "server_error"),
 }
-TRAILERS: Final = Refusal(
-    RefusalKind.TRAILERS,
-    "trailers end the body of the request; send it without trailers"
-    " (in HTTP/2: END_STREAM on the last DATA frame)",
-)
 _RETRY_AFTER: Final = frozenset(
     {
         RefusalKind.SATURATED,
@@ -162,23 +155,3 @@ def leave(head: Head, form: Form, *, move: bool) -> Refuse:
 def is_move(answer: Refuse) -> bool:
     """Return whether the proxy is to take the request to another replica."""
     return answer.headers[-1] == _AGAIN
-
-
-def too_large(body: Body, pool: Pool) -> Refusal | None:
-    """Enforce ``max_body_bytes`` of pools that read whole bodies; Envoy bounds first parts."""
-    if pool.body != "full" or len(body.chunk) <= pool.max_body_bytes:
-        return None
-    return Refusal(
-        RefusalKind.TOO_LARGE,
-        f"the body has more than the {pool.max_body_bytes} bytes"
-        f" that pool {pool.name!r} reads (routing.max_body)",
-    )
-
-
-def ended_by_trailers(body: Body) -> bool:
-    """Return whether trailers end the body that Envoy was asked for, as far as it shows that.
-
-    Envoy shows no trailers here, but cuts a body only above its bound, whose least value is known:
-    a shorter part is the whole. A longer one may be either.
-    """
-    return not body.end_of_stream and len(body.chunk) <= LEAST_PEEK_BYTES

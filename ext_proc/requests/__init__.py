@@ -4,14 +4,12 @@
 contains, from the whole body or its first part, and raises only ``BadRequest``.
 """
 
-from ext_proc.requests.adapters import served_by, split_adapter
-from ext_proc.requests.blocks import prompt_blocks
-from ext_proc.requests.body import read_body, session_of
+from ext_proc.requests.blocks import Blocks, Tokenizer, prompt_blocks, token_blocks
+from ext_proc.requests.body import read_body, served_by, session_of, split_adapter
 from ext_proc.requests.chats import Chats, ChatTemplate, Sample
 from ext_proc.requests.head import read_head
 from ext_proc.requests.parsing.errors import BadRequest, Malformed, UnsoundRequest
 from ext_proc.requests.pieces import Pieces
-from ext_proc.requests.tokens import Blocks, Tokenizer, token_blocks
 
 __all__ = [
     "BadRequest",

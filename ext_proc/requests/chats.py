@@ -18,9 +18,8 @@ import struct
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from ext_proc.requests.blocks import MAX_BLOCKS, chained
+from ext_proc.requests.blocks import MAX_BLOCKS, Blocks, chained
 from ext_proc.requests.conversations import MEDIA, conversation
-from ext_proc.requests.tokens import Blocks
 from ext_proc.routing.values.scale import ID_BYTES
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from ext_proc.routing.values.scale import BYTES_PER_TOKEN
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ext_proc.requests.tokens import Tokenizer
+    from ext_proc.requests.blocks import Tokenizer
 
 MAX_NEW_BYTES: Final = 65_536
 """Tokenizing blocks the picker for tens of ms."""

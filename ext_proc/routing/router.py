@@ -52,7 +52,6 @@ from ext_proc.routing.state.leases import Lease, Leased, LeaseEvent, LeaseKey, L
 from ext_proc.routing.state.ledger import MAX_TICKETS, Ledger, LedgerEvent
 from ext_proc.routing.state.starts import SequenceStarts
 from ext_proc.routing.suspicion import Suspicion
-from ext_proc.routing.uploads import Uploads
 from ext_proc.routing.values.proposal import Proposal
 from ext_proc.routing.values.refusal import Refusal, RefusalKind
 from ext_proc.routing.values.request import GRPC_STREAM
@@ -77,7 +76,7 @@ if TYPE_CHECKING:
 MAX_CHATS: Final = 4096
 WAITS_FOR: Final = frozenset({RefusalKind.SATURATED, RefusalKind.NO_ENDPOINTS})
 """What may pass while a request waits. Without a replica at all it does not begin to wait."""
-UNPLACED: Final = RefusalKind.UNPLACED  # see `ext_proc.exchange.state`
+UNPLACED: Final = RefusalKind.UNPLACED  # see `exchange.machine`
 _UNPLACED_TEXT: Final = (
     "the picker that places this sequence does not answer, and another one might choose another"
     " replica; send the request again"
@@ -112,8 +111,8 @@ class Router:
     ) -> None:
         self._rng = rng
         self._on_event = on_event
-        self.uploads = Uploads()
-        """Uploads under way, by client."""
+        self.uploads: dict[str, int] = {}
+        """Uploads under way, by client; each has one or more."""
         self.ledger = Ledger(max_tickets, on_event)
         self.index = PrefixIndex()
         self.leases = Leases()

@@ -14,7 +14,7 @@ from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 
 from ext_proc.exchange import BodySending, Head
 from ext_proc.exchange.events import STREAMED
-from ext_proc.exchange.subsets import entries_of
+from ext_proc.exchange.known import entries_of
 from ext_proc.server.clients import client_at, client_named
 from tidegate_api.names import (
     CERTIFICATE_ATTRIBUTES,

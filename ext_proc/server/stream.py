@@ -28,8 +28,8 @@ from ext_proc.exchange import (
     Stopped,
 )
 from ext_proc.exchange.known import USUAL
+from ext_proc.exchange.machine import DECIDED, QUEUED, WAITING
 from ext_proc.exchange.refusals import is_move
-from ext_proc.exchange.state import DECIDED, QUEUED, WAITING
 from ext_proc.observability.requests.records import TRACEPARENT, RequestRecords
 from ext_proc.requests.parsing.budget import FREE_BYTES
 from ext_proc.routing.policies.base import HELD

@@ -44,7 +44,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("values",),
         ("latency",),
         ("state", "holdings"),
-        ("cache", "health", "learning", "limits", "relief", "scales", "suspicion", "uploads"),
+        ("cache", "health", "learning", "limits", "relief", "scales", "suspicion"),
         ("policies",),
         ("pipeline",),
         ("registry", "learner", "peers", "recent", "queue"),

@@ -66,7 +66,7 @@ class RefusalKind(StrEnum):
     """503: there is no pick, and the picker's operator requires one."""
 
 
-SATURATED: Final = RefusalKind.SATURATED  # see `ext_proc.exchange.state`
+SATURATED: Final = RefusalKind.SATURATED  # see `exchange.machine`
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ class Outcome(StrEnum):
     """The proxy ended the stream after the pick, so when the request ended is unknown."""
 
 
-DONE: Final = Outcome.DONE  # see `ext_proc.exchange.state`
+DONE: Final = Outcome.DONE  # see `exchange.machine`
 
 ABORTED: Final = Outcome.ABORTED
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ext_proc.exchange.bodies import loses_end
 from ext_proc.exchange.events import Body
-from ext_proc.exchange.lost_end import loses_end
 from tidegate_api.pools import LEAST_PEEK_BYTES
 
 LONG = b"x" * LEAST_PEEK_BYTES

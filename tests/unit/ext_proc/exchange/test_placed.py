@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from ext_proc.exchange import Body, BodySending, Exchange, Lost
-from ext_proc.exchange.machine import ASKED_MORE_S, MAX_ASKS, SPARE_S
-from ext_proc.exchange.state import DECIDED, QUEUED
+from ext_proc.exchange.machine import ASKED_MORE_S, DECIDED, MAX_ASKS, QUEUED, SPARE_S
 from ext_proc.routing.state.leases import Lease, LeaseKey
 from ext_proc.routing.state.owners import PLACED_S
 from ext_proc.routing.values.pool import EndpointKey

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ext_proc.exchange import Body, BodySending, Exchange, IllegalEventError, Lost, Stopped
-from ext_proc.exchange.machine import ASKED_MORE_S
+from ext_proc.exchange.machine import ASKED_MORE_S, DECIDED, OVER, QUEUED
 from ext_proc.exchange.refusals import is_move
-from ext_proc.exchange.state import DECIDED, OVER, QUEUED
 from ext_proc.routing.values.request import HIGH, LOW
 from support.exchanges import PROMPT, generic, head, in_flight, run
 from support.streams import llm, replicas, router

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ext_proc.exchange.subsets import MAX_SUBSET, both, entries_of
+from ext_proc.exchange.known import MAX_SUBSET, both, entries_of
 
 HOSTS = ("10.0.0.1", "10.0.0.2", "[::1]")
 ENTRIES = [*HOSTS, *(f"{host}:{port}" for host in HOSTS for port in (80, 81))]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ext_proc.requests import Chats, Pieces, Sample
-from ext_proc.requests.blocks import chained
+from ext_proc.requests.blocks import Blocks, chained
 from ext_proc.requests.chats import MAX_SAMPLE_TOKENS, WINDOW
 from ext_proc.requests.conversations import MEDIA
-from ext_proc.requests.tokens import Blocks
 from ext_proc.routing.values.request import Features, Form, Truncation
 
 

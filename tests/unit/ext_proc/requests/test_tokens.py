@@ -12,10 +12,15 @@ from tokenizers import Tokenizer as HuggingFace
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from ext_proc.requests import read_body, read_head
-from ext_proc.requests.blocks import MAX_BLOCKS, prompt_blocks
+from ext_proc.requests.blocks import (
+    DROPPED_TOKENS,
+    MAX_BLOCKS,
+    MAX_TEXT_BYTES,
+    prompt_blocks,
+    token_blocks,
+)
 from ext_proc.requests.forms.openai import read_openai
 from ext_proc.requests.parsing.budget import MAX_PROMPTS
-from ext_proc.requests.tokens import DROPPED_TOKENS, MAX_TEXT_BYTES, token_blocks
 from ext_proc.routing.values.request import Features, Form, Truncation
 
 SENTENCE = "the tide gauge says high water at noon and low water at six in the harbour"

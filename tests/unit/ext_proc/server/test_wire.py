@@ -6,7 +6,7 @@ import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
 from ext_proc.exchange import Body, BodySending, Head, Response, ResponsePart, Trailers
-from ext_proc.exchange.subsets import MAX_SUBSET
+from ext_proc.exchange.known import MAX_SUBSET
 from ext_proc.server.wire import WireError, event_of, parse_request, read_headers
 from support.streams import MODE, Messages
 from tidegate_api.names import HEADERS_ATTRIBUTE

@@ -516,7 +516,7 @@ class Bus:
 
     def _follow(self, peer_worker: int, message: Message) -> None:
         self.followed += 1
-        if isinstance(message, Leased):
+        if isinstance(message, (Leased, Released)):
             self._leased_by(peer_worker, message)
         elif isinstance(message, _REPLICATION_EVENTS):
             self._shared.follow(peer_worker, message, self._clock())
@@ -531,8 +531,8 @@ class Bus:
         elif isinstance(message, (ReadingsUpdate, ScrapeFailed, Restarted, PushEnded)):
             self._read(peer_worker, message)
 
-    def _leased_by(self, peer_worker: int, leased: Leased) -> None:
-        """Take a lease that is used, also in place of one that this worker only holds."""
+    def _leased_by(self, peer_worker: int, leased: Leased | Released) -> None:
+        """Take a lease that is used, or its end, in place of one that this worker only holds."""
         now = self._clock()
         if self.owners is not None and self.owners.sure(leased.key):
             self._shared.follow(peer_worker, Released(leased.key), now)

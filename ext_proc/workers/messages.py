@@ -207,7 +207,7 @@ _FIELDS: Final[dict[str, tuple[type, tuple[_Reader, ...]]]] = {
     "looked": (Looked, (endpoint_key, _maybe(_of(Listing, _time, _rows, bool)))),
     "look-wanted": (LookWanted, (endpoint_key,)),
     "hello": (Hello, (_text, _time, _count, _text)),
-    "held": (HeldLease, (_lease_key, _lease, _count)),
+    "held": (HeldLease, (_lease_key, _lease, _count, _maybe(endpoint_key))),
     "listed": (Listed, (_count, _count, _ids)),
     "ask": (OwnerAsk, (int, _proposal, _text)),
     "answer": (OwnerAnswer, (int, PlacedAs)),

@@ -52,6 +52,8 @@ class HeldLease(NamedTuple):
     lease: Lease
     stamp: int
     """Of two such leases that with the greater stamp counts (``group.owners``)."""
+    instead: EndpointKey | None = None
+    """Replica of the lease that it replaces; ``None`` = none."""
 
 
 class OwnerAsk(NamedTuple):

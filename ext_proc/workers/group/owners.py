@@ -14,17 +14,22 @@ Rules:
    member without a list that is cut off from all others agrees with itself.
 4. Where the control server lists the members (``Listed``), only those listed own sequences; the
    list is part of the digest, and members tell each other a newer one. A lease is used only once
-   more than half of the list hold it: the owner, and whoever asked it or others that are asked
-   then. Each holds it only for a question of its own digest, and tells all (``HeldLease``). Counts
-   are greater than all that were known before, so what is held by members that learned of a change
-   has the greater stamp, and takes the place of what was held without them. Successive lists differ
-   by one member, and more than half of a list agree before the next is made
+   more than half of the list hold it in one view, which is what members know while they agree.
+   Each tells all what it holds (``HeldLease``), stamped with the greatest count of the view. This
+   is Paxos: the stamp is the ballot, as a later view that shares a member has a greater one, and
+   the owner is its only proposer. Who agrees on a view has told all that it held before, and holds
+   no more for earlier ones. So an owner on whose view all agree knows what any that are more than
+   half held, without a question: it proposes the lease with the greatest stamp, or a new one where
+   there is none, and others take it in place of what they held in earlier views. Successive lists
+   differ by one member, and more than half of a list agree before the next is made
    (``xds_server.server.group_list``), so halves that are cut off from each other never place a
    sequence twice.
 5. Whoever gets a new sequence that another member owns asks that member, and again after
    ``AGAIN_S``, at each change, and where another one owns it now; after ``PLACED_S``, or
-   when the request must have a reply, it gives up.
+   when the request must have a reply, it gives up. Answers of an earlier view do not count.
    At most ``MAX_ASKS`` are open.
+6. A member that starts has lost what it held. In a list it agrees with none before it has read what
+   so many others of the list hold that any half of them which held a lease with it includes one.
 """
 
 from __future__ import annotations
@@ -79,13 +84,18 @@ class _Peer:
 class _Open:
     """A question without an answer."""
 
-    __slots__ = ("asked", "due", "granted", "holders", "key", "proposal", "to", "told")
+    __slots__ = ("asked", "due", "granted", "holders", "key", "number", "proposal", "to", "told")
 
     def __init__(self, proposal: Proposal, told: Told, due: float) -> None:
         self.key = LeaseKey(proposal.pool, proposal.sequence)
         self.proposal = proposal
         self.told = told
         self.due = due
+        self.begin(0)
+
+    def begin(self, number: int) -> None:
+        """Ask anew, under a number that no earlier answer has."""
+        self.number = number
         self.to: int | None = None
         """The owner that was asked and has not answered; ``None`` = no peer."""
         self.asked: set[int] = set()
@@ -136,6 +146,8 @@ class Owners:
         self._stamp = count
         """Greatest count that this member knows of those that it knows."""
         self._list: Listed | None = None
+        self._recovered = False
+        """It has read what it may have held in an earlier life (rule 6)."""
         self._unsure: dict[LeaseKey, _Unsure] = {}
         """Leases of which it is not known that more than half hold them."""
         self._digest = self._digest_of()
@@ -149,7 +161,7 @@ class Owners:
     @property
     def view(self) -> tuple[int, str]:
         """What is told to peers: count and digest."""
-        return self._count, self._digest
+        return self._count, self._digest if self._recovers else ""
 
     @property
     def asked(self) -> set[int]:
@@ -230,23 +242,32 @@ class Owners:
 
     def lost(self, peer: int) -> None:
         """Note that a peer's connection has ended."""
-        for each in self._open.values():
-            each.asked.discard(peer)
-            each.holders.discard(peer)
-            if each.to == peer:
-                each.to = None
         known = self._peers.pop(peer, None)
         if known is not None and known.joined:
             self._count = max(self._stamp, known.count) + 1
             self._changed()
 
     def _changed(self) -> None:
-        self._digest = self._digest_of()
-        self._stamp = max([self._count, *[p.count for p in self._peers.values() if p.joined]])
         joined = [each for each in self._peers.values() if each.joined]
-        self.agreed = all(each.digest == self._digest for each in joined)
+        self._stamp = max([self._count, *[each.count for each in joined]])
+        digest = self._digest_of()
+        if digest != self._digest:
+            self._digest = digest
+            for asked in tuple(self._open.values()):
+                self._begin(asked)
+        self._recovered = self._recovered or self._recovers
+        self.agreed = self._recovers and all(each.digest == digest for each in joined)
         self.look()
         self._links.changed()
+
+    @property
+    def _recovers(self) -> bool:
+        """Whether it has read what it may have held in an earlier life (rule 6)."""
+        if self._recovered or self._list is None:
+            return True
+        others = len(self._list.members) - (self.own in self._list.members)
+        enough = min(others, len(self._list.members) - self._needed + 1)
+        return self._list.number > 0 and len(self._seen() - {self.own}) >= enough
 
     def _digest_of(self) -> str:
         known = [(each.id, each.count) for each in self._peers.values() if each.joined]
@@ -285,7 +306,9 @@ class Owners:
     def leased(self, key: LeaseKey, lease: Lease) -> Leased | HeldLease:
         """Return what is told of a lease."""
         found = self._unsure.get(key)
-        return Leased(key, lease) if found is None else HeldLease(key, lease, found.stamp)
+        if found is None:
+            return Leased(key, lease)
+        return HeldLease(key, lease, found.stamp, found.proposal.instead)
 
     def sure(self, key: LeaseKey) -> bool:
         """Note that the lease of a sequence is used by a peer; return whether it was unsure."""
@@ -298,15 +321,22 @@ class Owners:
             held: The lease.
             known: This member's own lease of the sequence.
         """
-        key, lease, stamp = held
+        key, lease, stamp, instead = held
         mine = self._unsure.get(key)
-        if known is not None and (mine is None or mine.stamp >= stamp):
+        earlier = mine is not None and mine.stamp < stamp
+        if known is not None and known.endpoint != instead and not earlier:
             return False
         if mine is None and len(self._unsure) >= MAX_UNSURE and not self._forget():
             return False
         left_s = max(0.0, lease.expires - self._clock())
-        proposal = Proposal(*key, lease.endpoint, lease.variant, left_s)
+        proposal = Proposal(*key, lease.endpoint, lease.variant, left_s, instead)
         self._unsure[key] = _Unsure(proposal, lease.expires, stamp)
+        if known is not None and known.endpoint != lease.endpoint:
+            for asked in [each for each in self._open.values() if each.key == key]:
+                self._begin(asked)
+        if stamp > self._stamp:  # of a view that this member was not part of
+            self._count = stamp + 1
+            self._changed()
         return True
 
     def ask(self, proposal: Proposal, told: Told, latest: float = inf) -> Callable[[], None]:
@@ -314,21 +344,26 @@ class Owners:
 
         ``told`` is called later, once, unless the question is taken back before it has an answer.
         """
-        self._last += 1
-        number = self._last
         asked = _Open(proposal, told, min(self._clock() + PLACED_S, latest))
         if len(self._open) >= MAX_ASKS:
             self._tell(asked, PlacedAs.NOWHERE)
             return _nothing
-        self._open[number] = asked
-        self._try(number, asked)
+        self._begin(asked)
+        self._try(asked)
         self._links.changed()
 
         def take_back() -> None:
-            if self._open.pop(number, None) is not None:
+            if self._open.pop(asked.number, None) is not None:
                 self._links.changed()
 
         return take_back
+
+    def _begin(self, asked: _Open) -> None:
+        """Ask anew, so that no answer counts that is under way."""
+        self._open.pop(asked.number, None)
+        self._last += 1
+        asked.begin(self._last)
+        self._open[self._last] = asked
 
     def answered(self, peer: int, answer: OwnerAnswer) -> None:
         """Take a peer's answer. Where it grants nothing it is asked again later (rule 5)."""
@@ -342,11 +377,7 @@ class Owners:
         asked.asked.discard(peer)
         if placed is not PlacedAs.NOWHERE:
             asked.holders.add(peer)
-            known = asked.granted is PlacedAs.EARLIER and not self.unsure(asked.key)
-            if self._list is None or known:
-                self._end(answer.number, asked, placed)
-            else:
-                self._gather(answer.number, asked)
+            self._gather(asked)
         self._links.changed()
 
     def answer(self, proposal: Proposal, view: str = "") -> PlacedAs:
@@ -354,57 +385,57 @@ class Owners:
         key = LeaseKey(proposal.pool, proposal.sequence)
         if self._list is None:
             return self._links.grant(proposal) if self.places(key) else PlacedAs.NOWHERE
-        if view != self._digest:
+        if view != self._digest or (self._owns(key) and not self.places_any):
             return PlacedAs.NOWHERE
-        placed, held = self._hold(key, proposal), self._unsure.get(key)
-        differs = held is not None and held.proposal.endpoint != proposal.endpoint
-        return PlacedAs.NOWHERE if differs and not self._owns(key) else placed
+        return self._hold(key, proposal)
 
     def look(self) -> None:
         """Ask the owners of questions that no peer has, and end those that are overdue."""
         now = self._clock()
-        for number, asked in tuple(self._open.items()):
+        for asked in tuple(self._open.values()):
             if asked.due <= now:
-                self._end(number, asked, PlacedAs.NOWHERE)
+                self._end(asked, PlacedAs.NOWHERE)
             else:
-                self._try(number, asked)
+                self._try(asked)
 
-    def _try(self, number: int, asked: _Open) -> None:
+    def _try(self, asked: _Open) -> None:
         if asked.to is not None or not self.places_any:
             return
-        owner = self._owner(asked.key)
-        if owner is not None:
-            if owner in asked.holders:
-                self._gather(number, asked)
-            elif self._links.send(owner, self._question(number, asked)):
-                asked.to = owner
-            return
-        placed = self._hold(asked.key, asked.proposal)
-        if placed is PlacedAs.NOWHERE:
-            return
-        asked.granted = asked.granted or placed
-        known = placed is PlacedAs.EARLIER and not self.unsure(asked.key)
-        if self._list is None or known:
-            self._end(number, asked, asked.granted)
-        else:
-            self._gather(number, asked)
+        if asked.granted is None:
+            owner = self._owner(asked.key)
+            if owner is not None:
+                asked.to = owner if self._links.send(owner, self._question(asked)) else None
+                return
+            placed = self._hold(asked.key, asked.proposal)
+            asked.granted = None if placed is PlacedAs.NOWHERE else placed
+        if asked.granted is not None:
+            self._gather(asked)
 
     def _hold(self, key: LeaseKey, proposal: Proposal) -> PlacedAs:
-        """Hold a lease; where this member is not enough, others must hold it before its use."""
-        if self._needed == 1:
-            return self._links.grant(proposal)
+        """Hold a lease in this view: what its owner proposes.
+
+        As the owner this member proposes what it holds already, else what is asked for.
+        """
         held = self._unsure.get(key)
+        if held is None and self._needed == 1:
+            return self._links.grant(proposal)
         if held is None and len(self._unsure) >= MAX_UNSURE and not self._forget():
             return PlacedAs.NOWHERE
+        granted = proposal
+        if held is not None:
+            if self._owns(key) and held.proposal.endpoint != proposal.instead:
+                granted = proposal = held.proposal
+            if held.stamp < self._stamp:
+                granted = proposal._replace(instead=held.proposal.endpoint)
         self._unsure[key] = _Unsure(proposal, self._clock() + proposal.idle_s, self._stamp)
-        placed = self._links.grant(proposal)
+        placed = self._links.grant(granted)
         if placed is PlacedAs.AS_PROPOSED:
-            return placed
-        if held is None:
+            return placed if held is None else PlacedAs.EARLIER
+        if held is None:  # another one is used
             del self._unsure[key]
             return placed
-        self._unsure[key] = held._replace(stamp=self._stamp)
-        return placed
+        self._unsure[key] = held
+        return placed if held.proposal.endpoint == proposal.endpoint else PlacedAs.NOWHERE
 
     def _forget(self) -> bool:
         """Forget leases that have expired; return whether there were any."""
@@ -412,26 +443,36 @@ class Owners:
         self._unsure = {key: each for key, each in self._unsure.items() if each.expires > now}
         return len(self._unsure) < count
 
-    def _gather(self, number: int, asked: _Open) -> None:
-        """Ask members to hold a lease, until more than half of the list do."""
-        listed = () if self._list is None else self._list.members
+    def _gather(self, asked: _Open) -> None:
+        """Ask members to hold what the owner of a sequence does, until more than half do."""
+        if asked.granted is None:
+            return
+        found = self._unsure.get(asked.key)
+        if self._list is None or found is None:
+            self._end(asked, asked.granted)
+            return
+        listed = self._list.members
         others = {peer for peer, each in self._peers.items() if each.joined and each.id in listed}
+        if found.stamp != self._stamp:
+            self._begin(asked)
+            return
         if len(asked.holders & others) + (self.own in listed) >= self._needed:
-            found = self._unsure.pop(asked.key, None)
-            self._links.grant(asked.proposal if found is None else found.proposal)
-            self._end(number, asked, asked.granted or PlacedAs.EARLIER)
+            del self._unsure[asked.key]
+            self._links.grant(found.proposal)
+            self._end(asked, asked.granted)
             return
         for peer in others - asked.holders - asked.asked:
-            if self._links.send(peer, self._question(number, asked)):
+            if self._links.send(peer, self._question(asked)):
                 asked.asked.add(peer)
 
-    def _question(self, number: int, asked: _Open) -> OwnerAsk:
-        found = self._unsure.get(asked.key)
-        proposal = asked.proposal if found is None else found.proposal
-        return OwnerAsk(number, proposal, "" if self._list is None else self._digest)
+    def _question(self, asked: _Open) -> OwnerAsk:
+        found, proposal = self._unsure.get(asked.key), asked.proposal
+        if found is not None and found.proposal.endpoint != proposal.instead:
+            proposal = found.proposal
+        return OwnerAsk(asked.number, proposal, "" if self._list is None else self._digest)
 
-    def _end(self, number: int, asked: _Open, placed: PlacedAs) -> None:
-        del self._open[number]
+    def _end(self, asked: _Open, placed: PlacedAs) -> None:
+        del self._open[asked.number]
         self._tell(asked, placed)
 
     def _tell(self, asked: _Open, placed: PlacedAs) -> None:

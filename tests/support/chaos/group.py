@@ -9,7 +9,7 @@ and time are simulated (``hosts``). What must be true:
   that heard at most half of those that lived, as one that hears no other agrees with itself
   (``group.owners``).
 * Within ``SETTLED_S`` after the last fault all members know and agree with each other, no question
-  is open, and leases and requests in flight are the same everywhere.
+  is open, and leases and requests in flight are the same everywhere. Each sequence can go on then.
 * No time of another host is taken for an own one: a lease never lasts longer than its pool says.
 * No answer of another member is counted twice; no record is refused; bytes are bounded.
 """
@@ -253,6 +253,16 @@ class Group:
             except BrokenError:
                 if network.now > last + SETTLED_S:
                     raise
+        self.serves()
+
+    def serves(self) -> None:
+        """Check that each sequence can go on, at any member, once all is well again."""
+        refused = self.refused
+        for sequence in range(SEQUENCES):
+            self.client(sequence, 1)
+        self.network.run(self.network.now + 1.5 * PATIENCE_S)
+        if self.refused > refused or any(each.waiting for each in self.members.values()):
+            raise BrokenError(f"{self.refused - refused} sequences are refused, though all agree")
 
     def check(self) -> None:  # noqa: C901 - one condition after another
         """Check what must be true once all is well again."""

@@ -38,10 +38,10 @@ class Alone(Owners):
 class Hasty(Owners):
     """A member that uses a lease before it knows that others hold it."""
 
-    def _gather(self, number, asked) -> None:
+    def _gather(self, asked) -> None:
         self._unsure.pop(asked.key, None)
         self._links.grant(asked.proposal)
-        self._end(number, asked, asked.granted)
+        self._end(asked, asked.granted)
 
 
 @pytest.mark.parametrize("owners", [Alone, Hasty])

@@ -303,6 +303,19 @@ def test_a_burst_may_exceed_the_limits(lasts_s: float, calm_s: float, goes: bool
     assert (ask(now) is not None) == goes
 
 
+def test_a_burst_does_not_exceed_a_learned_limit():
+    """It is loose as it is."""
+    made = router(1, more={**AUTO, "hold_s": 10.0})
+    made.limits.answered(key(0), "m", 60, 1.0)
+    limit = told(made)
+    assert limit is not None
+    assert limit.source == "learned"
+    for _ in range(limit.most):
+        send(made)
+    request = Request(POOL, None, "http", Features(Form.GENERATE, model="m"))
+    assert made.wait(QueuedRequest(request, 1, 1.0, None, 10.0, lambda _: None), 1.0, 1.0) is None
+
+
 def test_each_model_of_a_triton_has_its_own_room():
     """Where a replica has several models, the requests of one take no room of another."""
     made = router(1, more=TWO)

@@ -78,6 +78,17 @@ def test_a_list_waits_until_more_than_half_agree_on_the_one_before():
     assert group.members == "abc"
 
 
+def test_half_of_a_list_do_not_agree_on_it():
+    """The other half may hold the one before it."""
+    group = Group("a", "b", "c")
+    group.tell("d", agrees=False)
+    agreed = []
+    for each in "abc":
+        group.tell(each)
+        agreed.append(group.roster.list.agreed)
+    assert (group.members, agreed) == ("abcd", [False, False, True])
+
+
 def test_who_does_not_hold_the_list_is_not_added():
     """What it says of itself is about an older one."""
     group = Group("a")

@@ -6,7 +6,10 @@ import os
 
 import pytest
 
+from ext_proc.routing.values.proposal import PlacedAs, Proposal
+from ext_proc.routing.values.request import SequenceKey
 from ext_proc.workers.group.owners import Owners
+from support.crew import POOL, key
 from support.owner_worlds import Station, World, play_listed
 
 SCHEDULES = 14 * int(os.environ.get("TIDEGATE_TRIES", "1"))
@@ -113,6 +116,15 @@ def test_a_half_without_the_control_server_places_nothing(two):
     two.run(24.0)
     assert two.forwarded > forwarded
     assert not split(two)
+
+
+def test_a_lease_is_held_only_for_one_that_knows_the_same(two):
+    """What another knew before a change must not count among those that know of it."""
+    two.run(4.0)
+    owners = two.members[0].owners
+    proposal = Proposal(POOL, SequenceKey("m", "", 9999), key(1), "stable", 60.0)
+    assert owners.answer(proposal, "of another list") is PlacedAs.NOWHERE
+    assert owners.answer(proposal, owners.view[1]) is PlacedAs.AS_PROPOSED
 
 
 def test_a_list_travels_between_members(two):

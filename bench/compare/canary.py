@@ -225,7 +225,7 @@ def _normal_quantile(share: float) -> float:
 
 
 def strata_of(tokens: Any) -> Any:
-    """Return the numbers of the strata that ``ext_proc.canary.sessions.stratum_of`` names."""
+    """Return the numbers of the strata that ``ext_proc.canary.stratum_of`` names."""
     part, doubling = np.frexp(np.maximum(np.asarray(tokens).astype(int), 1))
     return 4 * doubling + (8.0 * part - 4.0).astype(int)
 

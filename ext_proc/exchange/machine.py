@@ -128,7 +128,7 @@ from ext_proc.requests import BadRequest, read_body, read_head, served_by, split
 from ext_proc.requests.parsing.values import sooner
 from ext_proc.routing.queue.waiting import QueuedRequest
 from ext_proc.routing.relief import PASS
-from ext_proc.routing.state.owners import PLACED_S
+from ext_proc.routing.state.leases import PLACED_S
 from ext_proc.routing.values.proposal import PlacedAs
 from ext_proc.routing.values.refusal import (
     DEADLINE_PASSED,

@@ -22,7 +22,7 @@ from ext_proc.blame.law import is_good
 from tidegate_common.canary import KINDS
 
 if TYPE_CHECKING:
-    from ext_proc.canary.sessions import CanarySessions
+    from ext_proc.canary import CanarySessions
     from ext_proc.feedback.entries import Entry
 
 _FIRST, _NEXT, _WHOLE = KINDS

@@ -12,10 +12,9 @@ Rules:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ext_proc.routing.latency.model import UNSURE, FleetLatencyModel
-from ext_proc.routing.latency.pending_tickets import PendingTickets
 from ext_proc.routing.latency.progress import Progress
 from ext_proc.routing.values.ticket import DONE
 
@@ -29,6 +28,9 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.ticket import Outcome, Ticket
 
 
+MAX_PENDING: Final = 8_192
+
+
 class Learner:
     """Trains latency models and learning policies.
 
@@ -38,7 +40,9 @@ class Learner:
 
     def __init__(self, replicas: Mapping[EndpointKey, Replica]) -> None:
         self._replicas = replicas
-        self._pending = PendingTickets()
+        self._pending: dict[int, Ticket] = {}
+        """Tickets of the latest streamed requests until their first byte is known, by id; at most
+        ``MAX_PENDING``. The access log tells a first byte within about a second."""
         self.progress = Progress()
         """Prompts that replicas have not computed yet, by their pages."""
         self.models: dict[str, FleetLatencyModel] = {}
@@ -89,7 +93,9 @@ class Learner:
             expected_s: Expected seconds from now to its first byte, at most.
             cold_s: Expected seconds for its prompt on an idle replica with an empty cache.
         """
-        self._pending.note(ticket)
+        if len(self._pending) >= MAX_PENDING:
+            del self._pending[next(iter(self._pending))]
+        self._pending[ticket.id] = ticket
         if not self.models[ticket.pool].judges:
             expected_s, cold_s = UNSURE * expected_s, UNSURE * cold_s
         self._replicas[ticket.endpoint].first_bytes.note(ticket, expected_s, cold_s)
@@ -109,7 +115,7 @@ class Learner:
             endpoint: The replica that answered; a retried request is ignored.
             seconds: Time from dispatch to the first byte.
         """
-        ticket = self._pending.take(ticket_id)
+        ticket = self._pending.pop(ticket_id, None)
         if ticket is None or ticket.drain_s is None or ticket.endpoint != endpoint:
             return
         replica = self._replicas.get(endpoint)

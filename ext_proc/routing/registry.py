@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ext_proc.canary.rollouts import CanaryRollouts
+from ext_proc.canary import CanaryRollouts
 from ext_proc.routing.cache.index_events import Purged, Reporting
 from ext_proc.routing.health.placement import Placement
 from ext_proc.routing.limits import Limits

@@ -24,25 +24,31 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.blame.origins import Origins
-from ext_proc.canary.rollouts import session_digest
+from ext_proc.canary import session_digest
 from ext_proc.routing.cache.prefix_index import PrefixIndex
+from ext_proc.routing.cache.prefix_uses import tenant_of
 from ext_proc.routing.cache.reuse import Reuse
-from ext_proc.routing.cache.tenants import tenant_of
 from ext_proc.routing.cache.trials import Trials
 from ext_proc.routing.explain import Explainer, counters, describe
 from ext_proc.routing.health.conditions import Conditions
 from ext_proc.routing.health.slowness import Slowness
 from ext_proc.routing.learner import Learner
 from ext_proc.routing.peers import PeerWorkers
-from ext_proc.routing.pipeline.context import cheapest, work_of
-from ext_proc.routing.pipeline.decision import Decision, listed, repeats, unpriced
+from ext_proc.routing.pipeline.decision import (
+    Decision,
+    cheapest,
+    first_answer_s,
+    listed,
+    repeats,
+    unpriced,
+    work_of,
+)
 from ext_proc.routing.pipeline.experiments import assigned
-from ext_proc.routing.pipeline.first_answer import first_answer_s
 from ext_proc.routing.pipeline.sampling import SMALL, worth_remembering
 from ext_proc.routing.pipeline.scheduler import Scheduler
 from ext_proc.routing.pipeline.variants import is_drawn
-from ext_proc.routing.queue.lanes import lane_of
 from ext_proc.routing.queue.queue import Queue
+from ext_proc.routing.queue.waiting import lane_of
 from ext_proc.routing.recent import Recent
 from ext_proc.routing.registry import EndpointRegistry
 from ext_proc.routing.relief import NAMES, Relief
@@ -61,12 +67,12 @@ from tidegate_api.pools import MAX_LISTED
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ext_proc.canary.sessions import CanarySessions
+    from ext_proc.canary import CanarySessions
     from ext_proc.routing.cache.index_events import IndexEvent
     from ext_proc.routing.cache.trials import Verdict
     from ext_proc.routing.pipeline.scheduler import Choice
     from ext_proc.routing.queue.waiting import QueuedRequest
-    from ext_proc.routing.state.owners import SequenceOwners, Told
+    from ext_proc.routing.state.leases import SequenceOwners, Told
     from ext_proc.routing.state.pool_state import PoolState
     from ext_proc.routing.suspicion import SuspicionEvent
     from ext_proc.routing.values.pool import EndpointKey, Pool
@@ -151,6 +157,7 @@ class Router:
         """Prompts in the index whose answers have not begun."""
         # Read with each request.
         self._deaths, self._proposed = self.suspicion.deaths, self.trials.open
+        self._reporting = self.index.table.reporting
         self.peers = PeerWorkers(
             self.ledger,
             self.index,
@@ -265,7 +272,7 @@ class Router:
             self._note_burst(pool_state, choice, now)
         lease_key = choice.lease_key
         count = 1 if choice.leased else SMALL if pool_state.mixes else MAX_LISTED
-        order = cheapest(choice.prices, count, self._rng, choice.prompted(self.index.reports))
+        order = cheapest(choice.prices, count, self._rng, choice.prompted(self._reporting))
         if (
             lease_key is not None
             and self.owners is not None

@@ -8,7 +8,7 @@ Rules:
    Until all are told, ``until_seconds`` stays what it was.
 3. What was written in the last ``LOST_S`` before a stream ended may be lost, so it is told again on
    the next stream, as far as the rollout is still told of; at most ``MAX_AGAIN`` sessions of it.
-4. A rollout that has ended is told of as before for some time (``ext_proc.canary.sessions``, rule
+4. A rollout that has ended is told of as before for some time (``ext_proc.canary``, rule
    5): what a guard ends within seconds has cost something, too.
 """
 
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ext_proc.canary.sessions import CanarySessions
+    from ext_proc.canary import CanarySessions
     from tidegate_api.fleet.v1 import report_pb2
     from tidegate_common.canary import SessionRecord
 

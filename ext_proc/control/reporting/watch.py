@@ -23,7 +23,7 @@ import structlog
 from ext_proc.control.reporting.queues import Queues
 from ext_proc.routing.health.conditions import EJECTED, SILENT
 from ext_proc.routing.health.ejection_record import Cause
-from ext_proc.routing.pipeline.ramp import factor
+from ext_proc.routing.pipeline.slow_start import factor
 from tidegate_api.fleet.v1 import report_pb2
 
 if TYPE_CHECKING:

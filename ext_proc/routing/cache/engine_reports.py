@@ -56,10 +56,6 @@ class EngineReports:
         self.overflowed = 0
         """Number of reported blocks ignored at an endpoint's bound (rule 4)."""
 
-    def is_reporting(self, endpoint: EndpointKey) -> bool:
-        """Whether the endpoint's engines report their caches."""
-        return endpoint in self._table.reporting
-
     def is_exact(self, endpoint: EndpointKey) -> bool | None:
         """Whether an endpoint's reports are complete and match; ``None`` if it does not report."""
         complete = self._table.reporting.get(endpoint)

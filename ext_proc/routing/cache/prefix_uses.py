@@ -12,6 +12,8 @@ Rules:
    ``trials`` the inserts of tenants above their share are displaced first.
 4. Blocks that several tenants sent belong to ``SHARED_TENANT``, which has no share: a tenant that
    gives way to itself takes no common prefix with it.
+5. A tenant is a request's cache salt, else its session, as a number; all requests with neither are
+   one tenant.
 """
 
 from __future__ import annotations
@@ -19,10 +21,14 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, Final
 
+import xxhash
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ext_proc.routing.values.pool import EndpointKey
+    from ext_proc.routing.values.request import Features
+
 
 SPECULATIVE_S: Final = 2.0
 """Seconds for which the rest of a prompt counts as held where reports have some of its blocks."""
@@ -421,3 +427,20 @@ class ReportedUse(Use):
                 return names.popitem()[1]
             del self.names[engine]
         return None
+
+
+def tenant_of(features: Features, seed: int) -> int:
+    """Return the tenant of a request: 1 to ``2 ** 63 - 1``, or ``UNKNOWN_TENANT``.
+
+    Args:
+        features: Features of the request.
+        seed: The fleet's seed, below ``2 ** 64``; outsiders cannot search for equal numbers.
+    """
+    name = features.salt
+    if name is None:
+        name = features.session
+        if name is None:
+            return UNKNOWN_TENANT
+    else:
+        name = f"\0{name}"
+    return xxhash.xxh3_64_intdigest(name.encode("utf-8", "surrogatepass"), seed) >> 1 | 1

@@ -227,7 +227,7 @@ class Conditions:
     def undecided(self, pool: str, key: EndpointKey) -> None:
         """Note that a request ended and showed nothing; see ``Ejection.undecided``."""
         ejection = self.ejections.get(pool)
-        if ejection:
+        if ejection is not None and ejection.out:
             ejection.undecided(key)
 
     def kept_waiting(self, key: EndpointKey, waited_s: float, now: float, client: int) -> None:
@@ -334,7 +334,7 @@ class Conditions:
     def hung(self, stands: Stands, now: float) -> bool | None:
         """Return whether a request stands on a hung replica; see ``Ejection.hung``."""
         ejection = self.ejections.get(stands.pool)
-        return None if not ejection else ejection.hung(stands, now)
+        return None if ejection is None else ejection.hung(stands, now)
 
     # --- Decisions ------------------------------------------------------------------------------
 
@@ -344,14 +344,14 @@ class Conditions:
         """Return the candidates that may get a request, or all candidates if none may."""
         ejection = self.ejections.get(pool)
         latched, published = self._latched.get(pool), self._published.get(pool)
-        if not ejection and not latched and not published:
+        out: Collection[EndpointKey] = _NONE if ejection is None else ejection.out
+        if not out and not latched and not published:
             return candidates
-        barred = ejection.barred(now) if ejection else set()
-        if ejection and not _may_try(request):
-            barred.update(ejection.out())
+        barred = ejection.barred(now) if ejection is not None and out else set()
+        if out and not _may_try(request):
+            barred.update(out)
         if published:
-            own: Collection[EndpointKey] = ejection.out() if ejection else _NONE
-            barred.update([key for key in published if key not in own])
+            barred.update([key for key in published if key not in out])
         if latched:
             barred |= latched
         if not barred:
@@ -371,7 +371,7 @@ class Conditions:
     def picked(self, pool: str, key: EndpointKey, now: float) -> None:
         """Note that a request is sent to a replica."""
         ejection = self.ejections.get(pool)
-        if ejection:
+        if ejection is not None and ejection.out:
             ejection.picked(key, now)
 
     # --- Reports and state ----------------------------------------------------------------------
@@ -386,7 +386,7 @@ class Conditions:
 
     def _unhealthy(self, pool: str) -> set[EndpointKey]:
         ejection = self.ejections.get(pool)
-        return {*(ejection.out() if ejection else ()), *self._latched.get(pool, ())}
+        return {*(() if ejection is None else ejection.out), *self._latched.get(pool, ())}
 
     def _own(self, pool: str, key: EndpointKey) -> Iterator[str]:
         ejection = self.ejections.get(pool)

@@ -65,7 +65,7 @@ from ext_proc.routing.health.failing_origins import FailingOrigins, Recurrence
 from ext_proc.routing.health.pool_results import PoolResults, is_improbable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ext_proc.routing.health.standing import Stands
     from ext_proc.routing.values.pool import EndpointKey, Pool
@@ -106,7 +106,8 @@ class Ejection:
     def __init__(self, on_ejected: Callable[[EndpointKey, Cause], None]) -> None:
         self._on_ejected = on_ejected
         self._records: dict[EndpointKey, EjectionRecord] = {}
-        self._out: dict[EndpointKey, EjectionRecord] = {}
+        self.out: dict[EndpointKey, EjectionRecord] = {}
+        """The replicas that are ejected or half open."""
         """Records that are not closed."""
         self._rules: Outlier | None = None
         self._compared_at = NEVER
@@ -115,10 +116,6 @@ class Ejection:
         self._suspects: dict[EndpointKey, EjectionRecord] = {}
         self._parts: dict[int, Part] = {}
         """By the number of their identity: four for each replica that was a suspect."""
-
-    def __bool__(self) -> bool:
-        """Whether any replica is ejected or half open."""
-        return bool(self._out)
 
     @property
     def failing(self) -> bool:
@@ -134,7 +131,7 @@ class Ejection:
             if record is None or record.variant != endpoint.variant:
                 record = EjectionRecord(endpoint.variant)
             self._records[endpoint.key] = record
-        self._out = {k: r for k, r in self._records.items() if r.phase is not Phase.CLOSED}
+        self.out = {k: r for k, r in self._records.items() if r.phase is not Phase.CLOSED}
         self._parts = {n: part for n, part in self._parts.items() if part.subject in self._records}
 
     def forget(self, key: EndpointKey) -> None:
@@ -142,12 +139,12 @@ class Ejection:
         record = self._records.get(key)
         if record is not None:
             self._records[key] = EjectionRecord(record.variant)
-            self._out.pop(key, None)
+            self.out.pop(key, None)
 
     def barred(self, now: float) -> set[EndpointKey]:
         """Return the replicas that must not get a new request now."""
         barred: set[EndpointKey] = set()
-        for key, record in self._out.items():
+        for key, record in self.out.items():
             if record.phase is Phase.EJECTED:
                 if now < record.until:
                     barred.add(key)
@@ -159,7 +156,7 @@ class Ejection:
 
     def picked(self, key: EndpointKey, now: float) -> None:
         """Note that a request is sent to a replica; a half-open one then gets no other for now."""
-        record = self._out.get(key)
+        record = self.out.get(key)
         if record is not None and record.phase is Phase.HALF_OPEN and self._rules is not None:
             record.until = now + self._rules.base_ejection_s
 
@@ -172,16 +169,12 @@ class Ejection:
 
     def cause(self, key: EndpointKey) -> Cause | None:
         """Return why a replica is ejected or half open, ``None`` if it is closed."""
-        record = self._out.get(key)
+        record = self.out.get(key)
         return None if record is None else record.cause
-
-    def out(self) -> Collection[EndpointKey]:
-        """Return the replicas that are ejected or half open."""
-        return self._out.keys()
 
     def sinkhole(self, key: EndpointKey) -> bool:
         """Return whether an ejected or half-open replica failed faster than its peers answer."""
-        record = self._out.get(key)
+        record = self.out.get(key)
         return record is not None and record.sinkhole
 
     def answered_since(self, key: EndpointKey, since: float) -> bool | None:
@@ -428,7 +421,7 @@ class Ejection:
         if rules is None:
             return
         size = self._size(record)
-        out = sum(1 for one in self._out.values() if one.variant == record.variant)
+        out = sum(1 for one in self.out.values() if one.variant == record.variant)
         most = size * rules.max_ejection_percent // 100
         if size > 1 and rules.max_ejection_percent > 0:
             most = max(most, 1)
@@ -452,13 +445,13 @@ class Ejection:
                 and record.failed_s.log < usual + log(FAST)
             )
         record.phase, record.cause, record.until = Phase.EJECTED, cause, now + record.span_s
-        self._out[key] = record
+        self.out[key] = record
         self._on_ejected(key, cause)
 
     def _half_open(self, key: EndpointKey, record: EjectionRecord) -> None:
         record.phase, record.until, record.good_row = Phase.HALF_OPEN, NEVER, 0
         record.end_row()
-        self._out[key] = record
+        self.out[key] = record
 
     def _close(self, key: EndpointKey, record: EjectionRecord, now: float) -> None:
         record.phase, record.cause, record.closed_at = Phase.CLOSED, None, now
@@ -470,7 +463,7 @@ class Ejection:
         record.good = record.bad = 0.0
         record.experiments.clear()
         record.busy_since = None
-        del self._out[key]
+        del self.out[key]
 
     def _usual_log_s(self, key: EndpointKey, record: EjectionRecord, least: int) -> float | None:
         """Return the median logarithm of the peers' times to the first byte."""
@@ -582,7 +575,7 @@ class Ejection:
 
     def undecided(self, key: EndpointKey) -> None:
         """Note that a request ended and showed nothing: a half-open replica may get another one."""
-        record = self._out.get(key)
+        record = self.out.get(key)
         if record is not None and record.phase is Phase.HALF_OPEN:
             record.until = NEVER
 
@@ -661,7 +654,7 @@ class Ejection:
 
     def frozen(self) -> bool:
         """Return whether any replica is found frozen, half open ones included."""
-        return any(record.cause is Cause.FROZEN for record in self._out.values())
+        return any(record.cause is Cause.FROZEN for record in self.out.values())
 
     def hung(self, stands: Stands, now: float) -> bool | None:
         """Return whether a request stands on a hung replica.
@@ -670,7 +663,7 @@ class Ejection:
             ``None`` if not; else whether the replica is mute, too: it does not answer our probe.
             A half-open replica is tried with requests, so those stand as long as others first.
         """
-        record, rules = self._out.get(stands.key), self._rules
+        record, rules = self.out.get(stands.key), self._rules
         if record is None or rules is None or record.cause is not Cause.FROZEN:
             return None
         if record.phase is Phase.HALF_OPEN and now - stands.since < rules.frozen_after_s:

@@ -45,12 +45,12 @@ from collections import deque
 from math import exp, log
 from typing import Final
 
-from ext_proc.routing.latency.estimates import Peak
-from ext_proc.routing.latency.regression import (
+from ext_proc.routing.latency.estimates import (
     SIGMA_PER_MEAN,
     SURE,
     Fit,
     Median,
+    Peak,
     Rate,
     Ratio,
     RegressionSample,

@@ -1,14 +1,27 @@
-"""The result of a scheduling decision."""
+"""The result of a scheduling decision: the order that prices give, addresses, time until a repeat.
+
+Rules for the time that the proxy waits for a replica's first sign before it tries another:
+
+1. The route has a bound on the time to the headers of an answer (``timeouts.first_answer``). Here
+   it is shortened for a request whose answer is streamed: there the headers come with the first
+   token at the latest; the time of other answers depends on their unknown length. Engines that send
+   headers at once always keep it: Envoy has no bound on the time to the first token.
+2. The bound is ``FIRST_ANSWER_FACTOR`` times the larger of two values: the expected time of this
+   prompt on the pick, behind the work before it, and the recent peak of the pick's times to the
+   first byte, which rises with a queue. It is never below ``first_answer_least_s``.
+3. Where either is unknown, nothing is shortened. gRPC streams have no bound: they may be idle.
+4. Bounds are steps of 1.5, so that few different ones occur and replies can be cached.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.routing.health.placement import Sent
-from ext_proc.routing.pipeline.context import cheapest
 from ext_proc.routing.pipeline.sampling import SMALL
 from ext_proc.routing.values.plain import Plain
-from ext_proc.routing.values.request import NAMES_ADAPTER
+from ext_proc.routing.values.request import GRPC_STREAM, NAMES_ADAPTER
 from tidegate_api.pools import MAX_LISTED
 
 if TYPE_CHECKING:
@@ -19,11 +32,13 @@ if TYPE_CHECKING:
     from ext_proc.routing.state.candidate import Candidate
     from ext_proc.routing.state.context import SchedulingContext
     from ext_proc.routing.state.pool_state import PoolState
-    from ext_proc.routing.values.pool import EndpointKey
+    from ext_proc.routing.values.pool import EndpointKey, Pool
     from ext_proc.routing.values.rng import Rng
     from ext_proc.routing.values.ticket import Ticket
 
 
+DRAWN: Final = 3
+"""Places of an order for which equal prices are drawn singly."""
 SHARED_MEMORY: Final = b"shared_memory_region"
 """In the body of a request that names a region, in JSON and in protobuf: Triton answers 404 to one
 that it does not know, whatever it has of the model."""
@@ -98,6 +113,69 @@ class Decision(Plain):
             (candidate.key.id, price)
             for candidate, price in zip(self.candidates, self.prices, strict=True)
         ]
+
+
+def cheapest(
+    prices: Sequence[float], count: int, rng: Rng, prompted: SchedulingContext | None = None
+) -> list[int]:
+    """Return the indices of the ``count`` lowest prices, equal ones in random order.
+
+    Behind the first ``DRAWN`` equal ones follow each other as they are, from a random one on.
+
+    Args:
+        prices: Prices by index.
+        count: How many.
+        rng: Source of randomness.
+        prompted: The context of a request with a prompt whose candidates report their caches. If
+            several idle ones have the lowest price, the one that was sent the fewest tokens to
+            compute then comes first: a prompt evicts others, and so the caches of an idle fleet
+            are under equal pressure. Of equal ones it is the one whose last prefill ended first.
+    """
+    price_of = prices.__getitem__
+    ranked = sorted(range(len(prices)), key=price_of)
+    if len(set(prices)) == len(ranked):  # nothing to draw
+        return ranked[:count]
+    wanted = min(count, len(ranked))
+    drawn = min(DRAWN, wanted)
+    order: list[int] = []
+    begin, random = 0, rng.random
+    while begin < wanted:
+        end = bisect_right(ranked, prices[ranked[begin]], begin + 1, key=price_of)
+        ties = ranked[begin:end]
+        left = end - begin
+        if left > 1:
+            if prompted is not None and not begin and not prompted.pending[ties[0]]:
+                left -= _least_sent(prompted, ties, order)
+            least = max(left - drawn + len(order), 1)
+            order += [ties.pop(int(random() * many)) for many in range(left, least, -1)]
+            left = len(ties)
+            if left > 1 and len(order) < wanted:
+                at = int(random() * left)
+                ties = ties[at:] + ties[:at]
+        order += ties
+        begin = end
+    return order[:wanted]
+
+
+def _least_sent(prompted: SchedulingContext, ties: list[int], order: list[int]) -> int:
+    """Move the one that was sent the fewest tokens from ``ties`` to ``order``; return how many."""
+    candidates = prompted.candidates
+    sent = [
+        (candidates[index].replica.prefilled, candidates[index].replica.busy_until)
+        for index in ties
+    ]
+    least = min(sent)
+    if sent.count(least) > 1:
+        return 0
+    order.append(ties.pop(sent.index(least)))
+    return 1
+
+
+def work_of(context: SchedulingContext, index: int) -> float:
+    """Estimate the uncached input tokens of a request on one candidate, at least 1."""
+    if context.tokens is None:
+        return 1.0
+    return max(1.0, context.tokens - context.matched[index] * context.block_tokens)
 
 
 def listed(
@@ -213,3 +291,37 @@ def unpriced(
         prices=choice.prices,
         repeat_missing=missing and len(addresses) > 1,
     )
+
+
+FIRST_ANSWER_FACTOR: Final = 5.0
+FIRST_ANSWER_STEP: Final = 1.5
+
+
+def first_answer_s(
+    context: SchedulingContext, picked: int, pool: Pool, ticket: Ticket | None
+) -> float | None:
+    """Return the bound for a request, ``None`` for the route's own.
+
+    Args:
+        context: The context of its decision.
+        picked: Position of the pick among the candidates.
+        pool: Its pool.
+        ticket: Its ticket.
+    """
+    features = context.request.features
+    if not features.streaming or ticket is None:
+        return None
+    least, most = pool.first_answer_least_s, pool.first_answer_s
+    if not 0.0 < least < most:
+        return None
+    candidate = context.candidates[picked]
+    expected = candidate.latency_model.expects(ticket.work + ticket.coming)
+    served = candidate.replica.served.get(pool.name)
+    peak = None if served is None else served.peak.value(context.now)
+    if expected is None or peak is None or features.form is GRPC_STREAM:
+        return None
+    expected += ticket.drain_s or 0.0
+    wanted = FIRST_ANSWER_FACTOR * max(expected, peak)
+    while least < wanted:
+        least *= FIRST_ANSWER_STEP
+    return least if least < most else None

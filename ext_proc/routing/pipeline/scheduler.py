@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ext_proc.routing.pipeline.constraints import satisfying
-from ext_proc.routing.pipeline.context import make_context, silent_last
 from ext_proc.routing.pipeline.filters import (
     at_limits,
     below_limit,
@@ -29,29 +28,29 @@ from ext_proc.routing.pipeline.filters import (
 )
 from ext_proc.routing.pipeline.preferences import preferred_first
 from ext_proc.routing.pipeline.sampling import SMALL, shortlist
-from ext_proc.routing.pipeline.slow_start import with_slow_start
+from ext_proc.routing.pipeline.slow_start import factor, with_slow_start
 from ext_proc.routing.pipeline.variants import draw_variant
 from ext_proc.routing.policies import make_policy
 from ext_proc.routing.policies.least_in_flight import LeastInFlight
+from ext_proc.routing.state.context import SchedulingContext
 from ext_proc.routing.state.leases import LeaseKey
+from ext_proc.routing.state.replica import FRESH_S
 from ext_proc.routing.values.refusal import Refusal, RefusalKind
 from ext_proc.routing.values.request import GRPC_STREAM
 from tidegate_api.names import POLICY_HEADER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Container, Mapping, Sequence
 
-    from ext_proc.routing.cache.engine_reports import EngineReports
     from ext_proc.routing.cache.prefix_table import PrefixTable, Steps
     from ext_proc.routing.health.conditions import Conditions
     from ext_proc.routing.health.placement import Holders, Placement
     from ext_proc.routing.policies import Policy
     from ext_proc.routing.relief import Relief
     from ext_proc.routing.state.candidate import Candidate
-    from ext_proc.routing.state.context import SchedulingContext
     from ext_proc.routing.state.leases import Leases
     from ext_proc.routing.state.pool_state import PoolState
-    from ext_proc.routing.values.pool import Pool, Protocol
+    from ext_proc.routing.values.pool import EndpointKey, Pool, Protocol
     from ext_proc.routing.values.request import Request
     from ext_proc.routing.values.rng import Rng
 
@@ -104,12 +103,12 @@ class Choice:
         self.experiment: tuple[object, ...] | None = None
         """The experiment that decides for a replica, set by the router (``experiments``)."""
 
-    def prompted(self, reports: EngineReports) -> SchedulingContext | None:
+    def prompted(self, reporting: Container[EndpointKey]) -> SchedulingContext | None:
         """Return the context of a request with a prompt whose candidates report their caches."""
         context = self.context
         if context.tokens is None or not self.policy.in_seconds:
             return None
-        return context if reports.is_reporting(context.candidates[0].key) else None
+        return context if context.candidates[0].key in reporting else None
 
 
 class Scheduler:
@@ -262,7 +261,7 @@ class Scheduler:
             matched = self._of_batch(pool_state, request, free)
             blocks = request.batch[0]
         shared, branched = self._in_common(policy, blocks, matched, len(candidates))
-        context = make_context(
+        context = _context_of(
             pool_state,
             request,
             variant,
@@ -297,7 +296,7 @@ class Scheduler:
                 prices = preferred_first(
                     pool, features, context.candidates, prices, self._zone, context.now
                 )
-        return silent_last(context, prices) if self._conditions.silent else prices
+        return _silent_last(context, prices) if self._conditions.silent else prices
 
     def _sample(
         self,
@@ -476,3 +475,95 @@ class Scheduler:
         where = f"{pool_state.pool.name}/{candidate.variant}"
         right = not_wrong(placed, found[1], request.features.model, where)
         return None if start or not isinstance(right, Refusal) else right
+
+
+def _context_of(
+    pool_state: PoolState,
+    request: Request,
+    variant: str,
+    candidates: Sequence[Candidate],
+    matched: Sequence[int],
+    shared: int,
+    rng: Rng,
+    now: float,
+    unix_now: float,
+    branched: int = 0,
+    *,
+    weighs: bool = True,
+) -> SchedulingContext:
+    """Build the scheduling context of a request and its candidates.
+
+    Args:
+        pool_state: The pool.
+        request: The request.
+        variant: Its variant.
+        candidates: Its candidates.
+        matched: Leading blocks of the prompt that each candidate probably has cached.
+        shared: Leading blocks that are worth a copy on every replica.
+        rng: Source of randomness.
+        now: Monotonic seconds, for the age of readings.
+        unix_now: Wall-clock seconds, for ramps.
+        branched: Leading blocks that belong to several prompts.
+        weighs: Whether the policy uses work and strength (``Policy.weighs``).
+    """
+    pool = pool_state.pool
+    stale = now - FRESH_S
+    pending: list[float] = [
+        candidate.load.in_flight + candidate.replica.others
+        if candidate.replica.others_at > stale
+        else candidate.load.in_flight
+        for candidate in candidates
+    ]
+    scale = request.bytes_per_token
+    block_tokens = request.block_tokens or pool.block_chars / scale
+    tokens: float | None = request.tokens
+    if tokens is None:
+        prompt = request.features.prompt
+        tokens = len(request.blocks) * block_tokens
+        if prompt is not None and len(prompt) > tokens * scale:
+            tokens = len(prompt) / scale
+    ramp = _ramp(pool, candidates, unix_now) if pool.slow_start.window_s > 0.0 else None
+    return SchedulingContext(
+        request,
+        candidates,
+        variant,
+        pool_state.size,
+        pending,
+        [candidate.load.work for candidate in candidates] if weighs else (),
+        [candidate.capacity for candidate in candidates] if weighs or ramp is not None else (),
+        matched,
+        len(request.blocks),
+        shared,
+        pool.load_factor,
+        float(int(tokens)) if tokens else None,
+        block_tokens,
+        pool_state.latency_model,
+        now,
+        rng,
+        ramp,
+        branched,
+    )
+
+
+def _ramp(pool: Pool, candidates: Sequence[Candidate], unix_now: float) -> list[float] | None:
+    ramp: list[float] | None = None
+    for number, candidate in enumerate(candidates):
+        joined, restarted = candidate.joined_unix_s, candidate.replica.restarted_unix_s
+        if restarted is not None:
+            joined = restarted if joined is None else max(joined, restarted)
+        if joined is not None and (risen := factor(pool.slow_start, joined, unix_now)) < 1.0:
+            if ramp is None:
+                ramp = [1.0] * len(candidates)
+            ramp[number] = risen
+    return ramp
+
+
+def _silent_last(context: SchedulingContext, prices: Sequence[float]) -> Sequence[float]:
+    """Return the prices with silent replicas last."""
+    if not any(candidate.replica.silent for candidate in context.candidates):
+        return prices
+    behind = max(prices) - min(prices) + 1.0
+    return [
+        price + behind if candidate.replica.silent else price
+        for candidate, price in zip(context.candidates, prices, strict=True)
+    ]

@@ -1,18 +1,23 @@
-"""A request that waits for a replica, and the bounds of a wait."""
+"""A request that waits for a replica, the bounds of its wait, and what limits its choice."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ext_proc.routing.state.leases import LeaseKey
 from ext_proc.routing.values.request import band_of
+from tidegate_api.names import POLICY_HEADER
 from tidegate_api.pools import MAX_WAIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from ext_proc.routing.pipeline.decision import Decision
+    from ext_proc.routing.state.leases import Leases
+    from ext_proc.routing.values.pool import Pool
     from ext_proc.routing.values.refusal import Refusal
     from ext_proc.routing.values.request import Request
+
 
 MOST_S: Final = MAX_WAIT_S
 """Longest wait, seconds."""
@@ -64,7 +69,7 @@ class QueuedRequest:
         self.model = request.features.model or ""
         self.lane: Hashable = None
         """What limits its choice: requests of one lane can all go where its first can. Set by the
-        router (``lanes``)."""
+        router (``lane_of``)."""
         self.size = size
         self.since = since
         self.deadline = deadline
@@ -84,3 +89,34 @@ class QueuedRequest:
 
     def __repr__(self) -> str:
         return f"<QueuedRequest {self.pool}/{self.model} number={self.number} band={self.band}>"
+
+
+def lane_of(request: Request, pool: Pool, leases: Leases, now: float) -> Hashable:
+    """Return the lane of a request of ``pool``; its first member is the model.
+
+    Args:
+        request: The request.
+        pool: Its pool.
+        leases: Leases of sequences: one that has a lease goes to that replica only.
+        now: Monotonic seconds.
+    """
+    features, care = request.features, request.care
+    sequence = features.sequence
+    lease = None if sequence is None else leases.find(LeaseKey(pool.name, sequence), now)
+    return (
+        features.model or "",
+        features.version,
+        request.protocol,
+        request.variant,
+        request.subset,
+        request.headers.get(POLICY_HEADER),
+        features.adapter if pool.adapters == "require" else None,
+        None if care is None else (care.avoid, care.only),
+        None if lease is None else lease.endpoint,
+        # A request that draws its variant by its headers may be pinned to one.
+        tuple(request.headers.get(name) for name in _pins(pool)) if not request.variant else None,
+    )
+
+
+def _pins(pool: Pool) -> list[str]:
+    return sorted({name for each in pool.variants for name, _ in each.headers})

@@ -9,18 +9,23 @@ Rules:
 3. At most ``max_leases`` are kept; beyond that the least recently used one is evicted and counted
    in ``evicted``. Its sequence is then routed afresh, and Triton reports the missing start itself.
 4. Leases are counted by endpoint, so that one without any costs nothing to ask for.
+5. In a group of pickers one, its owner, places each new sequence.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from ext_proc.routing.values.pool import EndpointKey
+    from ext_proc.routing.values.proposal import PlacedAs, Proposal
     from ext_proc.routing.values.request import SequenceKey
+
+    Told = Callable[[PlacedAs, float, float], None]
+    """Called with what became of a proposal, monotonic and Unix seconds."""
 
 MAX_LEASES: Final = 100_000
 
@@ -148,3 +153,20 @@ class Leases:
             self._on[endpoint] = left
         else:
             del self._on[endpoint]
+
+
+PLACED_S: Final = 1.0
+"""Longest wait for the owner, seconds."""
+
+
+class SequenceOwners(Protocol):
+    """What a router asks of the group; ``ext_proc.workers.group.owners`` implements it."""
+
+    def places(self, key: LeaseKey) -> bool:
+        """Return whether this picker may place a new sequence without a question."""
+
+    def unsure(self, key: LeaseKey) -> bool:
+        """Return whether too few of the group may hold the lease of a sequence, to use it."""
+
+    def ask(self, proposal: Proposal, told: Told, latest: float) -> Callable[[], None]:
+        """Ask the owner for a lease, until ``latest``; return what takes the question back."""

@@ -16,7 +16,7 @@ from ext_proc.routing.state.candidate import Candidate
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ext_proc.canary.sessions import CanarySessions
+    from ext_proc.canary import CanarySessions
     from ext_proc.routing.latency.model import FleetLatencyModel
     from ext_proc.routing.state.replica import Replica
     from ext_proc.routing.values.pool import EndpointKey, Pool, Protocol

@@ -38,16 +38,14 @@ from hashlib import blake2b
 from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ext_proc.routing.state.leases import Leased, LeaseKey
-from ext_proc.routing.state.owners import PLACED_S
+from ext_proc.routing.state.leases import PLACED_S, Leased, LeaseKey
 from ext_proc.routing.values.proposal import PlacedAs, Proposal
 from ext_proc.workers.news import HeldLease, Listed, OwnerAsk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.routing.state.leases import Lease
-    from ext_proc.routing.state.owners import Told
+    from ext_proc.routing.state.leases import Lease, Told
     from ext_proc.workers.news import Hello, OwnerAnswer
 
 AGAIN_S: Final = 0.05

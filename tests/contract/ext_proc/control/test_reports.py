@@ -9,7 +9,7 @@ import time
 import grpc
 import pytest
 
-from ext_proc.canary.sessions import KNOWN_S, Arms, CanarySessions
+from ext_proc.canary import KNOWN_S, Arms, CanarySessions
 from ext_proc.control.reporting import canaries
 from ext_proc.control.reporting.canaries import CanaryReports
 from ext_proc.control.reports import ReportSender, report_of

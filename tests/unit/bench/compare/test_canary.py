@@ -30,7 +30,7 @@ from bench.compare.canary import (
     together,
     upper,
 )
-from ext_proc.canary.sessions import stratum_of
+from ext_proc.canary import stratum_of
 from xds_server.applications.canary.evidence import DEFAULT
 from xds_server.applications.canary.statistics import times
 from xds_server.applications.canary.statistics.noncentral import log_likelihood_ratio

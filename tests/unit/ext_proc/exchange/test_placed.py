@@ -8,8 +8,7 @@ import pytest
 
 from ext_proc.exchange import Body, BodySending, Exchange, Lost
 from ext_proc.exchange.machine import ASKED_MORE_S, DECIDED, MAX_ASKS, QUEUED, SPARE_S
-from ext_proc.routing.state.leases import Lease, LeaseKey
-from ext_proc.routing.state.owners import PLACED_S
+from ext_proc.routing.state.leases import PLACED_S, Lease, LeaseKey
 from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.routing.values.proposal import PlacedAs
 from support.exchanges import PROMPT, head, in_flight, run

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ext_proc.blame.evidence import Ended
-from ext_proc.canary.sessions import KNOWN_S, Arms
+from ext_proc.canary import KNOWN_S, Arms
 from ext_proc.feedback.canary_ends import has_failed, times_of
 from ext_proc.feedback.entries import Usage
 from ext_proc.feedback.fold import Feedback

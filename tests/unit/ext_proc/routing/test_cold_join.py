@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ext_proc.routing.pipeline.decision import Decision
-from ext_proc.routing.pipeline.ramp import factor
+from ext_proc.routing.pipeline.slow_start import factor
 from ext_proc.routing.values.settings import SlowStart
 from ext_proc.routing.values.ticket import Outcome
 

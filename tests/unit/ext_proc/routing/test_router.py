@@ -394,6 +394,24 @@ def test_loads_always_match_the_open_requests(
         assert min(loads.values(), default=0) >= 0
 
 
+def test_first_bytes_of_the_latest_requests_teach(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond the bound the oldest request is forgotten, and each tells one first byte."""
+    monkeypatch.setattr("ext_proc.routing.learner.MAX_PENDING", 2)
+    router = build.router(build.pool(1))
+    tickets = [
+        decide(router, build.request((at,), prompt=b"x" * 64, streaming=True), float(at)).ticket
+        for at in (1, 2, 3)
+    ]
+    told = []
+    for ticket in tickets:
+        assert ticket is not None
+        router.learner.began(ticket.id, ticket.endpoint, 0.5)
+        told.append(router.learner.models["llm"].reported_until)
+    assert told == [float("-inf"), 2.0, 3.0]
+
+
 def test_the_scale_of_a_text_sets_the_bound_of_the_index_and_its_work(build: Build) -> None:
     """Where a byte has four tokens a cache holds a sixteenth of the blocks, and speeds are kept."""
     router = build.router(build.pool(1, index_blocks=2_000))

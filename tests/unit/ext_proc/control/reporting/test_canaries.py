@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ext_proc.canary.sessions import AFTER_S, KNOWN_S, Arms, CanarySessions
+from ext_proc.canary import AFTER_S, KNOWN_S, Arms, CanarySessions
 from ext_proc.control.reporting import canaries
 from ext_proc.control.reporting.canaries import CANARY_S, LOST_S, MAX_RECORDS, CanaryReports
 from ext_proc.routing.values.request import Form

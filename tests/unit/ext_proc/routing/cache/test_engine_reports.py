@@ -213,7 +213,7 @@ def test_an_endpoint_that_is_gone_leaves_nothing() -> None:
     index.reports.store(A, 0, (7,), (1,))
     index.forget(A)
     index.expire(0.0)
-    assert (index.blocks, index.reports.is_reporting(A)) == (0, False)
+    assert (index.blocks, A in index.table.reporting) == (0, False)
 
 
 def test_a_purge_takes_effect_at_once_and_the_endpoint_still_reports() -> None:

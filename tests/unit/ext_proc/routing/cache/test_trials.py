@@ -9,8 +9,7 @@ import pytest
 from ext_proc.routing.cache import trials as module
 from ext_proc.routing.cache.index_events import Inserted
 from ext_proc.routing.cache.prefix_index import PrefixIndex
-from ext_proc.routing.cache.prefix_uses import UNKNOWN_TENANT
-from ext_proc.routing.cache.tenants import tenant_of
+from ext_proc.routing.cache.prefix_uses import UNKNOWN_TENANT, tenant_of
 from ext_proc.routing.cache.trials import GRACE_S, Confirmed, Trials, Withdrawn
 from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.routing.values.request import Features, Form

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ext_proc.routing.pipeline.ramp import factor
+from ext_proc.routing.pipeline.slow_start import factor
 from ext_proc.routing.values.settings import SlowStart
 
 

@@ -6,8 +6,7 @@ import os
 
 import pytest
 
-from ext_proc.routing.state.leases import LeaseKey
-from ext_proc.routing.state.owners import PLACED_S
+from ext_proc.routing.state.leases import PLACED_S, LeaseKey
 from ext_proc.routing.values.proposal import PlacedAs, Proposal
 from ext_proc.routing.values.request import SequenceKey
 from ext_proc.workers.group.owners import MAX_ASKS, OwnerLinks, Owners

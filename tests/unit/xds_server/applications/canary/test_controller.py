@@ -14,7 +14,7 @@ from collections import Counter
 import pytest
 import xxhash
 
-from ext_proc.canary.sessions import KNOWN_S, Arms, CanarySessions
+from ext_proc.canary import KNOWN_S, Arms, CanarySessions
 from tidegate_common.canary import ALL, SessionFailure, SessionRecord
 from xds_server.applications.canary.controller import (
     MAX_LOG,

@@ -1,4 +1,4 @@
-"""The sessions of a pool with a rollout, as this process sees them. Pure.
+"""The sessions of pools with a rollout, as this process sees them. Pure.
 
 Rules:
 
@@ -15,8 +15,12 @@ Rules:
    At most ``MAX_OPEN`` requests are followed to their end, and ``MAX_UNTOLD`` records kept until
    they are told. Where they would be more, ``limit`` is halved: half of the sessions, by their
    digests, are told no more. The sample is the same for both arms.
-5. Without a rollout, only when each session was seen last is kept. What one that has ended saw is
-   told for ``AFTER_S`` more, with the ends of its requests until then, unless another one begins.
+5. A rollout needs two variants, so sessions are followed in pools that have as many. Without a
+   rollout, only when each session was seen last is kept. What one that has ended saw is told for
+   ``AFTER_S`` more, with the ends of its requests until then, unless another one begins.
+6. A session's digest is the same in all processes of a fleet. It is keyed by the fleet's seed. A
+   session is what the weights draw by: the session, as far as the one that drew has read it; else
+   the sequence; else a request is its own.
 """
 
 from __future__ import annotations
@@ -24,12 +28,18 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import xxhash
+
 from ext_proc.routing.values.pool import Arms
 from tidegate_common.canary import ALL, FirstRequest, SessionFailure, SessionRecord, sampled
 from tidegate_common.fine_histogram import fine_bucket
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Mapping
+
+    from ext_proc.routing.values.pool import Pool
+    from ext_proc.routing.values.request import Request
+
 
 __all__ = ["Arms", "CanarySessions", "stratum_of"]
 KNOWN_S: Final = 600.0
@@ -351,3 +361,45 @@ def _stratum(form: str, streams: bool, doubling: int, quarter: int | None) -> st
 def _of_ticket(ticket: int, unix_s: float) -> int:
     """Return a digest that no session and no other request of any picker is likely to have."""
     return hash((ticket, unix_s)) & _MASK  # of numbers it is the same in each process
+
+
+class CanaryRollouts:
+    """The sessions by pool; see the module's rules."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[str, CanarySessions] = {}
+        """Those of all pools with two variants or more."""
+        self.running: dict[str, CanarySessions] = {}
+        """Those of pools with a rollout, or with one that ended lately; always the same object."""
+
+    def set_pools(self, pools: Mapping[str, Pool], now: float) -> None:
+        """Take all pools.
+
+        Args:
+            pools: The pools by name.
+            now: Monotonic seconds.
+        """
+        before, self.sessions = self.sessions, {}
+        self.running.clear()
+        for name, pool in pools.items():
+            if len(pool.variants) > 1:
+                sessions = self.sessions[name] = before.get(name) or CanarySessions(now)
+                sessions.set_arms(pool.canary, now)
+                if sessions.rollout is not None:
+                    self.running[name] = sessions
+
+    def describe(self) -> dict[str, object]:
+        """Return the rollouts that run by pool, ready for JSON."""
+        return {name: each.describe() for name, each in self.running.items() if each.arms}
+
+
+def session_digest(request: Request, pool: Pool) -> int | None:
+    """Return the digest of a request's session, 64 bits; ``None`` = it is its own."""
+    features = request.features
+    name = features.session
+    if name is not None and (request.variant is None or pool.session_header in request.headers):
+        return xxhash.xxh3_64_intdigest(name.encode("utf-8", "surrogatepass"), pool.seed)
+    if features.sequence_id is None:
+        return None
+    text = repr(tuple(features.sequence or ()))
+    return xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"), pool.seed)

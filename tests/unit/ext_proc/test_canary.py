@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ext_proc.canary import sessions
-from ext_proc.canary.sessions import AFTER_S, KNOWN_S, Arms, CanarySessions, stratum_of
+from ext_proc.canary import AFTER_S, KNOWN_S, Arms, CanarySessions, sessions, stratum_of
 from tidegate_common.canary import ALL, SessionFailure, SessionRecord, sampled
 
 ARMS = Arms("r1", "v2", "v1", 0)

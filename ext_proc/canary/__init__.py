@@ -1,1 +1,0 @@
-"""What a picker counts for a rollout: sessions, their arms, first requests and first failures."""

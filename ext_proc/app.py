@@ -38,7 +38,6 @@ from ext_proc.control.tokenizer_files import TokenizerFiles
 from ext_proc.exchange import ExchangeOptions
 from ext_proc.feedback.fold import Feedback
 from ext_proc.feedback.metrics import FeedbackMetrics
-from ext_proc.feedback.places import Places
 from ext_proc.feedback.service import LogService
 from ext_proc.observability.counts import Scraped
 from ext_proc.observability.group_metrics import of_group
@@ -47,7 +46,7 @@ from ext_proc.observability.page_server import serve_page
 from ext_proc.observability.replica_metrics import of_requests, show_replicas
 from ext_proc.observability.requests.records import RequestRecords
 from ext_proc.observability.spans import tracing_to
-from ext_proc.observability.traffic import TrafficCounts
+from ext_proc.observability.traffic import Places, TrafficCounts
 from ext_proc.probing import Probing
 from ext_proc.routing.router import Router
 from ext_proc.server.port import security_of

@@ -13,8 +13,9 @@ Rules:
    A request without a ticket, or whose ticket is no longer known, is ``UNKNOWN``; all of these are
    one origin.
 3. All requests whose client is not known are one client, ``UNKNOWN``.
-4. At most ``MAX_TICKETS`` tickets are kept. They are kept in two generations: when the younger one
-   is full it replaces the older one, so noting a ticket takes one assignment.
+4. At most ``MAX_TICKETS`` requests are kept. They are kept in two generations: when the younger one
+   is full it replaces the older one, so noting a request takes one assignment. Of those whose work
+   goes on without their callers (``GOES_ON``) the ticket is kept, too.
 5. An origin is turned into a number only for a verdict that needs it. Numbers are equal in all
    processes.
 """
@@ -25,11 +26,16 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
+from ext_proc.routing.values.request import Form
+
 if TYPE_CHECKING:
     from ext_proc.routing.values.request import Request
+    from ext_proc.routing.values.ticket import Ticket
 
 UNKNOWN: Final = 0
 ANONYMOUS: Final = 1
+GOES_ON: Final = frozenset({Form.HTTP_INFER, Form.GENERATE, Form.GRPC_INFER})
+"""Forms whose work an engine does to its end."""
 MAX_TICKETS: Final = 16_384
 MAX_CLIENTS: Final = 4096
 """Clients whose numbers are cached."""
@@ -66,38 +72,44 @@ def client_number(client: str | None) -> int:
     return UNKNOWN if client is None else number_of(("client", client))
 
 
-class Origins:
-    """Origins and clients of the latest tickets."""
+class SentRequests:
+    """Origins, clients and tickets of the latest requests that were sent."""
 
     __slots__ = ("_older", "_younger")
 
     def __init__(self) -> None:
-        self._younger: dict[int, tuple[_Identity, str | None]] = {}
-        self._older: dict[int, tuple[_Identity, str | None]] = {}
+        self._younger: dict[int, tuple[_Identity, str | None, Ticket | None]] = {}
+        self._older: dict[int, tuple[_Identity, str | None, Ticket | None]] = {}
 
     def __len__(self) -> int:
         return len(self._younger) + len(self._older)
 
     def note(
-        self, ticket_id: int, request: Request, experiment: tuple[object, ...] | None = None
+        self, ticket: Ticket, request: Request, experiment: tuple[object, ...] | None = None
     ) -> None:
-        """Keep the origin of a picked request, or the experiment of which it is part."""
+        """Keep a request that was sent, with the experiment of which it is part."""
         younger = self._younger
         who = identity(request) if experiment is None else experiment
-        younger[ticket_id] = who, request.client
+        goes_on = ticket if request.features.form in GOES_ON else None
+        younger[ticket.id] = who, request.client, goes_on
         if len(younger) >= _GENERATION:
             self._older, self._younger = younger, {}
 
-    def of(self, ticket_id: int | None) -> int:
-        """Return the number of a ticket's origin; ``UNKNOWN`` if the ticket is not known."""
+    def origin(self, ticket_id: int | None) -> int:
+        """Return the number of a request's origin; ``UNKNOWN`` if the ticket is not known."""
         for kept in (self._younger, self._older):
             if ticket_id in kept:
                 return number_of(kept[ticket_id][0])
         return UNKNOWN
 
     def client(self, ticket_id: int | None) -> int:
-        """Return the number of a ticket's client; ``UNKNOWN`` if it is not known."""
+        """Return the number of a request's client; ``UNKNOWN`` if it is not known."""
         for kept in (self._younger, self._older):
             if ticket_id in kept:
                 return client_number(kept[ticket_id][1])
         return UNKNOWN
+
+    def goes_on(self, ticket_id: int) -> Ticket | None:
+        """Return the ticket of a request whose work goes on without its caller, if it is known."""
+        found = self._younger.get(ticket_id) or self._older.get(ticket_id)
+        return None if found is None else found[2]

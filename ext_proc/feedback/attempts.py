@@ -1,4 +1,4 @@
-"""Failed attempts of requests whose final entry has not arrived. Pure.
+"""What is kept of requests until their final entries: failed attempts, first bytes told. Pure.
 
 Rules:
 
@@ -8,6 +8,12 @@ Rules:
    each. An entry that comes after its request's final one waits in vain until it is dropped.
 3. A final entry that failed may stand for the same attempt as the last entry of an attempt: it does
    if there are as many of these as the request had attempts.
+4. The first entry of a request that has the time to the first byte tells it, once. A retry makes it
+   meaningless.
+5. A running request whose time was told is kept until its final entry, at most ``MAX_TOLD`` of
+   them, the oldest dropped first. The final entry of a dropped one tells the time again.
+6. A request without a number tells no time. It was not charged: the ledger was full, or it is no
+   inference, and its time (of a call for readiness, or metadata) is not that of a prompt.
 """
 
 from __future__ import annotations
@@ -17,6 +23,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from ext_proc.blame.evidence import Attempt
+    from ext_proc.feedback.entries import Entry
+
 
 MAX_TICKETS: Final = 4096
 MAX_ATTEMPTS: Final = 16
@@ -60,3 +68,42 @@ class FailedAttempts:
     def take(self, number: int) -> list[Tried]:
         """Remove and return the failed attempts of a request, in the order of their beginnings."""
         return sorted(self._of.pop(number, ()), key=_began)
+
+
+MAX_TOLD: Final = 16_384
+"""Running requests that are remembered; each takes about 100 bytes."""
+
+
+class AnswerTimes:
+    """Tells the time to the first byte once per request; see the module's rules."""
+
+    def __init__(self) -> None:
+        self._told: dict[int, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._told)
+
+    def take(self, entry: Entry, number: int | None) -> float | None:
+        """Return the seconds to the first byte if this entry is the one to tell them.
+
+        Args:
+            entry: An entry of a request that has an answer.
+            number: The request's number; ``None`` = it has none.
+        """
+        if number is None:
+            return None
+        told = entry.final and self.forget(number)
+        first_byte_s = entry.first_byte_s
+        if told or first_byte_s is None or entry.attempts > 1:
+            return None
+        if not entry.final:
+            if number in self._told:
+                return None
+            if len(self._told) >= MAX_TOLD:
+                del self._told[next(iter(self._told))]
+            self._told[number] = None
+        return first_byte_s
+
+    def forget(self, number: int) -> bool:
+        """Forget a request that has ended; return whether its time was told."""
+        return bool(self._told) and self._told.pop(number, self) is None

@@ -13,7 +13,7 @@ Rules:
    confirmed where an answer below 400 began, also by an intermediate entry, else withdrawn.
 4. Earlier attempts are known by their own entries (``attempts``). Where there are none, they are
    guessed from the order in which the proxy tries the picks.
-5. Except for failed attempts and first bytes that were told (``answer_times``), nothing is kept
+5. Except for failed attempts and first bytes that were told (``attempts``), nothing is kept
    per request, so late, duplicate and unknown entries only increment a counter.
 6. A replica's 404 to a request that was sent there for its model is told to the placement, which
    may have the replica asked.
@@ -46,8 +46,7 @@ from ext_proc.blame.law import (
 )
 from ext_proc.blame.origins import ANONYMOUS, number_of
 from ext_proc.blame.origins import UNKNOWN as UNKNOWN_CLIENT
-from ext_proc.feedback.answer_times import AnswerTimes
-from ext_proc.feedback.attempts import FailedAttempts, Tried
+from ext_proc.feedback.attempts import AnswerTimes, FailedAttempts, Tried
 from ext_proc.feedback.canary_ends import take_end
 from ext_proc.feedback.entries import Hung, Judged, answer_speed, attempt_of, passed_over
 from ext_proc.feedback.usage import TokenCounts
@@ -199,7 +198,7 @@ class Feedback:
         sent_s = entry.delivered_at_s
         told = sign(delivered=sent_s is not None, answered=entry.answer_bytes > 0)
         if told is Mark.SILENT and number is not None and sent_s is not None:
-            client, since = router.origins.client(number), now - max(entry.lasted_s - sent_s, 0.0)
+            client, since = router.sent.client(number), now - max(entry.lasted_s - sent_s, 0.0)
             headed = entry.status > 0
             self._standing.note(number, key, client, since, now, pool, headed=headed)
         elif told is Mark.ALIVE:
@@ -217,12 +216,12 @@ class Feedback:
     ) -> None:
         router, origin, client = self._router, 0, UNKNOWN_CLIENT
         if number is not None:
-            client = router.origins.client(number)
+            client = router.sent.client(number)
             router.confirmed(number, key)
             if number in self._suspects:
                 router.suspicion.answered(number, key.id, now)
             if pool in router.conditions.failing:
-                origin = router.origins.of(number)
+                origin = router.sent.origin(number)
         if entry.usage is not None and pool in router.pools:
             self.usage.take(router.pools[pool], entry)
             if number is not None and entry.usage.prompt is not None:
@@ -393,12 +392,14 @@ class Feedback:
             return rule.outcome if rule.blame is Blame.US else UNKNOWN
         self.blamed[pool, rule.blame] += 1
         if number is not None and abandons(attempt):
-            self._router.registry.abandoned.left(number, key, tried.since, now)
+            ticket = self._router.sent.goes_on(number)
+            if ticket is not None:
+                self._router.registry.abandoned.left(ticket, key, tried.since, now)
         if effect is Effect.SILENT:
             first_byte_s = now - tried.since
         elif effect is not Effect.AT_ONCE and effect is not Effect.BY_ORIGIN:
             first_byte_s = None
-        if effect is not Effect.NOTHING or self._router.conditions.ejections.get(pool):
+        if effect is not Effect.NOTHING or self._router.conditions.ejects(pool):
             by_origin = effect is Effect.BY_ORIGIN
             by_client = by_origin or effect is Effect.SILENT
             self._judged(
@@ -409,7 +410,7 @@ class Feedback:
                     first_byte_s,
                     answered=attempt.answered and attempt.ended is _DONE,
                     origin=self._origin(number) if by_origin else 0,
-                    client=self._router.origins.client(number) if by_client else UNKNOWN_CLIENT,
+                    client=self._router.sent.client(number) if by_client else UNKNOWN_CLIENT,
                 ),
                 now,
             )
@@ -417,7 +418,7 @@ class Feedback:
 
     def _origin(self, number: int | None) -> int:
         """Return a request's origin: what it names, else its body as far as it is kept."""
-        origin = self._router.origins.of(number)
+        origin = self._router.sent.origin(number)
         if origin == ANONYMOUS and number is not None:
             origin = number_of(self._router.suspicion.identity(number))
         return origin

@@ -23,7 +23,7 @@ from collections import Counter
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from ext_proc.blame.origins import Origins
+from ext_proc.blame.origins import SentRequests
 from ext_proc.canary import session_digest
 from ext_proc.routing.cache.prefix_index import PrefixIndex
 from ext_proc.routing.cache.prefix_uses import tenant_of
@@ -53,7 +53,6 @@ from ext_proc.routing.recent import Recent
 from ext_proc.routing.registry import EndpointRegistry
 from ext_proc.routing.relief import NAMES, Relief
 from ext_proc.routing.scales import Scales, prompt_bytes
-from ext_proc.routing.state.abandoned import GOES_ON
 from ext_proc.routing.state.leases import Lease, Leased, LeaseEvent, LeaseKey, Leases, Released
 from ext_proc.routing.state.ledger import MAX_TICKETS, Ledger, LedgerEvent
 from ext_proc.routing.state.starts import SequenceStarts
@@ -188,8 +187,8 @@ class Router:
         self._pool_states = self.registry.pool_states
         self._members = self.registry.members
         self._on_sequence, self.owners = on_sequence, None
-        self.origins = Origins()
-        """On whose behalf the latest requests were sent, by ticket."""
+        self.sent = SentRequests()
+        """The latest requests that were sent, and on whose behalf."""
         self.starts = SequenceStarts(self.leases, self.registry.at, self._leased)
         self._moved: dict[int, Ticket] = {}
         """The current ticket of each moved charge, by the id of the caller's ticket."""
@@ -397,9 +396,7 @@ class Router:
         if not self.ledger.charge(ticket):
             return None
         replica.sent += work
-        self.origins.note(number, request, choice.experiment)
-        if features.form in GOES_ON:
-            self.registry.abandoned.note(ticket)
+        self.sent.note(ticket, request, choice.experiment)
         if request.blocks:
             whose = tenant_of(features, pool.seed)
             if request.batch:

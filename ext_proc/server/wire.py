@@ -36,6 +36,7 @@ from ext_proc.server.attributes import (
     FILTER,
     MODE,
     SENDING,
+    client_at,
     client_of,
     head_without_headers,
     number_of,
@@ -44,7 +45,6 @@ from ext_proc.server.attributes import (
     subset_of,
     text_of,
 )
-from ext_proc.server.clients import client_at
 from ext_proc.server.described import DescribedFrames
 from tidegate_api.names import (
     CLUSTER_ATTRIBUTE,

@@ -9,7 +9,7 @@ import pytest
 
 from ext_proc.blame.evidence import Ended, Evidence
 from ext_proc.blame.law import ruling
-from ext_proc.feedback.answer_times import AnswerTimes
+from ext_proc.feedback.attempts import AnswerTimes
 from ext_proc.feedback.entries import attempt_of
 from ext_proc.feedback.wire import entries_of
 from support import full_log

@@ -16,9 +16,8 @@ from ext_proc.control import reports as sending
 from ext_proc.control.reporting.details import Details
 from ext_proc.control.reporting.watch import ReplicaWatch
 from ext_proc.control.reports import ReportSender
-from ext_proc.feedback.places import Places
 from ext_proc.observability import traffic as counting
-from ext_proc.observability.traffic import TrafficCounts
+from ext_proc.observability.traffic import Places, TrafficCounts
 from support.streams import llm, router
 from tidegate_api.fleet.v1 import report_pb2_grpc
 from xds_server.applications.traffic.book import SERVICE_KINDS, TrafficBook

@@ -103,7 +103,6 @@ PURE = (
     "ext_proc.feedback.canary_ends",
     "ext_proc.feedback.entries",
     "ext_proc.feedback.fold",
-    "ext_proc.feedback.places",
     "ext_proc.feedback.placement.index",
     "ext_proc.feedback.placement.pace",
     "ext_proc.telemetry.orca",

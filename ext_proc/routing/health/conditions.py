@@ -224,6 +224,11 @@ class Conditions:
         if ejection is not None:
             ejection.well(key, origin, now, client)
 
+    def ejects(self, pool: str) -> bool:
+        """Return whether a replica of a pool is ejected or half open."""
+        ejection = self.ejections.get(pool)
+        return ejection is not None and bool(ejection.out)
+
     def undecided(self, pool: str, key: EndpointKey) -> None:
         """Note that a request ended and showed nothing; see ``Ejection.undecided``."""
         ejection = self.ejections.get(pool)

@@ -7,8 +7,7 @@ measured by ``support.abandoned_work``). OpenAI's servers stop.
 
 Rules:
 
-1. The tickets of unary KServe inferences are kept after their end, the latest ``MAX_TICKETS``, in
-   two generations: keeping one takes one assignment.
+1. The tickets of unary KServe inferences are kept after their end (``blame.origins``).
 2. If such a request was read by a replica and then abandoned, a charge of the same work is added
    there. It ends when the work can have ended: after the replica's mean duration of such requests
    less the time that has passed, or, where this is over or unknown, after the time that has passed
@@ -25,7 +24,6 @@ import heapq
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from ext_proc.routing.values.request import Form
 from ext_proc.routing.values.ticket import Outcome, Ticket
 
 if TYPE_CHECKING:
@@ -35,15 +33,9 @@ if TYPE_CHECKING:
     from ext_proc.routing.state.replica import Replica
     from ext_proc.routing.values.pool import EndpointKey
 
-GOES_ON: Final = frozenset({Form.HTTP_INFER, Form.GENERATE, Form.GRPC_INFER})
-"""Forms whose work an engine does to its end."""
-
-MAX_TICKETS: Final = 8192
 MAX_CHARGES: Final = 4096
 MAX_S: Final = 60.0
 """Longest charge, seconds."""
-
-_GENERATION: Final = MAX_TICKETS // 2
 
 
 class Abandoned:
@@ -57,8 +49,6 @@ class Abandoned:
     def __init__(self, ledger: Ledger, members: Mapping[EndpointKey, Replica]) -> None:
         self._ledger = ledger
         self._members = members
-        self._younger: dict[int, Ticket] = {}
-        self._older: dict[int, Ticket] = {}
         self._ends: list[tuple[float, int]] = []
         """When each open charge ends, and its ticket: a heap."""
         self._last = 0
@@ -72,25 +62,17 @@ class Abandoned:
     def __len__(self) -> int:
         return len(self._ends)
 
-    def note(self, ticket: Ticket) -> None:
-        """Keep the ticket of a request of ``GOES_ON`` that was sent."""
-        younger = self._younger
-        younger[ticket.id] = ticket
-        if len(younger) >= _GENERATION:
-            self._older, self._younger = younger, {}
-
-    def left(self, ticket_id: int, endpoint: EndpointKey, since: float, now: float) -> None:
+    def left(self, ticket: Ticket, endpoint: EndpointKey, since: float, now: float) -> None:
         """Charge a replica for a request that it has read and whose caller has gone.
 
         Args:
-            ticket_id: The request's ticket; unknown ones, and those of other forms, are ignored.
+            ticket: The request's ticket, whose work goes on.
             endpoint: The replica that goes on.
             since: When it was sent the request, monotonic seconds.
             now: Monotonic seconds.
         """
-        ticket = self._younger.get(ticket_id) or self._older.get(ticket_id)
         replica = self._members.get(endpoint)
-        if ticket is None or replica is None:
+        if replica is None:
             return
         if len(self._ends) >= MAX_CHARGES:
             self.uncharged += 1

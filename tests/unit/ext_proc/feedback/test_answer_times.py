@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ext_proc.feedback.answer_times import MAX_TOLD, AnswerTimes
+from ext_proc.feedback.attempts import MAX_TOLD, AnswerTimes
 from ext_proc.feedback.entries import Entry
 from support.log_entries import entry
 

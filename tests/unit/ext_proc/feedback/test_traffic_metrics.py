@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry
 
-from ext_proc.feedback.places import Places
 from ext_proc.feedback.traffic_metrics import MAX_SPREADS, of_traffic
 from ext_proc.observability.counts import MAX_SERIES, Scraped
-from ext_proc.observability.traffic import TrafficCounts, VariantCounts
+from ext_proc.observability.traffic import Places, TrafficCounts, VariantCounts
 from support.streams import llm, router
 
 AT_R1 = "10.0.0.1:8080"

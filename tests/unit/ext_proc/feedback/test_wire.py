@@ -7,7 +7,7 @@ from envoy.data.accesslog.v3 import accesslog_pb2
 from envoy.service.accesslog.v3 import als_pb2
 
 from ext_proc.blame.evidence import Attempt, Ended
-from ext_proc.feedback.answer_times import AnswerTimes
+from ext_proc.feedback.attempts import AnswerTimes
 from ext_proc.feedback.entries import AttemptEntry, attempt_of
 from ext_proc.feedback.wire import entries_of
 from support.envoy_entries import failed_attempt, logged

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ext_proc.feedback.places import Places
 from ext_proc.observability import traffic as module
-from ext_proc.observability.traffic import Resolved, TrafficCounts
+from ext_proc.observability.traffic import Places, Resolved, TrafficCounts
 from support.streams import llm, router
 from tidegate_common.histogram import bucket_of
 

@@ -359,7 +359,7 @@ def test_abandoned_work_takes_room_until_it_can_have_ended():
     made = router(1, more=AUTO)
     made.registry.observe("r0", [full(1.0, 1.0, slots=2.0)])
     ticket = send(made)
-    made.registry.abandoned.left(ticket.id, key(0), 0.0, 2.0)
+    made.registry.abandoned.left(ticket, key(0), 0.0, 2.0)
     made.settle(ticket, Outcome.ABORTED, 2.0)
     assert room(made) == 2
     made.registry.sweep(100.0)

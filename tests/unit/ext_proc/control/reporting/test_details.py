@@ -10,9 +10,8 @@ from ext_proc.control.reporting import details
 from ext_proc.control.reporting.details import PLACEMENT_S, Details
 from ext_proc.control.reporting.watch import ReplicaWatch
 from ext_proc.exchange import Exchange
-from ext_proc.feedback.places import Places
 from ext_proc.observability import traffic as counting
-from ext_proc.observability.traffic import TrafficCounts
+from ext_proc.observability.traffic import Places, TrafficCounts
 from ext_proc.routing.values.listing import Listing, PlacementState, Row
 from ext_proc.routing.values.pool import Endpoint, EndpointKey
 from ext_proc.routing.values.reading import Reading

@@ -17,7 +17,7 @@ def test_failures_in_a_row_eject_and_a_good_answer_between_them_does_not(build):
     for _ in range(2):
         case.fail(0, 2)
         case.ejection.good(key(0), 0.1, 0.0)
-    assert not case.ejection
+    assert not case.ejection.out
     case.fail(0, 3)
     assert case.ejection.barred(1.0) == {key(0)}
     assert case.reported == [(key(0), Cause.FAILURES)]
@@ -29,7 +29,7 @@ def test_good_answers_reported_together_count_each(build):
     for now in range(8):
         case.fail(0, 2, float(now))
         case.ejection.good(key(0), 0.1, float(now), 4)
-    assert not case.ejection
+    assert not case.ejection.out
     case.fail(0, 40, 10.0)
     assert case.reported == [(key(0), Cause.RATIO)]
     case.ejection.barred(1e3)
@@ -57,7 +57,7 @@ def test_the_way_back(build):
     assert case.phase(0) is Phase.HALF_OPEN
     case.ejection.good(key(0), 0.1, 10.3)
     assert case.phase(0) is Phase.CLOSED
-    assert not case.ejection
+    assert not case.ejection.out
 
 
 def test_a_half_open_request_without_a_result_is_given_up(build):
@@ -170,10 +170,10 @@ def test_removed_and_restarted_replicas_are_reset(build):
     case.ejection.set_pool(build.pool(4, outlier=RULES))
     assert case.ejection.barred(1.0) == {key(0)}
     case.ejection.forget(key(0))
-    assert not case.ejection
+    assert not case.ejection.out
     case.fail(1)
     case.ejection.set_pool(build.pool(1, outlier=RULES))
-    assert not case.ejection
+    assert not case.ejection.out
     assert case.ejection.describe(key(1), 1.0) == {}
 
 

@@ -50,7 +50,7 @@ def test_half_of_what_a_prompt_draws_to_a_suspect_goes_elsewhere(build: Build) -
     decision = router.decide(build.request((*BLOCKS, 1)), 0.1, 0.0)
     gets_it = decision.ticket.endpoint == suspect
     part = number_of(identity(suspect, drawn=True, gets_it=gets_it))
-    assert router.origins.of(decision.ticket.id) == part
+    assert router.sent.origin(decision.ticket.id) == part
     assert times_at(router, build.request((*BLOCKS, 1)), suspect) == pytest.approx(
         800 * DRAWN, rel=0.15
     )
@@ -92,7 +92,7 @@ def test_what_cannot_be_moved_is_no_part_of_an_experiment(build: Build) -> None:
     assert times_at(router, sequence, home, 50) == 50
     held = build.request().changed(care=Care(b"f", suspected=True))
     ticket = router.decide(held, 0.1, 0.0).ticket
-    assert router.origins.of(ticket.id) != number_of(
+    assert router.sent.origin(ticket.id) != number_of(
         identity(home, drawn=False, gets_it=ticket.endpoint == home)
     )
 

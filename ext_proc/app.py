@@ -42,7 +42,7 @@ from ext_proc.feedback.service import LogService
 from ext_proc.observability.counts import Scraped
 from ext_proc.observability.group_metrics import of_group
 from ext_proc.observability.metrics import Metrics, debug_app
-from ext_proc.observability.page_server import serve_page
+from ext_proc.observability.pages import serve_page
 from ext_proc.observability.replica_metrics import of_requests, show_replicas
 from ext_proc.observability.requests.records import RequestRecords
 from ext_proc.observability.spans import tracing_to

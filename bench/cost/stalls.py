@@ -22,8 +22,8 @@ from prometheus_client import CollectorRegistry
 
 from bench.cost.access_log import router_of, service_of, written
 from bench.cost.telemetry import page
-from ext_proc.observability.exposition import page_of
 from ext_proc.observability.metrics import Metrics
+from ext_proc.observability.pages import page_of
 from ext_proc.observability.replica_metrics import show_replicas
 from ext_proc.routing.cache.prefix_index import PrefixIndex
 from ext_proc.routing.values.pool import EndpointKey

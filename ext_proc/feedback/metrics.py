@@ -1,14 +1,25 @@
-"""Metrics of the feedback; ``ext_proc.observability.counts`` states the rules of labels."""
+"""Metrics of the feedback; ``ext_proc.observability.counts`` states the rules of labels.
+
+Rules for those of the requests that ended, by variant, which are computed at a scrape:
+
+1. The values are those of ``TrafficCounts``: nothing is counted twice, and the path of a request
+   pays nothing.
+2. A metric has at most ``MAX_SERIES`` samples, so that a page is not blocked by a histogram;
+   variants above that are left out.
+3. Bounds of the histograms are those of every ``STEP`` th bucket that is counted, so their counts
+   are exact. Their sums are not known: each request counts with the middle of its bucket.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import Gauge
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-from ext_proc.feedback.traffic_metrics import of_traffic
 from ext_proc.observability.counts import MAX_SERIES, Counts, Scraped, Timings, filled
+from ext_proc.observability.traffic import GOOD
+from tidegate_common.histogram import GROWTH, LEAST_S, middle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -19,6 +30,7 @@ if TYPE_CHECKING:
     from ext_proc.feedback.fold import Feedback
     from ext_proc.observability.traffic import TrafficCounts
     from ext_proc.routing.health.conditions import Conditions
+
 
 _LAGS: Final = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
 
@@ -165,3 +177,56 @@ class FeedbackMetrics:
         for name, about, labels, values in families:
             family = CounterMetricFamily(f"tidegate_picker_{name}", about, labels=labels)
             yield filled(family, sorted(values.items()))
+
+
+FIRST: Final = 17
+"""Number of the first bucket whose bound is shown: 5 ms."""
+STEP: Final = 8
+BOUNDS: Final = tuple(range(FIRST, 130, STEP))
+"""Numbers of the buckets whose bounds are shown: to 218 s."""
+_NAMES: Final = tuple(str(round(LEAST_S * GROWTH**each, 6)) for each in BOUNDS)
+MAX_SPREADS: Final = MAX_SERIES // (len(BOUNDS) + 3)
+"""Most variants in a histogram."""
+_LABELS: Final = ("pool", "variant")
+
+
+def of_traffic(counts: TrafficCounts) -> Iterator[CounterMetricFamily | HistogramMetricFamily]:
+    """Yield requests by outcome, and histograms of their times; see the module's rules."""
+    found = sorted((key, each) for key, each in counts.variants.items() if key[1])
+    requests = CounterMetricFamily(
+        "tidegate_picker_requests",
+        "Requests that ended, by variant and how they ended.",
+        labels=(*_LABELS, "outcome"),
+    )
+    for (pool, variant), each in found:
+        if len(requests.samples) + len(each.failed) >= MAX_SERIES:
+            break
+        bad = dict(each.failed)
+        requests.add_metric([pool, variant, GOOD], each.requests - sum(bad.values()))
+        for outcome, count in sorted(bad.items()):
+            requests.add_metric([pool, variant, outcome], count)
+    yield requests
+    first = HistogramMetricFamily(
+        "tidegate_picker_request_first_byte_seconds",
+        "From the start of a request at the proxy to the first byte of its answer.",
+        labels=_LABELS,
+    )
+    lasted = HistogramMetricFamily(
+        "tidegate_picker_request_seconds",
+        "From the start of a request at the proxy to its end.",
+        labels=_LABELS,
+    )
+    for key, each in found[:MAX_SPREADS]:
+        first.add_metric(key, *_spread(each.first_byte))
+        lasted.add_metric(key, *_spread(each.duration))
+    yield first
+    yield lasted
+
+
+def _spread(counts: Mapping[int, int]) -> tuple[list[tuple[str, float]], float]:
+    """Return the buckets, each with those below it, and the sum in seconds."""
+    buckets: list[tuple[str, float]] = []
+    for name, bound in zip(_NAMES, BOUNDS, strict=True):
+        buckets.append((name, sum(n for number, n in counts.items() if number <= bound)))
+    buckets.append(("+Inf", sum(counts.values())))
+    return buckets, sum(middle(number) * count for number, count in counts.items())

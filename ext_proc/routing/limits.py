@@ -35,7 +35,7 @@ from ext_proc.routing.values.request import LOW, band_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from ext_proc.routing.state.candidate import Candidate
+    from ext_proc.routing.state.pool_state import Candidate
     from ext_proc.routing.state.replica import Replica
     from ext_proc.routing.values.pool import EndpointKey, Pool
     from ext_proc.routing.values.reading import Reading

@@ -16,8 +16,8 @@ from ext_proc.routing.state.replica import FRESH_S
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ext_proc.routing.state.candidate import Candidate
     from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.state.pool_state import Candidate
 
 NAMES: Final = (
     "one",

@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 
     from ext_proc.routing.health.placement import Holders, Placement
     from ext_proc.routing.pipeline.scheduler import Choice
-    from ext_proc.routing.state.candidate import Candidate
     from ext_proc.routing.state.context import SchedulingContext
-    from ext_proc.routing.state.pool_state import PoolState
+    from ext_proc.routing.state.pool_state import Candidate, PoolState
     from ext_proc.routing.values.pool import EndpointKey, Pool
     from ext_proc.routing.values.rng import Rng
     from ext_proc.routing.values.ticket import Ticket
@@ -211,7 +210,7 @@ def listed(
     addresses = [candidates[index].address for index in order]
     if placed is not None and placed.maybe and len(addresses) < MAX_LISTED:
         request = choice.context.request
-        open_ = pool_state.open_by_key(choice.context.variant, request.protocol)
+        open_ = pool_state.open_by_key.get((choice.context.variant, request.protocol), {})
         if request.care is None and request.subset is None:
             maybe = [open_[each].address for each in placed.maybe if each in open_]
             addresses += [each for each in maybe if each not in addresses]

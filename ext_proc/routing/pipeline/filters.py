@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ext_proc.routing.health.placement import Holders
-    from ext_proc.routing.state.candidate import Candidate
+    from ext_proc.routing.state.pool_state import Candidate
     from ext_proc.routing.values.request import Care
 
 

@@ -47,9 +47,8 @@ if TYPE_CHECKING:
     from ext_proc.routing.health.placement import Holders, Placement
     from ext_proc.routing.policies import Policy
     from ext_proc.routing.relief import Relief
-    from ext_proc.routing.state.candidate import Candidate
     from ext_proc.routing.state.leases import Leases
-    from ext_proc.routing.state.pool_state import PoolState
+    from ext_proc.routing.state.pool_state import Candidate, PoolState
     from ext_proc.routing.values.pool import EndpointKey, Pool, Protocol
     from ext_proc.routing.values.request import Request
     from ext_proc.routing.values.rng import Rng
@@ -318,7 +317,7 @@ class Scheduler:
         It is empty if all of it is at the in-flight limit, or lacks a model that others have.
         """
         group = (variant, request.protocol)
-        by_key, known = pool_state.open_by_key(*group), pool_state.remembered.get(group, ())
+        by_key, known = pool_state.open_by_key.get(group, {}), pool_state.remembered.get(group, ())
         few, held = shortlist(candidates, by_key, known, self._index, steps, rng)
         allowed: Sequence[Candidate] = few
         if placed is not None and placed.barred:
@@ -346,7 +345,7 @@ class Scheduler:
             )
         if isinstance(drawn, Refusal):
             return drawn
-        candidates = pool_state.open_candidates(drawn, request.protocol)
+        candidates = pool_state.open.get((drawn, request.protocol), ())
         named = candidates if request.subset is None else in_subset(candidates, request.subset)
         if not named:
             return drawn, candidates, False, None

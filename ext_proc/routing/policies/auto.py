@@ -71,8 +71,8 @@ from ext_proc.routing.state.replica import FRESH_S
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ext_proc.routing.state.candidate import Candidate
     from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.state.pool_state import Candidate
 
 ALPHA: Final = 4.0
 BETA: Final = 0.25

@@ -31,8 +31,8 @@ from ext_proc.routing.values.settings import USUAL_WEIGHTS
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ext_proc.routing.state.candidate import Candidate
     from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.state.pool_state import Candidate
     from ext_proc.routing.values.pool import Pool
 
 HALF_QUEUE: Final = 8.0

@@ -31,8 +31,8 @@ from ext_proc.routing.policies.base import Policy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ext_proc.routing.state.candidate import Candidate
     from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.state.pool_state import Candidate
     from ext_proc.routing.values.pool import EndpointKey
 
 BURST_S: Final = 0.25

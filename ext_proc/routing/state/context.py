@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ext_proc.routing.latency.model import FleetLatencyModel
-    from ext_proc.routing.state.candidate import Candidate
+    from ext_proc.routing.state.pool_state import Candidate
     from ext_proc.routing.values.request import Request
     from ext_proc.routing.values.rng import Rng
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 from ext_proc.routing.latency.estimates import Served
 from ext_proc.routing.latency.model import LatencyModel
-from ext_proc.routing.state.candidate import Candidate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,7 +18,59 @@ if TYPE_CHECKING:
     from ext_proc.canary import CanarySessions
     from ext_proc.routing.latency.model import FleetLatencyModel
     from ext_proc.routing.state.replica import Replica
-    from ext_proc.routing.values.pool import EndpointKey, Pool, Protocol
+    from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Protocol
+
+
+class Candidate:
+    """A replica as it can be chosen in one pool, under its variant and by one protocol."""
+
+    __slots__ = (
+        "adapters",
+        "address",
+        "capacity",
+        "device",
+        "draining",
+        "host",
+        "joined_unix_s",
+        "key",
+        "latency_model",
+        "load",
+        "position",
+        "replica",
+        "served",
+        "variant",
+        "zone",
+    )
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        address: str,
+        replica: Replica,
+        position: int,
+        latency_model: LatencyModel,
+        served: Served | None = None,
+    ) -> None:
+        self.key = endpoint.key
+        self.address = address
+        self.host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+        self.variant = endpoint.variant
+        self.capacity = endpoint.capacity
+        self.draining = endpoint.draining
+        self.zone = endpoint.zone
+        self.device = endpoint.device
+        self.adapters = endpoint.adapters
+        self.joined_unix_s = endpoint.joined_unix_s
+        self.replica = replica
+        self.load = replica.load
+        self.latency_model = latency_model
+        self.served = served or Served()
+        self.position = position
+        """Index of its endpoint in the pool, stable until the pool changes."""
+
+    def __repr__(self) -> str:
+        return f"<Candidate {self.key.id} {self.address}>"
+
 
 BURST_S: Final = 2.0
 """How long requests may exceed the limits of all replicas, seconds."""
@@ -57,8 +108,10 @@ class PoolState:
             each.name: each.model_version for each in pool.variants if each.model_version
         }
         """The versions of the variants that have one."""
-        self._open: dict[tuple[str, Protocol], tuple[Candidate, ...]] = {}
-        self._open_by_key: dict[tuple[str, Protocol], dict[EndpointKey, Candidate]] = {}
+        self.open: dict[tuple[str, Protocol], tuple[Candidate, ...]] = {}
+        """The candidates of a variant that are not draining, in the pool's order."""
+        self.open_by_key: dict[tuple[str, Protocol], dict[EndpointKey, Candidate]] = {}
+        """The same candidates by identity."""
         self._of: dict[tuple[EndpointKey, Protocol], Candidate] = {}
         self.remembered: dict[tuple[str, Protocol], tuple[Candidate, ...]] = {}
         """Good candidates left over from the previous decision, by variant and protocol; see
@@ -99,8 +152,8 @@ class PoolState:
                     for candidate in candidates
                     if candidate.variant == variant.name and not candidate.draining
                 ]
-                self._open[variant.name, protocol] = tuple(free)
-                self._open_by_key[variant.name, protocol] = {
+                self.open[variant.name, protocol] = tuple(free)
+                self.open_by_key[variant.name, protocol] = {
                     candidate.key: candidate for candidate in free
                 }
 
@@ -129,14 +182,6 @@ class PoolState:
 
     def _named(self, model: str) -> str:
         return model if model in self.pool.models else ""
-
-    def open_candidates(self, variant: str, protocol: Protocol) -> tuple[Candidate, ...]:
-        """Return the candidates of a variant that are not draining, in the pool's order."""
-        return self._open.get((variant, protocol), ())
-
-    def open_by_key(self, variant: str, protocol: Protocol) -> Mapping[EndpointKey, Candidate]:
-        """Return the same candidates by identity."""
-        return self._open_by_key.get((variant, protocol), {})
 
     def candidate(self, key: EndpointKey, protocol: Protocol) -> Candidate | None:
         """Return the candidate of one endpoint, draining or not."""

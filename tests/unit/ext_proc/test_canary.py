@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ext_proc.canary import AFTER_S, KNOWN_S, Arms, CanarySessions, sessions, stratum_of
+from ext_proc import canary
+from ext_proc.canary import AFTER_S, KNOWN_S, Arms, CanarySessions, stratum_of
 from tidegate_common.canary import ALL, SessionFailure, SessionRecord, sampled
 
 ARMS = Arms("r1", "v2", "v1", 0)
@@ -199,7 +200,7 @@ def test_a_rollout_that_has_ended_counts_no_further_sessions() -> None:
 def test_every_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions and requests by their age; what is told by a sample that is the same everywhere."""
     for name in ("MAX_SESSIONS", "MAX_OPEN", "MAX_UNTOLD"):
-        monkeypatch.setattr(sessions, name, 64)
+        monkeypatch.setattr(canary, name, 64)
     counted = counting()
     for ticket in range(2_000):
         pick(counted, ticket, ticket * 2_654_435_761)

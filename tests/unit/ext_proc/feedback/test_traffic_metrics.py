@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry
 
-from ext_proc.feedback.traffic_metrics import MAX_SPREADS, of_traffic
+from ext_proc.feedback.metrics import MAX_SPREADS, of_traffic
 from ext_proc.observability.counts import MAX_SERIES, Scraped
 from ext_proc.observability.traffic import Places, TrafficCounts, VariantCounts
 from support.streams import llm, router

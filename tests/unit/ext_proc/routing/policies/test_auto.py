@@ -16,8 +16,8 @@ from ext_proc.routing.values.ticket import Ticket
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.routing.state.candidate import Candidate
     from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.state.pool_state import Candidate
 
 PER_TOKEN = 1 / 8000
 

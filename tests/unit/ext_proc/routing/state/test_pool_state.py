@@ -62,17 +62,13 @@ def test_candidates_belong_to_variant_and_protocol(build: Build) -> None:
     pool_state = PoolState(
         pool, {each.key: Replica(each.key, Load()) for each in pool.endpoints}, FleetLatencyModel()
     )
-    assert [candidate.key.id for candidate in pool_state.open_candidates("stable", "http")] == [
-        "r0"
-    ]
-    assert [candidate.key.id for candidate in pool_state.open_candidates("stable", "grpc")] == [
+    assert [candidate.key.id for candidate in pool_state.open["stable", "http"]] == ["r0"]
+    assert [candidate.key.id for candidate in pool_state.open["stable", "grpc"]] == [
         "r0",
         "r1",
     ]
-    assert [candidate.key.id for candidate in pool_state.open_candidates("canary", "http")] == [
-        "r3"
-    ]
-    assert pool_state.open_candidates("gone", "http") == ()
+    assert [candidate.key.id for candidate in pool_state.open["canary", "http"]] == ["r3"]
+    assert ("gone", "http") not in pool_state.open
     assert pool_state.candidate(EndpointKey("r1", 1), "http") is None
     draining = pool_state.candidate(EndpointKey("r2", 1), "http")
     assert draining is not None

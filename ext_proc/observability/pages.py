@@ -1,4 +1,4 @@
-"""Writes a page of metrics in slices.
+"""Serves the picker's pages, and writes that of metrics in slices.
 
 Rule: the writer yields to other tasks between two slices. A fleet of a thousand replicas has about
 9,000 samples; written at once they block the loop for tens of milliseconds at each scrape. So a
@@ -8,16 +8,25 @@ page is not a snapshot: its beginning may be older than its end.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from ext_proc.settings import AddressError
+from tidegate_common.tls.pages import serve_pages
 
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from aiohttp import web
     from prometheus_client import CollectorRegistry
+
+    from tidegate_common.tls.rpc import OnRefused
+    from tidegate_common.tls.settings import Secured
+
 
 SLICE: Final = 100
 """Samples per iteration of the loop: about 0.3 ms."""
@@ -63,3 +72,36 @@ def _pieces(family: Metric) -> Iterator[tuple[Metric, bool]]:
         piece = Metric(family.name, family.documentation, family.type, family.unit)
         piece.samples = samples[at : at + SLICE]
         yield piece, at == 0
+
+
+@contextlib.asynccontextmanager
+async def serve_page(
+    app: web.Application,
+    address: str,
+    secured: Secured | None = None,
+    on_refused: OnRefused = lambda *_: None,
+    health_port: int | None = None,
+) -> AsyncIterator[str]:
+    """Serve an HTTP application and yield its bound address.
+
+    Args:
+        app: The pages.
+        address: ``ip:port``.
+        secured: Identity and roles; ``None`` = no TLS.
+        on_refused: Called with address, names and reason of each refusal.
+        health_port: Port for ``/healthz`` alone, without TLS.
+
+    Raises:
+        AddressError: The address is in use or not local.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        served = serve_pages(app, address, secured, on_refused, health_port)
+        try:
+            bound = await stack.enter_async_context(served)
+        except OSError as error:
+            raise AddressError(
+                f"cannot listen on {address}: {error.strerror or error};"
+                " choose another with --metrics"
+                + (" or --health-port" if health_port is not None else "")
+            ) from error
+        yield bound

@@ -7,7 +7,7 @@ import asyncio
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from ext_proc.observability.counts import Counts, Timings
-from ext_proc.observability.exposition import SLICE, page_of
+from ext_proc.observability.pages import SLICE, page_of
 
 
 def registry(series: int) -> CollectorRegistry:

@@ -27,6 +27,7 @@ import asyncio
 import os
 import sys
 import time
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -52,7 +53,7 @@ from tidegate.stack.local import LocalStack
 from tidegate.stack.tritons.replica import TritonReplica
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
 KEYS: Final = ("engine", "traffic", "load", "setting")
 REPLICAS: Final = 3
@@ -190,24 +191,22 @@ async def held(session: aiohttp.ClientSession, page: str) -> float:
     )
 
 
-async def measure(cell: Cell, work: Workload, seconds: float) -> dict[str, Any]:
-    """Run a cell; return its row."""
-    traffic = TRAFFIC[cell.traffic]
-    page, config, path = ENGINES[cell.engine]
-    rate = traffic.rate * cell.load
-    calm_s = max(CALM_S.get(cell.engine, 0.0), CALM_S.get(cell.traffic, 0.0))
-    before = int(traffic.rate * CALM * calm_s)
-    part = work.first(before + max(2, int(rate * seconds)))
-    rng = Random(1)  # noqa: S311 - runs must repeat
-    times = arrivals(work.first(before), traffic.rate * CALM, rng) if before else []
-    late = replace(part, jobs=part.jobs[before:])
-    times = [*times, *(calm_s + at for at in arrivals(late, rate, rng))]
-    render = workloads.chat if cell.engine == "observed" else workloads.generate
-    bodies = [render(prompt_text(job, cell.traffic)) for job in part.jobs]
-    engine = replace(traffic.engine, cache_blocks=3_000)
+@asynccontextmanager
+async def running(
+    engine: str, traffic: Traffic, fleet: Callable[[dict[str, Any]], None]
+) -> AsyncIterator[tuple[aiohttp.ClientSession, LocalStack, str]]:
+    """Run engines behind Envoy and picker; yield a client, the stack, and where to send.
+
+    Args:
+        engine: One of ``ENGINES``.
+        traffic: What the engines are like.
+        fleet: Changes the default fleet.
+    """
+    page, config, path = ENGINES[engine]
+    made = replace(traffic.engine, cache_blocks=3_000)
     connector = aiohttp.TCPConnector(limit=0)
-    fleet = EmulatedFleet(REPLICAS, scale=1.0, page=page, engine=engine, config=config)
-    async with fleet, aiohttp.ClientSession(connector=connector) as session:
+    engines = EmulatedFleet(REPLICAS, scale=1.0, page=page, engine=made, config=config)
+    async with engines, aiohttp.ClientSession(connector=connector) as session:
         replicas = [
             TritonReplica(
                 name=each.name,
@@ -216,17 +215,38 @@ async def measure(cell: Cell, work: Workload, seconds: float) -> dict[str, Any]:
                 metrics=each.http,
                 models={MODEL: ("1",)},
             )
-            for each in fleet.places
+            for each in engines.places
         ]
         async with LocalStack(
-            replicas=replicas, models=(MODEL,), fleet=fleet_of(cell), concurrency=1
+            replicas=replicas, models=(MODEL,), fleet=fleet, concurrency=1
         ) as stack:
-            held_before = await held(session, stack.picker_metrics)
-            url = f"http://{stack.http_address}{path}"
-            sender = Sender(session, url, traffic, whole=cell.engine == "declared")
-            sent = zip(bodies, times, part.jobs, strict=True)
-            ends = await asyncio.gather(*(sender.send(b, at, j.session) for b, at, j in sent))
-            waited = await held(session, stack.picker_metrics) - held_before
+            yield session, stack, f"http://{stack.http_address}{path}"
+
+
+def bodies_of(engine: str, traffic: str, jobs: Sequence[Job]) -> list[bytes]:
+    """Return the bodies of requests as engines of a kind take them."""
+    render = workloads.chat if engine == "observed" else workloads.generate
+    return [render(prompt_text(job, traffic)) for job in jobs]
+
+
+async def measure(cell: Cell, work: Workload, seconds: float) -> dict[str, Any]:
+    """Run a cell; return its row."""
+    traffic = TRAFFIC[cell.traffic]
+    rate = traffic.rate * cell.load
+    calm_s = max(CALM_S.get(cell.engine, 0.0), CALM_S.get(cell.traffic, 0.0))
+    before = int(traffic.rate * CALM * calm_s)
+    part = work.first(before + max(2, int(rate * seconds)))
+    rng = Random(1)  # noqa: S311 - runs must repeat
+    times = arrivals(work.first(before), traffic.rate * CALM, rng) if before else []
+    late = replace(part, jobs=part.jobs[before:])
+    times = [*times, *(calm_s + at for at in arrivals(late, rate, rng))]
+    bodies = bodies_of(cell.engine, cell.traffic, part.jobs)
+    async with running(cell.engine, traffic, fleet_of(cell)) as (session, stack, url):
+        held_before = await held(session, stack.picker_metrics)
+        sender = Sender(session, url, traffic, whole=cell.engine == "declared")
+        sent = zip(bodies, times, part.jobs, strict=True)
+        ends = await asyncio.gather(*(sender.send(b, at, j.session) for b, at, j in sent))
+        waited = await held(session, stack.picker_metrics) - held_before
     first = before + int((len(ends) - before) * WARMUP)
     kept, span_s = ends[first:], times[-1] - times[first]
     return {

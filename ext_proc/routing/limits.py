@@ -35,6 +35,7 @@ from ext_proc.routing.values.request import LOW, band_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from ext_proc.routing.state.ledger import Load
     from ext_proc.routing.state.pool_state import Candidate
     from ext_proc.routing.state.replica import Replica
     from ext_proc.routing.values.pool import EndpointKey, Pool
@@ -93,8 +94,9 @@ class Limits:
         """Models that the pools of a replica list."""
         self._silent: set[EndpointKey] = set()
         """Replicas whose slots may be learned."""
-        self._learns: set[EndpointKey] = set()
-        """Those of them that tell nothing."""
+        self._learns: dict[EndpointKey, tuple[Slots, Load] | None] = {}
+        """Those of them that tell nothing, with the slots that all their requests share, once an
+        answer has ended; ``None`` = none, or not yet."""
         self._engines: set[EndpointKey] = set()
         """Replicas that are one engine."""
         self._shared: set[EndpointKey] = set()
@@ -126,7 +128,7 @@ class Limits:
                 elif pool.limit != "none":
                     learns.add(endpoint.key)
         self._silent = learns - fixed
-        self._learns = {each for each in self._silent if not self._tells(each)}
+        self._learns = dict.fromkeys(each for each in self._silent if not self._tells(each))
         before, self._listed = self._listed, listed
         for key in [each for each in self._slots if before.get(each) != listed.get(each)]:
             self.removed(key)
@@ -144,7 +146,7 @@ class Limits:
         if len(self._listed.get(key, ())) != 1:
             self._shared.discard(key)
         if key in self._silent:
-            self._learns.add(key)
+            self._learns[key] = None
 
     def restarted(self, key: EndpointKey) -> None:
         """Forget what was observed of a replica's earlier process."""
@@ -176,7 +178,7 @@ class Limits:
                     each.kv_used,
                 )
         if self._tells(key):
-            self._learns.discard(key)
+            self._learns.pop(key, None)
         if before != {name: each.known() for name, each in slots.items()}:
             self._apply(key)
 
@@ -212,12 +214,16 @@ class Limits:
         key, model = ticket.endpoint, ticket.model
         if key not in self._learns or model is None:
             return
-        learning = self._learning(key, model)
-        if learning is not None:
+        shared = self._learns[key]
+        if shared is not None:  # as ``_learning`` found it, which costs each answer a call
+            slots, left = shared[0], shared[1].limited
+        elif (learning := self._learning(key, model)) is not None:
             slots, left = learning
-            slots.streams.answers.ended(ticket.id, ticket.at, now)
-            if done and slots.answered(left + 1, 1, now):
-                self._apply(key)
+        else:
+            return
+        slots.streams.answers.ended(ticket.id, ticket.at, now)
+        if done and slots.answered(left + 1, 1, now):
+            self._apply(key)
 
     def answered(self, key: EndpointKey, model: str, count: int, now: float) -> None:
         """Note answers to peer workers that have ended and are not in flight any more.
@@ -256,6 +262,8 @@ class Limits:
             if len(slots) >= MAX_READINGS:
                 return None
             known = slots[model] = Slots()
+        if model == WHOLE and key in self._shared:
+            self._learns[key] = known, replica.load
         return known, left
 
     def _named(self, key: EndpointKey, readings: Sequence[Reading]) -> list[tuple[str, Reading]]:

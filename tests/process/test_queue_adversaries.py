@@ -20,7 +20,7 @@ from tidegate.stack.envoy import (
 )
 from tidegate.stack.processes.ports import HeldPorts
 from tidegate.stack.processes.waiting import http_ok, wait_until
-from tidegate_api.names import PICKER_CLUSTER, REASON_HEADER, TIMEOUT_HEADER
+from tidegate_api.names import OBJECTIVE_HEADER, PICKER_CLUSTER, REASON_HEADER, TIMEOUT_HEADER
 from xds_server.applications.keepers.unpicked_keeper import UnpickedKeeper
 
 HELD = 500
@@ -151,6 +151,24 @@ async def test_no_priority_goes_before_those_who_say_nothing(stack):
     assert order(stack) == ["modest"]
     let_all(stack)
     assert set(await statuses(*first, *waits)) <= {200, 400}
+
+
+async def test_an_objective_of_the_fleet_lowers_a_caller(stack):
+    """Of any form of request: Envoy tells the picker the header that names it."""
+    fleet = stack.first_fleet()
+    fleet["pools"][0]["routing"]["low_objectives"] = ["batch"]
+    await stack.apply(fleet)
+    first = await all_busy(stack)
+    low = stack.ask({"x-name": "low", OBJECTIVE_HEADER: "batch"})
+    assert await stack.waiting(1)
+    other = stack.ask({"x-name": "other", OBJECTIVE_HEADER: "chat"})
+    assert await stack.waiting(2)
+    stack.replicas[0].let()
+    assert await eventually(lambda: has(stack, "other"))
+    assert order(stack) == ["other"]
+    let_all(stack)
+    assert await statuses(*first, low, other) == [200] * 4
+    await stack.apply(stack.first_fleet())
 
 
 async def joined(stack, waits, count):

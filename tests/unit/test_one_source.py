@@ -104,7 +104,6 @@ OF_THE_LISTENER = {f"tidegate.fleet.v1.Pool.{each}" for each in ("describe_picks
 OF_OPERATIONS = {
     "tidegate.fleet.v1.Endpoint.leaving",
     "tidegate.fleet.v1.Pool.canary",
-    "tidegate.fleet.v1.Pool.low_objectives",
     *(f"tidegate.fleet.v1.Canary.{each}" for each in ("rollout", "canary", "stable", "step")),
 }
 """Fields on the wire that follow from operations on models, rollouts and what sources find."""
@@ -118,6 +117,7 @@ SAMPLES: dict[str, Any] = {
     "routing.policy": "random",
     "routing.allow_override": ["random"],
     "routing.session_header": "x-other",
+    "routing.low_objectives": ["batch"],
     "routing.timeout_header": "x-stainless-read-timeout",
     "routing.tokenizer": "/models/tokenizer.json",
     "routing.chat_template": "/models/tokenizer_config.json",

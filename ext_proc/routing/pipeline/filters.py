@@ -79,7 +79,10 @@ def below_slots(candidates: Sequence[Candidate], model: str) -> Sequence[Candida
 
     It does what ``Limits.room`` does, without a call for each candidate.
     """
-    if not [each for each in candidates if each.load.limited >= each.replica.most]:
+    for each in candidates:
+        if each.load.limited >= each.replica.most:
+            break
+    else:
         return candidates
     return [
         each

@@ -247,14 +247,14 @@ class Scheduler:
             free, matched = allowed, self._depths(pool_state, request.protocol, steps, allowed)
             if own is not None:
                 free = below_slots_low(allowed, own) if low else below_slots(allowed, own)
-                holders = not (low and self._waiting)
-                if not free:
-                    bursts = not low and pool.hold_s and (pool.name, own) not in self._waiting
-                    if bursts and not pool_state.stands(variant, own, now):
-                        free, exceeds, holders = below_twice(allowed, own), True, False
-                    if not free:
-                        return at_limits(allowed, own, where)
                 if free is not allowed:
+                    holders = not (low and self._waiting)
+                    if not free:
+                        bursts = not low and pool.hold_s and (pool.name, own) not in self._waiting
+                        if bursts and not pool_state.stands(variant, own, now):
+                            free, exceeds, holders = below_twice(allowed, own), True, False
+                        if not free:
+                            return at_limits(allowed, own, where)
                     free, matched = with_holders(allowed, matched, free, own, holders=holders)
         if request.batch:
             matched = self._of_batch(pool_state, request, free)

@@ -15,7 +15,8 @@ Rules:
    model have ``MAX_WAITING`` requests waiting, or all together ``MAX_BYTES``. In place of one of
    the band ``HIGH`` the last of ``LOW`` is refused.
 5. The rate at which requests leave predicts waits (``line``). Refusals name the predicted wait,
-   and say to come again after it, or up to half as late again.
+   and say to come again after it, or up to half as late again. None of those that wait now will
+   after ``MOST_S``, so a longer wait counts as that.
 """
 
 from __future__ import annotations
@@ -232,10 +233,10 @@ class Queue:
         return max(low)[-1] if low else None
 
     def _again(self, refusal: Refusal) -> Refusal:
-        """Spread the times at which refused callers come again, up to half as late again."""
+        """Set when a refused caller is to come again (rule 5)."""
         if refusal.wait_s is None:
             return refusal
-        return replace(refusal, wait_s=refusal.wait_s * (1 + self._rng.random() / 2))
+        return replace(refusal, wait_s=min(refusal.wait_s, MOST_S) * (1 + self._rng.random() / 2))
 
     def _remove(self, waiting: QueuedRequest) -> None:
         lanes = self._lanes[waiting.pool]

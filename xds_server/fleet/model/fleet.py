@@ -342,8 +342,8 @@ class PoolSpec(Strict):
 
     @property
     def low_objectives(self) -> tuple[str, ...]:
-        """Names of the InferenceObjectives found whose requests are in the lower band."""
-        return self._low_objectives
+        """Names of objectives whose requests are in the lower band: those set, then those found."""
+        return tuple(dict.fromkeys((*self.routing.low_objectives, *self._low_objectives)))
 
     def published(
         self,

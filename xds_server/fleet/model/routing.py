@@ -20,6 +20,7 @@ from tidegate_api.pools import (
     LEAST_PEEK_BYTES,
     MAX_CO_BATCH_HOLD_MS,
     MAX_EXPLORE_PERCENT,
+    MAX_LOW_OBJECTIVES,
     MAX_WAIT_S,
     MIN_FACTOR,
     OUTSIDE_POLICY,
@@ -204,6 +205,9 @@ class Routing(Strict):
     max_wait: Annotated[Duration, Field(le=MAX_WAIT_S)] = MAX_WAIT_S
     """How long a request may wait in the picker while all replicas are at their limit, and until a
     second before `timeouts.idle` at most; then it is refused with 429. 0 = at once."""
+    low_objectives: Annotated[tuple[Label, ...], Field(max_length=MAX_LOW_OBJECTIVES)] = ()
+    """Requests that name one of these in the header `x-gateway-inference-objective` are in the
+    queue's lower band, as with InferenceObjectives of a negative priority."""
     timeout_header: HeaderName | None = None
     """Header in which clients say how many seconds they wait for the first byte, such as
     `x-stainless-read-timeout` of OpenAI's for Python, `x-stainless-timeout` of that for Node: what

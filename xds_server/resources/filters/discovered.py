@@ -55,6 +55,7 @@ from tidegate_api.names import (
     LB_NAMESPACE,
     LOAD_BIN_HEADER,
     LOAD_HEADER,
+    OBJECTIVE_HEADER,
     PICKER_CLUSTER,
     PICKER_FILTER,
     REPEATABLE,
@@ -96,6 +97,7 @@ _FORWARDED_HEADERS = (
     "x-request-id",
     "traceparent",
     "tracestate",
+    OBJECTIVE_HEADER,
     REPEATABLE_HEADER,
     AGAIN_HEADER,
     # On responses, for pools that request load reports.

@@ -154,6 +154,14 @@ def test_a_rate_that_is_not_measured_is_refused_by_only_if_the_wait_is_too_long(
     assert queue.join(waiting(4.0), 4.0).wait_s >= MOST_S
 
 
+def test_who_is_refused_comes_again_when_the_line_has_gone():
+    """However slow it is: replicas that stand for a second tell nobody to stay away for hours."""
+    queue = Queue(random.Random(1))
+    joined(queue, *(waiting() for _ in range(MAX_WAITING)))
+    assert queue.wait_s("llm", "m", 9.0) > 3_600
+    assert MOST_S <= queue.join(waiting(9.0), 9.0).wait_s <= 1.5 * MOST_S
+
+
 def test_a_queue_that_stands_leaves_slower_than_one_departure_more():
     """What it lets go in the time that it has stood tells that."""
     queue = Queue(random.Random(1))

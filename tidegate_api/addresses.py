@@ -39,3 +39,7 @@ GATEWAY_METRICS_ADDRESS: Final = "127.0.0.1:18082"
 
 MAX_MEMBERS: Final = 64
 """Most members of a group of pickers, and most of their addresses."""
+
+MAX_TOLD: Final = 2**40
+"""Numbers of lists of members that a picker tells are below this; a greater one counts only where
+the control server tells it, so that no picker can use the numbers up."""

@@ -61,7 +61,7 @@ from ext_proc.workers.news import (
     SnapshotEnd,
 )
 from ext_proc.workers.records import GarbledError, framed
-from tidegate_api.addresses import MAX_MEMBERS
+from tidegate_api.addresses import MAX_MEMBERS, MAX_TOLD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -512,7 +512,7 @@ class Bus:
             if isinstance(message, Hello):
                 self._greeted(number, message)
             if member is not None:
-                self._follow(number, moved(message, member.offset.seconds))
+                self._follow(number, moved(message, member.offset.seconds, self._clock()))
 
     def _follow(self, peer_worker: int, message: Message) -> None:
         self.followed += 1
@@ -589,7 +589,7 @@ class Bus:
         elif isinstance(message, OwnerAnswer) and owners is not None:
             owners.answered(peer_worker, message)
         elif isinstance(message, Listed) and owners is not None and owners.listed is not None:
-            owners.take(message)
+            owners.take(message, MAX_TOLD)
 
     def _ask(self, peer_worker: int, ask: OwnerAsk) -> bool:
         part = bytearray()

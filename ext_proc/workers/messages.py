@@ -11,7 +11,8 @@ Rules:
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from math import inf, isfinite
+from dataclasses import fields
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
 
 from ext_proc.blame.alike import MAX_KINDS
@@ -51,9 +52,22 @@ if TYPE_CHECKING:
 
     _Reader = Callable[[Any], Any]
 
-_SCALARS: Final = (int, float, str, type(None))
 _NAMES: Final = ("adapters", "adapters_waiting")
 MAX_COUNT: Final = 2**62
+MAX_AMOUNT: Final = 2.0**50
+"""Work, tokens, of all requests of a worker's life."""
+_TYPES: Final[dict[str, tuple[type, ...]]] = {
+    "float": (int, float),
+    "int": (int,),
+    "str": (str,),
+    "bool": (bool,),
+    "None": (type(None),),
+}
+_SCALARS: Final = {
+    each.name: tuple([one for kind in each.type.split(" | ") for one in _TYPES.get(kind, ())])
+    for each in fields(Reading)
+}
+"""Types of the fields of a reading."""
 
 
 def plain(value: Any) -> Any:
@@ -74,7 +88,7 @@ def finite(value: float) -> float:
 
 def amount(value: float) -> float:
     """Return an amount; raise ``GarbledError`` if it is none."""
-    if not 0.0 <= value < inf:
+    if not 0.0 <= value <= MAX_AMOUNT:
         raise GarbledError(f"expected an amount of work, got {value}")
     return value
 
@@ -115,8 +129,9 @@ def _reading(value: Any) -> Reading:
     lists["failures_per_s"] = tuple(
         [(_text(why), _number(rate)) for why, rate in value["failures_per_s"]]
     )
-    if not all(isinstance(value[name], _SCALARS) for name in value if name not in lists):
-        raise GarbledError("a reading has a field that is not a scalar")
+    for name in value.keys() - lists.keys():
+        if not isinstance(value[name], _SCALARS[name]):
+            raise GarbledError(f"a reading's {name} is {value[name]!r:.80}")
     return Reading(**{**value, **lists})
 
 
@@ -160,7 +175,7 @@ def _lease_key(value: Any) -> LeaseKey:
 
 def _lease(value: Any) -> Lease:
     endpoint, variant, expires = value
-    return Lease(endpoint_key(endpoint), _text(variant), _number(expires))
+    return Lease(endpoint_key(endpoint), _text(variant), _time(expires))
 
 
 _row: Final = _of(Row, _text, _text, PlacementState, _text)

@@ -50,7 +50,7 @@ def twice(self: PeerWorkers, peer: int, share: Share, now: float) -> None:
 
 PLANTED = {
     "places without agreement": (Owners, "places", lambda self, key: self._owner(key) is None),
-    "takes another host's clock for its own": (bus, "moved", lambda message, _: message),
+    "takes another host's clock for its own": (bus, "moved", lambda message, *_: message),
     "applies a snapshot twice": (PeerWorkers, "_share", twice),
     "keeps the requests of a member that is gone": (PeerWorkers, "lost", lambda *_: 0),
     "decides before it has read what was sent": (Bus, "catch_up", lambda _: None),

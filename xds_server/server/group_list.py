@@ -3,7 +3,8 @@
 Rules:
 
 1. A list has a number and the life of the process that made it; the greater is the newer. A newer
-   one that a picker holds is taken over, so that a lost store costs nothing.
+   one that a picker holds is taken over, so that a lost store costs nothing. Of pickers a number
+   counts below ``MAX_TOLD`` only, so that none can use them up.
 2. Successive lists differ by one member, and the next is made only once more than half of the
    present one's members have said that they agree on it: these hold every lease that members of
    earlier lists may use, and more than half of the next list include one of them.
@@ -22,7 +23,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tidegate_api.addresses import MAX_MEMBERS
+from tidegate_api.addresses import MAX_MEMBERS, MAX_TOLD
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -118,7 +119,8 @@ class GroupRoster:
 
     def next(self, now: float) -> ListedPickers | None:
         """Return the list to be put in force next; ``None`` = the present one stays."""
-        held = max((each.holds for each in self._connected.values()), default=self.list)
+        told = (each.holds for each in self._connected.values() if each.holds.number < MAX_TOLD)
+        held = max(told, default=self.list)
         if held.version > self.list.version:
             return held._replace(agreed=False)
         listed = self.list

@@ -6,6 +6,8 @@ Rules:
    greetings of the last one to two ``WINDOW_S``: never less than the true one, and above it by the
    shortest way of that time. So clocks that run unequally are followed.
 2. Every time in a message is moved: what happened at the sender appears later by that way at most.
+3. What a member says counts for ``LONGEST_S`` at most: nothing happened earlier or is still to
+   come, and no lease lasts longer.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from ext_proc.workers.records import Message
 
 WINDOW_S: Final = 30.0
+LONGEST_S: Final = 86_400.0
+"""Longest duration of a fleet file, and so of a lease."""
 
 
 class ClockOffset:
@@ -51,19 +55,30 @@ class ClockOffset:
         return min(self._least, self._before)
 
 
-def moved(message: Message, by: float) -> Message:
-    """Return a message whose times are later by some seconds."""
+def moved(message: Message, by: float, now: float) -> Message:
+    """Return a message whose times are later by some seconds (rules 2, 3).
+
+    Args:
+        message: The message.
+        by: What is added, seconds.
+        now: Monotonic seconds of this machine.
+    """
+
+    def past(at: float) -> float:
+        return min(max(at + by, now - LONGEST_S), now)
+
     if isinstance(message, (Inserted, Died, Gone, CallerLeft, SuspectRun)):
-        return message._replace(at=message.at + by)
+        return message._replace(at=past(message.at))
     if isinstance(message, LatencySample):
         ticket, ended = message
-        return LatencySample(ticket._replace(at=ticket.at + by), ended + by)
+        return LatencySample(ticket._replace(at=past(ticket.at)), past(ended))
     if isinstance(message, (HeldLease, Leased)):
         lease = message.lease
-        return message._replace(lease=lease._replace(expires=lease.expires + by))
+        expires = min(lease.expires + by, now + LONGEST_S)
+        return message._replace(lease=lease._replace(expires=expires))
     if isinstance(message, ReadingsUpdate):
-        readings = tuple([replace(each, at=each.at + by) for each in message.readings])
-        return message._replace(readings=readings, at=message.at + by)
+        readings = tuple([replace(each, at=past(each.at)) for each in message.readings])
+        return message._replace(readings=readings, at=past(message.at))
     if isinstance(message, Looked) and message.listing is not None:
-        return message._replace(listing=message.listing._replace(at=message.listing.at + by))
+        return message._replace(listing=message.listing._replace(at=past(message.listing.at)))
     return message

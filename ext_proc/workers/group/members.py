@@ -66,7 +66,7 @@ class GroupPlan(NamedTuple):
     secured: Secured
     refused: DeniedPeers
     life: int = 0
-    """Number that is greater at each start of this picker (``group.owners``)."""
+    """Unix nanoseconds of its start (``group.owners``)."""
 
 
 class GroupPlace(NamedTuple):

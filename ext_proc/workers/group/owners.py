@@ -28,7 +28,9 @@ Rules:
    ``AGAIN_S``, at each change, and where another one owns it now; after ``PLACED_S``, or
    when the request must have a reply, it gives up. Answers of an earlier view do not count.
    At most ``MAX_ASKS`` are open.
-6. A member that starts has lost what it held. In a list it agrees with none before it has read what
+6. A count or a stamp that is more than ``AHEAD_S`` ahead of this machine's time ends a connection:
+   counts begin with the time and rise more slowly, and a greater one would leave others no room.
+7. A member that starts has lost what it held. In a list it agrees with none before it has read what
    so many others of the list hold that any half of them which held a lease with it includes one.
 """
 
@@ -41,6 +43,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ext_proc.routing.state.leases import PLACED_S, Leased, LeaseKey
 from ext_proc.routing.values.proposal import PlacedAs, Proposal
 from ext_proc.workers.news import HeldLease, Listed, OwnerAsk
+from ext_proc.workers.records import GarbledError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
 
 AGAIN_S: Final = 0.05
 MAX_ASKS: Final = 1024
+AHEAD_S: Final = 86_400.0
 MAX_UNSURE: Final = 65_536
 """Most leases that this member holds without knowing that more than half do."""
 
@@ -119,7 +123,8 @@ class Owners:
 
     Args:
         own: Id of this member.
-        count: Number from which it counts: one that no earlier life of it has reached.
+        count: Number from which it counts: one that no earlier life of it has reached, Unix
+            nanoseconds at most.
         links: Ways to peers and router.
         clock: Monotonic seconds.
         wall_clock: Unix seconds.
@@ -145,7 +150,7 @@ class Owners:
         """Greatest count that this member knows of those that it knows."""
         self._list: Listed | None = None
         self._recovered = False
-        """It has read what it may have held in an earlier life (rule 6)."""
+        """It has read what it may have held in an earlier life (rule 7)."""
         self._unsure: dict[LeaseKey, _Unsure] = {}
         """Leases of which it is not known that more than half hold them."""
         self._digest = self._digest_of()
@@ -214,21 +219,37 @@ class Owners:
         told = {"agreed": self.agreed, "places": self.places_any, "listed": listed}
         return {**told, "open": self.open, "unsure": len(self._unsure), **counts}
 
-    def take(self, listed: Listed) -> None:
-        """Take a list of members, unless it is older than the one known."""
+    def take(self, listed: Listed, most: float = inf) -> None:
+        """Take a list of members, unless it is older than the one known, or its number too great.
+
+        Args:
+            listed: The list.
+            most: The number is below this.
+        """
         known = self._list
+        if listed.number >= most:
+            return
         if known is None or (listed.number, listed.life) > (known.number, known.life):
             self._list = listed
             self._count = self._stamp + 1
             self._changed()
 
     def heard(self, peer: int, hello: Hello) -> None:
-        """Take what a peer says of itself."""
+        """Take what a peer says of itself.
+
+        Raises:
+            GarbledError: Its count is ahead of the time (rule 6).
+        """
+        self._judge(hello.changes)
         known = self._peers.setdefault(peer, _Peer())
         told = hello.member, hello.changes, hello.view
         if (known.id, known.count, known.digest) != told:
             known.id, known.count, known.digest = told
             self._changed()
+
+    def _judge(self, count: int) -> None:
+        if count > (self._wall_clock() + AHEAD_S) * 1e9:
+            raise GarbledError(f"a count of {count} is more than {AHEAD_S:.0f} s ahead of the time")
 
     def joined(self, peer: int) -> None:
         """Note that a peer's snapshot has been read."""
@@ -260,7 +281,7 @@ class Owners:
 
     @property
     def _recovers(self) -> bool:
-        """Whether it has read what it may have held in an earlier life (rule 6)."""
+        """Whether it has read what it may have held in an earlier life (rule 7)."""
         if self._recovered or self._list is None:
             return True
         others = len(self._list.members) - (self.own in self._list.members)
@@ -318,7 +339,11 @@ class Owners:
         Args:
             held: The lease.
             known: This member's own lease of the sequence.
+
+        Raises:
+            GarbledError: Its stamp is ahead of the time (rule 6).
         """
+        self._judge(held.stamp)
         key, lease, stamp, instead = held
         mine = self._unsure.get(key)
         earlier = mine is not None and mine.stamp < stamp

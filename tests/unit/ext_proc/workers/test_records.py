@@ -42,6 +42,7 @@ from ext_proc.workers.records import (
     LENGTH,
     MAX_BLOCKS,
     MAX_FRAME,
+    NO_MODEL,
     SAMPLE,
     SHARE,
     TAG_INSERTED,
@@ -212,6 +213,10 @@ def name(text: bytes) -> bytes:
     return JSON.pack(TAG_NAME, len(text)) + text
 
 
+TEXT_FOR_NUMBER = (
+    b'["heard","a","page",[{"at":1.0,"queued":"9","adapters":null,"adapters_waiting":null,'
+    b'"failures_per_s":[]}],1.0]'
+)
 NAMES = name(b'"pool"') + name(b'["a", 1]')
 
 
@@ -239,6 +244,8 @@ NAMES = name(b'"pool"') + name(b'["a", 1]')
         JSON.pack(TAG_JSON, 2) + b"[]",
         JSON.pack(TAG_JSON, 14) + b'["restarted",1]'[:14],
         JSON.pack(TAG_JSON, 44) + b'["heard","a","page",1.0,[{"queued":[1,2,3]}]',
+        JSON.pack(TAG_JSON, len(TEXT_FOR_NUMBER)) + TEXT_FOR_NUMBER,
+        NAMES + SHARE.pack(TAG_SHARE, 0, 1, NO_MODEL, 1, 1, 1.0, 1e300),
     ],
 )
 def test_what_breaks_the_format_is_refused(records):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tidegate_api.addresses import MAX_TOLD
 from xds_server.server.group_list import (
     GONE_S,
     MAX_MEMBERS,
@@ -170,6 +171,16 @@ def test_a_newer_list_that_a_picker_holds_is_taken_over():
     group.roster.told("b", PickerStanding("at-b", True, True, held))
     group.settle()
     assert (group.members, group.roster.list.version) == ("bc", (9, 3))
+
+
+def test_no_picker_can_use_up_the_numbers_of_lists():
+    """The control server alone makes greater ones."""
+    group = Group("a")
+    before = group.roster.list
+    held = ListedPickers(MAX_TOLD, 3, ("b",))
+    group.roster.told("b", PickerStanding("at-b", True, True, held))
+    group.settle()
+    assert group.roster.list == before
 
 
 def test_members_are_bounded():

@@ -7,8 +7,9 @@ import pytest
 from ext_proc.routing.state.leases import Lease, LeaseKey
 from ext_proc.routing.values.proposal import PlacedAs, Proposal
 from ext_proc.routing.values.request import SequenceKey
-from ext_proc.workers.group.owners import OwnerLinks, Owners
+from ext_proc.workers.group.owners import AHEAD_S, OwnerLinks, Owners
 from ext_proc.workers.news import HeldLease, Hello, Listed, OwnerAnswer
+from ext_proc.workers.records import GarbledError
 from support.crew import POOL, key
 
 PEERS = {64: "p2", 65: "p3"}
@@ -154,3 +155,14 @@ def test_a_lease_that_replaces_another_is_taken_by_those_who_hold_that(one):
     one.leases[which] = Lease(key(1), "stable", 60.0)  # it is used
     assert not one.owners.holds(HeldLease(which, lease, 400), one.leases[which])
     assert one.owners.holds(HeldLease(which, lease, 400, key(1)), one.leases[which])
+
+
+def test_no_peer_can_use_up_the_counts(one):
+    """A greater one would be told by all from then on, and none could be greater than that."""
+    before = one.owners.view
+    most = int(AHEAD_S * 1e9)  # it is 1970
+    with pytest.raises(GarbledError, match="ahead of the time"):
+        one.owners.heard(64, Hello("p2", 0.0, most + 1, ""))
+    with pytest.raises(GarbledError, match="ahead of the time"):
+        one.hear(one.sequence(64), 1, most + 1)
+    assert one.owners.view == before

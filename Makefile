@@ -67,7 +67,8 @@ cpu-record: $(VENV)/.dev ## take the CPU time of the last `make test` as the new
 soak: $(VENV)/.dev ## long forms of tests, with seeds of their own (MINUTES=30 ARGS="--only storm,churn")
 	$(PY) -m tools.suites soak --minutes $(MINUTES) $(ARGS)
 
-chaos: $(VENV)/.dev ## run simulated schedules of faults over a group of pickers (MINUTES=30 ARGS="--seed 7")
+chaos: $(VENV)/.dev ## run simulated schedules of faults over control servers and a group of pickers (MINUTES=30 ARGS="--seed 7")
+	PYTHONPATH=tests:. $(PY) -m support.chaos.control
 	PYTHONPATH=tests:. $(PY) -m support.chaos --minutes $(MINUTES) $(ARGS)
 
 test-all: $(VENV)/.dev ## every layer and every suite on request; says what could not run (ARGS="--only rules")

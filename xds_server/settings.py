@@ -117,8 +117,8 @@ class ControlSettings(IdentitySettings):
         Annotated[str, AfterValidator(_etcd), Shown("etcd://HOST:PORT,...", "TIDEGATE_STORE")]
         | None
     ) = None
-    """Members of the etcd that keeps the revisions of several control servers, of which one leads;
-    in place of those in --state."""
+    """Members of the etcd that keeps the revisions of several control servers, of which one leads.
+    An empty one begins with those in --state, which is not read again."""
     store_ca: Annotated[Path | None, Shown("FILE")] = None
     """Authorities that sign etcd's certificates (PEM); default: etcd without TLS."""
     store_cert: Annotated[Path | None, Shown("FILE")] = None

@@ -11,6 +11,8 @@ Rules:
    newest, which contains its change, never is.
 4. Outcomes are observations. One that cannot be written is held as well, the newest ``MAX_HELD``.
 5. ``fault`` says why the store cannot be written; a restart then loses what is held.
+6. Where a shared store does not answer, relief waits: either it answers again, or the lease ends
+   this process, and another server leads, which would not have what is held here.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from xds_server.fleet.revision import ACCEPTED, lasting_outcome
-from xds_server.fleet.store import StoreError, UnknownRevision
+from xds_server.fleet.store import StoreError, StoreSilent, UnknownRevision
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 
 RETRY_S: Final = 2.0
 """Seconds between attempts to write what is held."""
+
+AGAIN_S: Final = 0.2
+"""Seconds between attempts to write relief to a store that does not answer."""
 
 MAX_HELD: Final = 256
 
@@ -105,8 +110,7 @@ class Journal:
         stored = False
         async with self._turn:
             try:
-                await self._write_held()
-                await asyncio.to_thread(self._store.append, state)
+                await self._append(state, patient=relief)
             except StoreError as error:
                 self._failed(error)
                 if not relief:
@@ -209,6 +213,19 @@ class Journal:
             _log.error("revisions_lost", revisions=self.held, error=self.fault)
 
     # --- writing what is held -------------------------------------------------------------------
+
+    async def _append(self, state: FleetState, *, patient: bool) -> None:
+        while True:
+            try:
+                await self._write_held()
+                await asyncio.to_thread(self._store.append, state)
+            except StoreSilent as error:
+                if not patient:
+                    raise
+                self._failed(error)
+                await self._sleep(AGAIN_S)
+            else:
+                return
 
     def _hold(self, state: FleetState) -> None:
         self._held.append(state)

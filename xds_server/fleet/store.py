@@ -17,7 +17,8 @@ Rules:
    Each write fails until the folder can be written, and then uses the database itself, unless
    another process has added revisions meanwhile.
 9. A database that several control servers share is in memory, and each transaction is in the shared
-   store before it is in the database (``stored.shared``).
+   store before it is in the database (``stored.shared``). A new one begins as a copy of that of a
+   folder, if there is one; later the folder is not read, and a warning says so.
 
 Calls block, so asynchronous code must make them in a worker thread. Any thread may call.
 """
@@ -32,15 +33,16 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import structlog
 from pydantic import ValidationError
 
 from xds_server.fleet.model.fleet import Fleet
 from xds_server.fleet.revision import FileState, FleetState, Revision, lasting_outcome, reached
-from xds_server.fleet.stored.copied import Copy, writable
+from xds_server.fleet.stored.copied import Copy, copy_into, writable
 from xds_server.fleet.stored.faults import explained
 from xds_server.fleet.stored.pieces import stored, whole
 from xds_server.fleet.stored.schema import VERSION, upgrade
-from xds_server.fleet.stored.shared import SharedFault
+from xds_server.fleet.stored.shared import SharedFault, Unreachable
 from xds_server.fleet.stored.written import Written, body_in, incarnations_in
 
 if TYPE_CHECKING:
@@ -61,8 +63,15 @@ MAX_UNFINISHED_BYTES = 4 * 2**20
 """Most bytes of serialized fleets that it reads."""
 
 
+_log = structlog.get_logger(__name__)
+
+
 class StoreError(RuntimeError):
     """The database cannot be used."""
+
+
+class StoreSilent(StoreError):  # noqa: N818 - reads as the sentence it is
+    """The shared store does not answer, or this server leads no more."""
 
 
 class UnknownRevision(LookupError):  # noqa: N818 - reads as the sentence it is
@@ -73,10 +82,11 @@ class RevisionStore:
     """Revisions on disk or in memory; see the module's rules.
 
     Args:
-        folder: Folder of the database; created if missing. ``None`` = in memory only.
+        folder: Folder of the database; created if missing. ``None`` = in memory only. With
+            ``shared``: of the database with which that begins, if it has one.
         max_revisions: Most revisions in the history.
         max_bytes: Most bytes of serialized fleets in the history.
-        shared: The database in a shared store, which is led from now on; with no ``folder``.
+        shared: The database in a shared store, which is led from now on.
 
     Raises:
         StoreError: The database is damaged, in use, or cannot be created.
@@ -98,9 +108,13 @@ class RevisionStore:
         self._shared = shared
         self._db: sqlite3.Connection | None = None
         self._copy: Copy | None = None
+        self._first: Path | None = None
+        """The database with which a shared one begins."""
         self._folder = folder
         with self._explained():
             if shared is not None:
+                self._folder = None
+                self._first = None if folder is None else folder / FILE_NAME
                 self._name = shared.name
                 self._db = shared.lead(self._prepare)
                 return
@@ -162,6 +176,17 @@ class RevisionStore:
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = FULL")
         version: int = db.execute("PRAGMA user_version").fetchone()[0]
+        if self._first is not None and self._first.is_file():
+            if version:
+                _log.warning(
+                    "state_not_read",
+                    state=str(self._first),
+                    reason=f"{self._name} has a history of its own; apply what that lacks",
+                )
+            else:
+                copy_into(self._first, db)
+                version = db.execute("PRAGMA user_version").fetchone()[0]
+                _log.info("state_taken_over", state=str(self._first), store=self._name)
         if version > VERSION:
             raise StoreError(
                 f"{self._name} was written by a newer Tidegate (format {version}); "
@@ -416,6 +441,8 @@ class RevisionStore:
         try:
             with explained(self._name, StoreError):
                 yield
+        except Unreachable as error:
+            raise StoreSilent(f"{self._name} cannot be used: {error}") from None
         except SharedFault as error:
             raise StoreError(f"{self._name} cannot be used: {error}") from None
 

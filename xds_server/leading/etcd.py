@@ -48,6 +48,9 @@ _UNKNOWN: Final = {
 """Statuses of requests that may have taken effect, or will where they are repeated."""
 
 
+_FULL: Final = " (compact and defragment it, and disarm its alarm)"
+
+
 class Granted(NamedTuple):
     """A lease."""
 
@@ -168,6 +171,7 @@ class Etcd:
         except grpc.RpcError as error:
             code, said = error.code(), error.details()
             if code not in _UNKNOWN:
-                raise SharedFault(f"etcd says: {said}") from None
+                full = code is grpc.StatusCode.RESOURCE_EXHAUSTED
+                raise SharedFault(f"etcd says: {said}{_FULL if full else ''}") from None
             self._turn = (turn + 1) % len(self._members)
             raise Unreachable(f"etcd does not answer: {said}") from None

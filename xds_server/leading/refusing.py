@@ -1,7 +1,8 @@
 """The ports of a control server that follows: each call is told who leads.
 
 ADS clients get UNAVAILABLE and health NOT_SERVING, so that they go to another server. Operators get
-FAILED_PRECONDITION and the leader's admin address in the trailing metadata ``tidegate-leader``.
+FAILED_PRECONDITION and the leader's admin address in the trailing metadata ``tidegate-leader``, and
+over HTTP 503.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tidegate_common.tls.pages import HEALTH_PATH, serve_pages
 from tidegate_common.tls.rpc import add_port
 from tidegate_common.unix import UnixListener, is_unix, path_of
 from xds_server.admin.access.relay import UserRelay
+from xds_server.admin.web.app import failed, served
 from xds_server.protocol.wire import ADS_SERVICE
 from xds_server.server.port import SERVER_OPTIONS
 
@@ -39,12 +41,14 @@ class Leader:
         """Empty = not known."""
         self.admin = ""
         """Its admin address; empty = none that others can reach."""
+        self.fault = ""
+        """Why the store cannot be followed; empty if it can."""
 
     @property
     def said(self) -> str:
         """A sentence."""
         if not self.name:
-            return "no control server leads: the store does not answer, or a lease has just ended"
+            return f"no control server leads: {self.fault or 'a lease has just ended'}; try again"
         return (
             f"this control server follows; {self.name} leads ({self.admin or 'no admin address'})"
         )
@@ -89,6 +93,9 @@ class RefusingPorts:
         for address in settings.admin.split(","):
             refused = _Refusal(self._leader, grpc.StatusCode.FAILED_PRECONDITION)
             await self._serve(grpc.aio.server(options=SERVER_OPTIONS), address, refused)
+        for address in filter(None, settings.admin_http.split(",")):
+            page = served(_refusing(self._leader), address, secured, self._group)
+            await self._stack.enter_async_context(page)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -128,6 +135,17 @@ class _Refusal(grpc.GenericRpcHandler):
             await context.abort(self._code, leader.said, named)
 
         return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def _refusing(leader: Leader) -> web.Application:
+    """Return the admin API over HTTP: each call is told who leads."""
+
+    async def refuse(_: web.Request) -> web.Response:
+        return failed(grpc.StatusCode.UNAVAILABLE, leader.said)
+
+    app = web.Application(client_max_size=1024)
+    app.router.add_route("*", "/{call:.*}", refuse)
+    return app
 
 
 def _pages() -> web.Application:

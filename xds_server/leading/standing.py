@@ -15,6 +15,7 @@ import json
 import os
 import secrets
 import socket
+import ssl
 import sys
 import time
 from typing import TYPE_CHECKING, Final
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 import grpc
 import structlog
 
+from tidegate_common.tls.files import Identity, TlsFiles
 from tidegate_common.unix import is_unix
 from xds_server.admin.operators import group_id
 from xds_server.fleet.model.fields import join_host_port, split_host_port
@@ -61,7 +63,7 @@ async def standing(
     """Follow, and return the store once this server leads; ``None`` = it was stopped before.
 
     Raises:
-        StoreError: The history cannot be used by this version, or a file of --store-ca cannot.
+        StoreError, TlsError: The history cannot be used by this version, or a file for etcd cannot.
         OSError: An address cannot be bound.
     """
     async with contextlib.AsyncExitStack() as stack:
@@ -91,7 +93,7 @@ class _Server:
         settings: Start options.
 
     Raises:
-        StoreError: A file cannot be read.
+        StoreError, TlsError: A file cannot be used.
     """
 
     def __init__(self, settings: ControlSettings) -> None:
@@ -99,6 +101,7 @@ class _Server:
         self._etcd = Etcd(address.members, address.prefix, _credentials(settings))
         admin = _reachable(settings.admin)
         self._own = json.dumps({"name": socket.gethostname(), "admin": admin}).encode()
+        self._state = settings.state
         self._keeper: Keeper | None = None
         self._fault = ""
         self._history = SharedHistory(
@@ -121,16 +124,19 @@ class _Server:
         Args:
             leader: Gets who leads.
         """
+        known = ("", "")
         try:
-            found = await asyncio.to_thread(self._followed)
+            known = await asyncio.to_thread(self._led_by)
+            await asyncio.to_thread(self._history.follow)
+            if not known[0]:
+                await asyncio.to_thread(self._claim)
+            self._fault = ""
         except SharedFault as error:
             if not self._fault:
                 _log.warning("store_not_followed", error=str(error))
             self._fault = str(error)
-            leader.name = leader.admin = ""
-            return False
-        self._fault = ""
-        leader.name, leader.admin = found
+        leader.name, leader.admin = known
+        leader.fault = self._fault
         return self._keeper is not None
 
     def lead(self) -> RevisionStore:
@@ -139,7 +145,7 @@ class _Server:
         Raises:
             StoreError: It cannot be used.
         """
-        return RevisionStore(None, max_bytes=MAX_BYTES, shared=self._history)
+        return RevisionStore(self._state, max_bytes=MAX_BYTES, shared=self._history)
 
     def leave(self) -> None:
         """End the lease."""
@@ -154,16 +160,19 @@ class _Server:
         if self._keeper is not None:
             self._keeper.deposed()
 
-    def _followed(self) -> tuple[str, str]:
-        """Follow, and claim the lead if no server has it; return the leader's name and address."""
-        self._history.follow()
+    def _led_by(self) -> tuple[str, str]:
+        """Return the leader's name and address; empty = there is none."""
         found = self._etcd.read(LEADER)
-        if found is not None:
-            try:
-                of = json.loads(found[0])
-                return str(of["name"]), str(of["admin"])
-            except (ValueError, KeyError, TypeError):
-                return "another control server", ""
+        if found is None:
+            return "", ""
+        try:
+            of = json.loads(found[0])
+            return str(of["name"]), str(of["admin"])
+        except (ValueError, KeyError, TypeError):
+            return "another control server", ""
+
+    def _claim(self) -> None:
+        """Take the lead if no server has it."""
         asked = clock()
         lease = self._etcd.grant(LEASE_S)
         try:
@@ -173,7 +182,6 @@ class _Server:
         finally:
             if self._keeper is None:  # also where the outcome is unknown
                 self._etcd.revoke(lease)
-        return "", ""
 
 
 def _end() -> None:
@@ -192,13 +200,21 @@ def _reachable(admin: str) -> str:
 
 
 def _credentials(settings: ControlSettings) -> grpc.ChannelCredentials | None:
-    if settings.store_ca is None:
+    """Return how etcd is reached; ``None`` = without TLS.
+
+    Raises:
+        StoreError, TlsError: A file cannot be used.
+    """
+    ca, certificate, key = settings.store_ca, settings.store_cert, settings.store_key
+    if ca is None:
         return None
+    if certificate is not None and key is not None:
+        held = Identity(TlsFiles(certificate, key, ca)).material
+        return grpc.ssl_channel_credentials(held.ca, held.key, held.certificate)
     try:
-        given = [
-            None if each is None else each.read_bytes()
-            for each in (settings.store_ca, settings.store_key, settings.store_cert)
-        ]
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(ca)
+        return grpc.ssl_channel_credentials(ca.read_bytes())
+    except ssl.SSLError:
+        raise StoreError(f"--store-ca: {ca} contains no certificates (PEM)") from None
     except OSError as error:
-        raise StoreError(f"cannot read {error.filename} (--store-…): {error.strerror}") from None
-    return grpc.ssl_channel_credentials(*given)
+        raise StoreError(f"--store-ca: cannot read {ca}: {error.strerror}") from None

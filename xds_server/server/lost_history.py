@@ -75,7 +75,7 @@ class LostHistory:
             self.reason = (
                 f"{self._store} was empty, but {connection.node} ({connection.peer}) holds a"
                 " configuration: the revisions, drains and canaries that led to it are lost, and"
-                " clients that hold it get nothing; restore the folder of --state, or start once"
+                " clients that hold it get nothing; restore a backup of it, or start once"
                 " with --accept-loss to go on from the fleet file"
             )
             self.found.set()

@@ -104,6 +104,12 @@ class Network:
                     running(None)
         self.now = until
 
+    def due_of(self, loop: HostLoop) -> list[Handle]:
+        """Return the calls of a host that are due, in their order."""
+        until = max(self.now, loop.stopped_until)
+        waiting = sorted(self._due, key=_first)
+        return [each for due, _, each in waiting if each.loop is loop and due <= until]
+
     def way_s(self, one: str, two: str) -> float:
         """Return how long bytes take now."""
         rng = self.rng
@@ -175,6 +181,10 @@ class Network:
         near.peer, far.peer = far, near
         other.call_soon(other.admit, far)
         return near
+
+
+def _first(entry: tuple[float, int, Handle]) -> tuple[float, int]:
+    return entry[:2]
 
 
 class Socket:

@@ -84,29 +84,9 @@ class WebFace:
         self._running = 0
         self._document = json.dumps(document(), indent=1)
 
-    @contextlib.asynccontextmanager
-    async def serve(self, address: str) -> AsyncIterator[str]:
-        """Serve at ``ip:port``, ``unix:PATH`` or ``local`` and yield the bound address.
-
-        Raises:
-            OSError: The address cannot be bound.
-        """
-        runner = web.AppRunner(self.app(), access_log=None, keepalive_timeout=KEEPALIVE_S)
-        await runner.setup()
-        try:
-            if is_unix(address):
-                path = path_of(address)
-                with contextlib.closing(UnixListener(path, self._group)) as listener:
-                    await web.SockSite(runner, listener.socket).start()
-                    yield f"{SCHEME}{path}"
-                    await runner.cleanup()
-                return
-            host, _, port = address.rpartition(":")
-            context = None if self._secured is None else self._secured.context(["http/1.1"])
-            await web.TCPSite(runner, host.strip("[]"), int(port), ssl_context=context).start()
-            yield f"{host}:{runner.addresses[0][1]}"
-        finally:
-            await runner.cleanup()
+    def serve(self, address: str) -> contextlib.AbstractAsyncContextManager[str]:
+        """Serve at an address; as ``served``."""
+        return served(self.app(), address, self._secured, self._group)
 
     def app(self) -> web.Application:
         """Return the application."""
@@ -126,17 +106,17 @@ class WebFace:
         )
         answer: web.StreamResponse
         if reason is not None:
-            answer = _failed(grpc.StatusCode.PERMISSION_DENIED, reason)
+            answer = failed(grpc.StatusCode.PERMISSION_DENIED, reason)
         else:
             try:
                 answer = await handler(request)
             except CallEnded as ended:
-                answer = _failed(ended.code, ended.text)
+                answer = failed(ended.code, ended.text)
             except web.HTTPException as error:
                 answer = _plain(error)
             except Exception:  # noqa: BLE001 - no call may end without JSON; it is logged
                 _log.exception("admin_call_failed", path=request.path[:80])
-                answer = _failed(grpc.StatusCode.INTERNAL, "an internal error; see the log")
+                answer = failed(grpc.StatusCode.INTERNAL, "an internal error; see the log")
         answer.headers["Cache-Control"] = "no-store"
         answer.headers["X-Content-Type-Options"] = "nosniff"
         if self._secured is not None:
@@ -244,7 +224,41 @@ async def _body(request: web.Request) -> str:
     return text
 
 
-def _failed(code: grpc.StatusCode, text: str) -> web.Response:
+@contextlib.asynccontextmanager
+async def served(
+    app: web.Application, address: str, secured: Secured | None, group: int | None
+) -> AsyncIterator[str]:
+    """Serve at ``ip:port``, ``unix:PATH`` or ``local`` and yield the bound address.
+
+    Args:
+        app: The application.
+        address: The address.
+        secured: Identity of TCP ports; ``None`` = no TLS.
+        group: Id of the group that may open Unix sockets; ``None`` = the owner alone.
+
+    Raises:
+        OSError: The address cannot be bound.
+    """
+    runner = web.AppRunner(app, access_log=None, keepalive_timeout=KEEPALIVE_S)
+    await runner.setup()
+    try:
+        if is_unix(address):
+            path = path_of(address)
+            with contextlib.closing(UnixListener(path, group)) as listener:
+                await web.SockSite(runner, listener.socket).start()
+                yield f"{SCHEME}{path}"
+                await runner.cleanup()
+            return
+        host, _, port = address.rpartition(":")
+        context = None if secured is None else secured.context(["http/1.1"])
+        await web.TCPSite(runner, host.strip("[]"), int(port), ssl_context=context).start()
+        yield f"{host}:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+def failed(code: grpc.StatusCode, text: str) -> web.Response:
+    """Return the answer to a call that failed."""
     status = HTTP_STATUS.get(code, _UNKNOWN_STATUS)
     headers = {"WWW-Authenticate": "Bearer"} if code is grpc.StatusCode.UNAUTHENTICATED else {}
     return web.json_response({"code": code.name, "message": text}, status=status, headers=headers)

@@ -13,7 +13,8 @@ Rules:
 4. A rollback is made even if the store cannot be written, and may take a variant's last replica.
 5. At most one rollout of a pool runs, and the last of each of ``MAX_POOLS`` pools is kept.
 6. A transition that fails is logged, and tried again with the next look.
-7. What pickers tell of a rollout that has ended is part of its cost, and stored with the next look.
+7. What pickers tell of a rollout that has ended is part of its cost, and stored with the next look;
+   so is what could not be stored.
 8. What leaves the weights as they are (a pause, a resumption, a freeze) is a revision, too, with
    its line in place of differences.
 """
@@ -117,8 +118,8 @@ class CanaryKeeper:
         self._rollouts: dict[str, CanaryController] = {}
         self._again: dict[str, Transition] = {}
         """Transitions that a restart found unfinished."""
-        self._told_late = False
-        """Whether something that was told of rollouts that have ended is not stored."""
+        self._unstored = False
+        """Whether something is to be stored with the next look."""
         self._one = asyncio.Lock()
         self.frozen = ""
         """Who froze all rollouts, and why; empty = they go on."""
@@ -177,8 +178,8 @@ class CanaryKeeper:
                     _log.warning("canary_step_failed", pool=pool, error=str(error))
                 except Exception:  # noqa: BLE001 - rule 6: no rollout may end the others
                     _log.exception("canary_look_failed", pool=pool)
-            if self._told_late:
-                self._told_late = False
+            if self._unstored:
+                self._unstored = False
                 await self._keep(anyhow=True)
 
     def take(self, picker: str, told: ToldSessions) -> None:
@@ -186,7 +187,7 @@ class CanaryKeeper:
         found = self._rollouts.get(told.pool)
         if found is not None and found.spec.rollout == told.rollout:
             found.take(picker, told.records, told.limit, told.until_s)
-            self._told_late |= bool(told.records) and not found.running
+            self._unstored |= bool(told.records) and not found.running
 
     @property
     def running(self) -> list[RolloutSpec]:
@@ -314,7 +315,8 @@ class CanaryKeeper:
                     made.copying(now_s)
                     await self._keep()
                     await self._copy(made.spec, who, reason)
-                await self._look(pool, who, reason)
+                else:
+                    await self._look(pool, who, reason)
             except Exception:
                 del self._rollouts[pool]
                 if running is not None:
@@ -467,7 +469,7 @@ class CanaryKeeper:
         found.done(step, self._unix_s())
         self._mark()
         _log.info("canary_step", pool=pool, phase=step.phase.value, reason=step.reason)
-        await self._keep(anyhow=back)
+        await self._keep(anyhow=True)  # it is made, and what is stored says that it was intended
 
     async def _note(self, what: str, who: str, why: str, *, relief: bool = False) -> None:
         """Make what leaves the fleet as it is a revision (rule 8)."""
@@ -513,6 +515,7 @@ class CanaryKeeper:
             if not anyhow:
                 raise
             _log.warning("canary_not_stored", error=str(error))
+            self._unstored = True
 
     def _forget(self) -> None:
         ended = [pool for pool, each in self._rollouts.items() if each.state.phase.ended]

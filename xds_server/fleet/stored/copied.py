@@ -6,6 +6,7 @@ possible in a read-only folder, so the database and its log are copied and opene
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -55,3 +56,20 @@ class Copy:
     def remove(self) -> None:
         """Delete the copy; may be called twice."""
         self._made.cleanup()
+
+
+def copy_into(database: Path, db: sqlite3.Connection) -> None:
+    """Copy a database into an empty one in memory.
+
+    Raises:
+        OSError: It cannot be copied.
+        sqlite3.Error: It is damaged, or another process of this machine has it locked.
+    """
+    copy = Copy(database)
+    try:
+        source = sqlite3.connect(copy.folder / database.name, isolation_level=None)
+        with contextlib.closing(source):
+            source.execute("PRAGMA journal_mode = DELETE")  # one in WAL mode needs a file
+            source.backup(db)
+    finally:
+        copy.remove()

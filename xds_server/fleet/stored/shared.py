@@ -11,7 +11,8 @@ Rules:
 2. Where another has changed the head, this server leads no more: ``deposed`` is called.
 3. A new leader's image replaces all records, and so does one when the records have grown. Then
    older ones are deleted. A follower that misses a deleted one begins with the newest head.
-4. Values are split into chunks of ``CHUNK_BYTES``, far below etcd's bound of 1.5 MiB for a request.
+4. A follower reads no head that is older than one that it has read, as after a restored backup.
+5. Values are split into chunks of ``CHUNK_BYTES``, far below etcd's bound of 1.5 MiB for a request.
 
 Calls block. The copy is used by one thread at a time.
 """
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from xds_server.fleet.stored import changed
 from xds_server.fleet.stored.epochs import HistoryHead, StoredPart, led
+from xds_server.fleet.stored.schema import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +44,7 @@ class SharedFault(Exception):  # noqa: N818 - it is no error of this server
 
 
 class Unreachable(SharedFault):
-    """The shared store does not answer; whether a request has changed something is unknown."""
+    """The store does not answer, or the lease has ended; what a request has changed is unknown."""
 
 
 class Keys(Protocol):
@@ -111,14 +113,15 @@ class SharedHistory:
         """
         for _ in range(MAX_TURNS):
             found = self._keys.read(HEAD)
-            if found is None:
+            head = None if found is None else self._loaded(found[0])
+            self._refuse_older(head)
+            if found is None or head is None:
                 self._forget()
                 return
-            text, version = found
-            if version == self._version:
+            if found[1] == self._version and head == self._head:
                 return
-            if self._reached(self._loaded(text)):
-                self._version = version
+            if self._reached(head):
+                self._version = found[1]
                 return
         raise SharedFault(f"{self.name} changes faster than it can be read, or lacks a part")
 
@@ -156,7 +159,7 @@ class SharedHistory:
             SharedFault: It was not stored, and the transaction must be rolled back.
         """
         if self._head is None or not self._holds():
-            raise SharedFault("this control server does not lead")
+            raise Unreachable("this control server does not lead")
         record = self._written("record", self._head.number + 1, changed.taken(self.db))
         if not self._swapped(self._head.appended(record)):
             self._deposed()
@@ -177,6 +180,18 @@ class SharedHistory:
         self.db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         self._head, self._version = None, 0
 
+    def _refuse_older(self, head: HistoryHead | None) -> None:
+        known = self._head
+        if known is None:
+            return
+        if head is None or head.epoch < known.epoch or head.number < known.number:
+            now = "nothing" if head is None else f"change {head.number} of leader {head.epoch}"
+            raise SharedFault(
+                f"{self.name} is older than what this server has read: it has {now}, not change "
+                f"{known.number} of leader {known.epoch}; restore a newer backup, or restart this "
+                "server to go on from there"
+            )
+
     def _loaded(self, text: bytes) -> HistoryHead:
         try:
             return HistoryHead.load(text)
@@ -196,11 +211,15 @@ class SharedHistory:
                 changed.replay(self.db, self._read("record", part))
                 known = self._head = known.appended(part)
             self._head = head
+            format_ = self.db.execute("PRAGMA user_version").fetchone()[0]
         except LookupError:
             return False
         except (sqlite3.Error, ValueError, zlib.error) as error:
             self._forget()
             raise SharedFault(f"{self.name} is damaged: {error}") from None
+        if format_ > VERSION:
+            self._forget()
+            raise SharedFault(f"{self.name} was written by a newer Tidegate; use that one here too")
         return True
 
     def _written(self, kind: str, number: int, value: bytes) -> StoredPart:

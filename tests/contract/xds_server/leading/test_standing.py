@@ -7,17 +7,22 @@ import contextlib
 
 import grpc
 import pytest
+from aiohttp import ClientSession
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
+from support.certificates import Authority
 from support.etcd_port import EtcdPort, SmallEtcd
 from support.fleets import fleet
 from tidegate.cli.main import app
 from tidegate.stack.processes.ports import HeldPorts
 from tidegate_api.admin.v1 import admin_pb2, admin_pb2_grpc
 from tidegate_api.names import LEADER_METADATA
+from tidegate_common.tls.files import TlsError
 from xds_server.app import EXIT_OK, run
+from xds_server.fleet.store import StoreError
+from xds_server.leading.standing import _credentials
 from xds_server.settings import ControlSettings, etcd_address
 
 WAIT_S = 60.0
@@ -53,12 +58,14 @@ class One:
 
     def __init__(self, file, store: str, ports: HeldPorts, admin: str) -> None:
         self.ads, self.admin = ports.address(), admin or ports.address()
+        self.http = ports.address()
         self.settings = ControlSettings(
             fleet=file,
             store=f"etcd://{store}",
             ads=self.ads,
             admin=self.admin,
             metrics=ports.address(),
+            admin_http=self.http,
         )
         self.stopped = asyncio.Event()
         self.task = asyncio.create_task(run(self.settings, self.stopped))
@@ -123,6 +130,8 @@ async def test_a_server_follows_until_the_leader_stops(server) -> None:
     async with grpc.aio.insecure_channel(second.ads) as channel:
         call = channel.stream_stream("/any/method")()
         assert await call.code() is grpc.StatusCode.UNAVAILABLE
+    async with ClientSession() as http, http.get(f"http://{second.http}/v1/fleet") as answer:
+        assert (answer.status, (await answer.json())["message"]) == (503, error.value.details())
     await first.drain("r1")
     words = ["history", "--server", second.admin, "--output", "json"]
     told = await asyncio.to_thread(CliRunner().invoke, app, words)
@@ -176,6 +185,20 @@ def test_options_of_the_store_that_do_not_fit_are_told(options, tmp_path) -> Non
     """Each names the option that is too much, or lacks."""
     with pytest.raises(ValidationError, match="--st"):
         ControlSettings(fleet=tmp_path, **options)
+
+
+def test_files_for_etcd_that_cannot_be_used_are_told(tmp_path) -> None:
+    """At the start, instead of a store that does not answer."""
+    authority = Authority(tmp_path, "ca")
+    one, other = authority.sign("one", "IP:127.0.0.1"), authority.sign("other", "IP:127.0.0.1")
+    (tmp_path / "text").write_text("no certificate")
+    given = {"fleet": tmp_path, "store": "etcd://a:1"}
+    for ca, told in ((tmp_path / "text", "contains no certificates"), (tmp_path / "x", "No such")):
+        with pytest.raises(StoreError, match=f"--store-ca: .*{told}"):
+            _credentials(ControlSettings(**given, store_ca=ca))
+    pair = {"store_cert": one.certificate, "store_key": other.key}
+    with pytest.raises(TlsError, match="is not the key of the certificate"):
+        _credentials(ControlSettings(**given, **pair, store_ca=authority.own.certificate))
 
 
 def test_several_fleets_share_an_etcd() -> None:

@@ -16,7 +16,7 @@ from xds_server.control.journal import Journal
 from xds_server.control.operation import ChangeOptions
 from xds_server.fleet.change import set_draining, set_drop_overload, set_weights
 from xds_server.fleet.revision import FileState, FleetState, Revision
-from xds_server.fleet.store import RevisionStore, StoreError
+from xds_server.fleet.store import RevisionStore, StoreError, StoreSilent
 
 
 def state(number: int, outcome: str = "") -> FleetState:
@@ -29,10 +29,11 @@ class Faulty(RevisionStore):
     """A store in memory whose writes fail while ``broken``; reads never do."""
 
     broken = False
+    fault = StoreError("disk full")
 
     def _transaction(self):
         if self.broken:
-            raise StoreError("disk full")
+            raise self.fault
         return super()._transaction()
 
 
@@ -73,6 +74,23 @@ async def test_relief_is_held_while_the_store_cannot_be_written() -> None:
         assert (journal.held, journal.fault) == ((2,), "disk full")
         assert await numbers(journal) == [2, 1]
         assert (await journal.fleet(2)).pools[0].name == "p2"
+        assert [r.number for r in store.revisions(9)] == [1]
+
+
+async def test_relief_waits_for_a_shared_store_that_does_not_answer() -> None:
+    """Another server may lead next, without what is held here; other changes are refused."""
+    async with journals() as (store, journal, sleeper):
+        store.broken, store.fault = True, StoreSilent("etcd does not answer")
+        with pytest.raises(StoreError, match="only drains"):
+            await journal.append(state(1), relief=False)
+        journal._retrying.cancel()
+        sleeper.asleep.clear()
+        waiting = asyncio.create_task(journal.append(state(1), relief=True))
+        await sleeper.asleep.wait()
+        assert (journal.held, waiting.done()) == ((), False)
+        store.broken = False
+        sleeper.go.set()
+        await waiting
         assert [r.number for r in store.revisions(9)] == [1]
 
 

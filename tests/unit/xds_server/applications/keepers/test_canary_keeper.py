@@ -233,6 +233,20 @@ async def test_a_start_that_fails_is_not_made_by_a_restart(
     assert (kept.keeper.rollouts(), weight(kept.control)) == ({}, 0)
 
 
+async def test_a_start_whose_weights_are_changed_goes_on_though_the_store_is_full(
+    kept: Kept,
+) -> None:
+    """A variant with weight has its rollout, which a restart takes up."""
+    kept.control._on_revision = lambda _: setattr(kept, "full", True)
+    await kept.start()
+    assert weight(kept.control) > 0
+    assert kept.keeper.rollouts()["llm"].running
+    assert kept.restarted().rollouts()["llm"].running
+    kept.full = False
+    await kept.keeper.look()
+    assert kept.restarted().rollouts()["llm"].transitions == 1
+
+
 async def test_what_leaves_the_weights_as_they_are_is_in_the_history(kept: Kept) -> None:
     """Who paused, resumed and froze, and why."""
     await kept.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zlib
 from contextlib import closing
 
 import pytest
@@ -15,6 +16,7 @@ from support.shared_keys import KilledAt, SharedKeys
 from xds_server.fleet.revision import FileState, FleetState, Revision
 from xds_server.fleet.store import RevisionStore, StoreError
 from xds_server.fleet.stored.epochs import MAX_RECORDS, HistoryHead, StoredPart, Tenure
+from xds_server.fleet.stored.schema import VERSION
 from xds_server.fleet.stored.shared import CHUNK_BYTES, HEAD, SharedFault, SharedHistory
 
 TTL_S = 6.0
@@ -167,6 +169,52 @@ def test_a_damaged_image_is_told() -> None:
     del keys.values[image]
     with pytest.raises(SharedFault, match="lacks a part"):
         history(keys).follow()
+
+
+@pytest.mark.parametrize("now", ["older", "empty"])
+def test_an_older_history_is_refused(now) -> None:
+    """As of a restored backup: what this server has read is not lost in silence."""
+    keys = SharedKeys()
+    with closing(leading(keys)) as store:
+        backup = dict(keys.values)
+        store.put_value(KEY, "1")
+    copy = history(keys, "b")
+    copy.follow()
+    keys.values = backup if now == "older" else {}
+    for _ in range(2):
+        with pytest.raises(
+            SharedFault, match=r"older than what this server has read.*not change 1 of"
+        ):
+            copy.follow()
+    history(keys, "new").follow()
+
+
+def test_a_history_of_a_newer_version_is_not_led() -> None:
+    """Its image says so, before a server claims the lead."""
+    keys = SharedKeys()
+    leading(keys).close()
+    copy = history(keys)
+    copy.follow()
+    copy.db.execute(f"PRAGMA user_version = {VERSION + 1}")
+    (image,) = (key for key in keys.values if key.startswith("image/"))
+    keys.write(image, zlib.compress(copy.db.serialize()))
+    with pytest.raises(SharedFault, match="written by a newer Tidegate"):
+        history(keys).follow()
+
+
+def test_an_empty_store_begins_with_the_history_of_a_folder(tmp_path) -> None:
+    """Revisions and seed are those of the one control server before; later the folder stays."""
+    with closing(RevisionStore(tmp_path)) as alone:
+        alone.append(state(1, "one"))
+        seed = alone.seed()
+    keys = SharedKeys()
+    with closing(RevisionStore(tmp_path, shared=history(keys))) as first:
+        assert (first.latest(), first.seed()) == (state(1, "one"), seed)
+        first.append(state(2, "two"))
+    with closing(RevisionStore(tmp_path, shared=history(keys, "b"))) as second:
+        assert second.latest() == state(2, "two")
+    with closing(RevisionStore(tmp_path)) as alone:
+        assert alone.latest() == state(1, "one")
 
 
 def test_changes_have_consecutive_numbers() -> None:

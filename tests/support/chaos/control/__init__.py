@@ -1,0 +1,1 @@
+"""Control servers that hand over, simulated: ``world`` says how."""

@@ -444,21 +444,30 @@ class Owners:
             return self._links.grant(proposal)
         if held is None and len(self._unsure) >= MAX_UNSURE and not self._forget():
             return PlacedAs.NOWHERE
+        before = None if held is None else held.proposal.endpoint
+        if held is not None and self._owns(key) and before != proposal.instead:
+            if self._keep(key, held.proposal, held) is not PlacedAs.NOWHERE:
+                return PlacedAs.EARLIER
+            proposal = proposal._replace(instead=before)  # its replica is gone
+        placed = self._keep(key, proposal, held)
+        if held is None:
+            return placed
+        same = before == proposal.endpoint or placed is PlacedAs.AS_PROPOSED
+        return PlacedAs.EARLIER if same else PlacedAs.NOWHERE
+
+    def _keep(self, key: LeaseKey, proposal: Proposal, held: _Unsure | None) -> PlacedAs:
+        """Hold a lease in place of one of an earlier view, and tell all; else that stays."""
         granted = proposal
-        if held is not None:
-            if self._owns(key) and held.proposal.endpoint != proposal.instead:
-                granted = proposal = held.proposal
-            if held.stamp < self._stamp:
-                granted = proposal._replace(instead=held.proposal.endpoint)
+        if held is not None and held.stamp < self._stamp:
+            granted = proposal._replace(instead=held.proposal.endpoint)
         self._unsure[key] = _Unsure(proposal, self._clock() + proposal.idle_s, self._stamp)
         placed = self._links.grant(granted)
-        if placed is PlacedAs.AS_PROPOSED:
-            return placed if held is None else PlacedAs.EARLIER
-        if held is None:  # another one is used
-            del self._unsure[key]
-            return placed
-        self._unsure[key] = held
-        return placed if held.proposal.endpoint == proposal.endpoint else PlacedAs.NOWHERE
+        if placed is not PlacedAs.AS_PROPOSED:
+            if held is None:
+                del self._unsure[key]
+            else:
+                self._unsure[key] = held
+        return placed
 
     def _forget(self) -> bool:
         """Forget leases that have expired; return whether there were any."""
@@ -489,9 +498,8 @@ class Owners:
                 asked.asked.add(peer)
 
     def _question(self, asked: _Open) -> OwnerAsk:
-        found, proposal = self._unsure.get(asked.key), asked.proposal
-        if found is not None and found.proposal.endpoint != proposal.instead:
-            proposal = found.proposal
+        found = None if asked.granted is None else self._unsure.get(asked.key)
+        proposal = asked.proposal if found is None else found.proposal
         return OwnerAsk(asked.number, proposal, "" if self._list is None else self._digest)
 
     def _end(self, asked: _Open, placed: PlacedAs) -> None:

@@ -5,9 +5,9 @@ and time are simulated (``hosts``). What must be true:
 
 * A sequence has one replica, whatever fails and wherever its next request goes. An exception:
   no living member knew it, as a host lost its power with what it had sent, or no other member had
-  caught up. Another one in a group without the control server's list: it was placed by a member
-  that heard at most half of those that lived, as one that hears no other agrees with itself
-  (``group.owners``).
+  caught up; or its replica was removed from the pool. Another one in a group without the control
+  server's list: it was placed by a member that heard at most half of those that lived, as one that
+  hears no other agrees with itself (``group.owners``).
 * Within ``SETTLED_S`` after the last fault all members know and agree with each other, no question
   is open, and leases and requests in flight are the same everywhere. Each sequence can go on then.
 * No time of another host is taken for an own one: a lease never lasts longer than its pool says.
@@ -17,6 +17,7 @@ and time are simulated (``hosts``). What must be true:
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import count
 from random import Random
 from types import SimpleNamespace
@@ -34,7 +35,7 @@ from ext_proc.workers.group import members as members_module
 from ext_proc.workers.group.members import GroupPlan
 from ext_proc.workers.news import Listed
 from support.chaos.hosts import HostLoop, Network, Select, Socket
-from support.crew import POOL, request, router
+from support.crew import POOL, pool, request, router
 from tidegate_common.tls.roles import Peer
 
 if TYPE_CHECKING:
@@ -80,7 +81,8 @@ KINDS: Final = (
     *("kill", "kill", "stop", "cut", "cut", "cut-one-way", "cut-one-way"),
     *("slow", "lossy", "wall-clock", "end-link", "end-link"),
 )
-RARE: Final = ("power", "cut-off")
+RARE: Final = ("power", "cut-off", "replica", "replica")
+REPLICAS: Final = 4
 
 
 def schedule(seed: int) -> tuple[int, list[Fault]]:
@@ -117,6 +119,8 @@ class Group:
         """Replicas to which requests of a sequence were forwarded."""
         self.powerless = False
         """A host has lost its power: what it had leased may be lost."""
+        self.gone: list[str] = []
+        """Replicas that were removed from the pool."""
         self.exempt: set[int] = set()
         """Sequences that a part of the members placed."""
         self.decided = self.refused = 0
@@ -168,6 +172,12 @@ class Group:
             self.powerless |= fault.kind == "power"
             self.end(one, power=fault.kind == "power")
             network.at(ends, self.start, one)
+        elif fault.kind == "replica":
+            if len(self.gone) < REPLICAS - 2:
+                self.gone.append(f"r{self.rng.randrange(REPLICAS)}")
+            for member in self.members.values():
+                after_s = self.rng.random() * fault.size
+                network.at(network.now + after_s, member.loop.call_soon, member.learn_pool)
         elif fault.kind == "stop":
             if one in self.members:
                 self.members[one].loop.stopped_until = ends
@@ -222,7 +232,11 @@ class Group:
         self.placed(member, sequence)
         where = self.sent.setdefault(sequence, set())
         where.add(replica)
-        if len(where) > 1 and not self.powerless and sequence not in self.exempt:
+        if (
+            len(where.difference(self.gone)) > 1
+            and not self.powerless
+            and sequence not in self.exempt
+        ):
             raise BrokenError(f"sequence {sequence} is on {sorted(where)}")
 
     # --- a run ------------------------------------------------------------------------------------
@@ -329,7 +343,7 @@ class Member:
         self._rate = 1.0 + (rng.random() - 0.5) * 4e-4
         self.wall_s = 1.8e9
         self.router = router(
-            4,
+            REPLICAS,
             rng.randrange(1000),
             more={"sequence_idle_s": IDLE_S},
             on_event=self.publish,
@@ -367,11 +381,19 @@ class Member:
             wall_clock=lambda: self.wall_s + group.network.now,
         )
         self.router.owners = self.bus.owners
+        if group.gone:
+            self.learn_pool()
         self.bus.open()
         if group.listed is not None:
             self.bus.owners.take(group.listed)
         self.loop.create_task(self.bus.run())
         self.loop.create_task(self.serve())
+
+    def learn_pool(self) -> None:
+        """Take the pool as it is now."""
+        whole = pool(REPLICAS, sequence_idle_s=IDLE_S)
+        left = tuple(each for each in whole.endpoints if each.key.id not in self.group.gone)
+        self.router.set_pools({POOL: replace(whole, endpoints=left)}, self.clock())
 
     async def serve(self) -> None:
         """Serve once it knows what the others know."""

@@ -20,6 +20,8 @@ class One:
 
     def __init__(self) -> None:
         self.leases: dict[LeaseKey, Lease] = {}
+        self.gone: set[str] = set()
+        """Replicas that are in no pool any more."""
         self.asked: list = []
         self.told: list = []
         links = OwnerLinks(self.send, self.grant, lambda call: call(), lambda: None)
@@ -59,6 +61,8 @@ class One:
         known = self.leases.get(which)
         if known is not None and known.endpoint != proposal.instead:
             return PlacedAs.EARLIER
+        if proposal.endpoint.id in self.gone:
+            return PlacedAs.NOWHERE
         self.leases[which] = Lease(proposal.endpoint, proposal.variant, 60.0)
         return PlacedAs.AS_PROPOSED
 
@@ -102,6 +106,17 @@ def test_an_owner_proposes_what_was_held_last(one):
     one.owners.answered(one.asked[0][0], OwnerAnswer(number, PlacedAs.EARLIER))
     assert one.told == [PlacedAs.EARLIER]
     assert not one.owners.unsure(which)
+
+
+def test_an_owner_proposes_no_replica_that_is_gone(one):
+    """Else a lease that nobody used would keep its sequence from being placed."""
+    which = one.sequence(None)
+    one.hear(which, 1, 310)
+    one.gone.add("r1")
+    del one.leases[which]  # with its replica
+    one.owners.ask(proposal(which, 0), lambda *told: one.told.append(told[0]))
+    assert one.on(which) == "r0"
+    assert one.asked[0][1].proposal.instead == key(1)
 
 
 def test_what_an_earlier_view_left_makes_room(one):

@@ -208,8 +208,8 @@ _Sent = tuple["Head", "Form", "Pool", bool, "int | None", "float | None"]
 """Of a request that was sent to a replica: head, form and pool; whether another replica may read
 it; the length of its body, if it was read; and when its caller will have left, if it says so."""
 
-_NO_TOKENIZERS: Final[Mapping[str, Tokenizer]] = MappingProxyType({})
-_NO_CHATS: Final[Mapping[str, Chats]] = MappingProxyType({})
+NO_TOKENIZERS: Final[Mapping[str, Tokenizer]] = MappingProxyType({})
+NO_CHATS: Final[Mapping[str, Chats]] = MappingProxyType({})
 
 
 class Exchange:
@@ -247,8 +247,8 @@ class Exchange:
     def __init__(
         self,
         router: Router,
-        tokenizers: Mapping[str, Tokenizer] = _NO_TOKENIZERS,
-        chats: Mapping[str, Chats] = _NO_CHATS,
+        tokenizers: Mapping[str, Tokenizer] = NO_TOKENIZERS,
+        chats: Mapping[str, Chats] = NO_CHATS,
         options: ExchangeOptions = USUAL,
     ) -> None:
         self._router = router

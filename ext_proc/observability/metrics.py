@@ -27,7 +27,6 @@ from ext_proc.observability.traffic import TrafficCounts
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ext_proc.exchange import Pick
 
 _SECONDS: Final = (
     0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0,
@@ -155,14 +154,15 @@ class Metrics:
             registry,
             known=[ALL, MATCHED],
         )
-        self._picked = Picks(
+        self.picked = Picks(
             picks.series,
             tokens.series,
             blocks.series,
             prompts.series,
             predicted.series,
             self._traffic,
-        )
+        ).count
+        """Counts a pick."""
         self.streams = 0
         """Number of open streams of the proxy."""
         Gauge(
@@ -202,10 +202,6 @@ class Metrics:
         Gauge(
             "tidegate_picker_index_blocks", "Blocks in the prefix index.", registry=registry
         ).set_function(index_blocks)
-
-    def picked(self, pick: Pick) -> None:
-        """Count a pick."""
-        self._picked.count(pick)
 
     def refused(self, reason: str, pool: str = "") -> None:
         """Count a refusal; ``pool`` is empty if it is not known."""

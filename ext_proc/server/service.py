@@ -23,12 +23,13 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 
 from ext_proc.exchange.known import USUAL
+from ext_proc.exchange.machine import NO_CHATS, NO_TOKENIZERS
 from ext_proc.observability.requests.records import TRACEPARENT
 from ext_proc.routing.values.refusal import NO_PICK
 from ext_proc.server.answers import Cut, ExchangeHandler, failed, released
 from ext_proc.server.holds import Holds
 from ext_proc.server.pumping import Pumping
-from ext_proc.server.stream import NO_CHATS, NO_TOKENIZERS, ExchangeStream, Tools
+from ext_proc.server.stream import ExchangeStream, Tools
 from ext_proc.server.transport import server as server_over
 from ext_proc.server.wire import METHOD, SERVICE, Writer
 from ext_proc.settings import AddressError

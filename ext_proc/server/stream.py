@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
     Loads = Sequence[tuple[str, str]]
 
-NO_TOKENIZERS: Final[Mapping[str, Tokenizer]] = MappingProxyType({})
-NO_CHATS: Final[Mapping[str, Chats]] = MappingProxyType({})
 _NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 _WITH_PICK: Final = (ReplyHead, ReplyBody)
 

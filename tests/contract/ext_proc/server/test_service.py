@@ -18,12 +18,10 @@ from ext_proc.server.wire import SERVICE
 from support.peer import Peer
 from support.streams import (
     CHAT_PATH,
-    GRPC_INFER,
     MODE,
     PROMPT,
     Messages,
     llm,
-    replicas,
     router,
     vision,
 )
@@ -61,53 +59,6 @@ async def test_what_others_did_is_read_before_a_decision():
         await peer.finish(call)
 
 
-async def test_round_robin_alternates():
-    """V14: of two endpoints the second request gets the other and the third the first."""
-    request_router = router(llm(policy="round-robin", endpoints=replicas(2), body="none"))
-    async with Peer(request_router) as peer:
-        seen = []
-        for _ in range(3):
-            call, (answer,) = await peer.talk(Messages().head())
-            seen.append(answer.picked[0])
-            await peer.finish(call)
-    assert seen[0] != seen[1]
-    assert seen[2] == seen[0]
-
-
-@pytest.mark.parametrize(
-    ("hint", "allowed"),
-    [
-        (["10.0.0.3:8080"], {"10.0.0.3:8080"}),
-        ("10.0.0.2:8080,10.0.0.3:8080", {"10.0.0.2:8080", "10.0.0.3:8080"}),
-        (None, {"10.0.0.1:8080", "10.0.0.2:8080", "10.0.0.3:8080"}),
-        ({"unrelated": "x"}, {"10.0.0.1:8080", "10.0.0.2:8080", "10.0.0.3:8080"}),
-        ("10.0.0.1", {"10.0.0.1:8080"}),
-    ],
-)
-async def test_subsets(hint, allowed):
-    """V17-V27: the pick and its fallbacks come from the subset, whole pool without one."""
-    async with Peer(router(llm())) as peer:
-        _, (answer,) = await peer.talk(Messages().head(end=True, subset=hint))
-        assert set(answer.picked) == allowed
-
-
-@pytest.mark.parametrize("hint", [[], "192.168.1.1:8080", "10.0.0.1:3000"])
-async def test_subsets_without_a_match(hint):
-    """V23, V25, V27d: a subset without a known replica is 503 with its reason."""
-    async with Peer(router(llm())) as peer:
-        _, (answer,) = await peer.talk(Messages().head(end=True, subset=hint))
-        assert (answer.status, answer.reason) == (503, "no-endpoints")
-        assert peer.counted("refusals_total", pool="llm", reason="no-endpoints") == 1
-
-
-async def test_the_body_message_decides_about_the_subset():
-    """V78: the last message's metadata is the one used."""
-    async with Peer(router(llm())) as peer:
-        messages = Messages().head(subset="10.0.0.1").body(PROMPT, subset="10.0.0.2")
-        _, (_, answer) = await peer.talk(messages)
-        assert answer.picked == ["10.0.0.2:8080"]
-
-
 @pytest.mark.parametrize("body", [b"no healthy upstream", b'{"prompt": "hello'])
 async def test_unreadable_bodies(body):
     """V38: 400 if only the body names the pool; with a known pool what it says of such bodies."""
@@ -119,19 +70,6 @@ async def test_unreadable_bodies(body):
         assert peer.counted("unreadable_bodies_total") == 2
 
 
-async def test_an_empty_pool():
-    """V16, V40: 503 as a reply, never a stream error; gRPC callers get their status."""
-    async with Peer(router(llm(endpoints=()))) as peer:
-        _, (answer,) = await peer.talk(Messages().head(end=True))
-        assert answer.status == 503
-        assert answer.headers["retry-after"] == "1"
-        messages = Messages(cluster="llm/stable/grpc").head(
-            GRPC_INFER, headers={"content-type": "application/grpc"}, end=True
-        )
-        _, (answer,) = await peer.talk(messages)
-        assert answer.message.immediate_response.grpc_status.status == 14
-
-
 async def test_a_moved_request():
     """The body names another pool than the route's: the reply moves the request there."""
     async with Peer(router(llm(), vision())) as peer:
@@ -139,20 +77,6 @@ async def test_a_moved_request():
         _, answers = await peer.talk(messages.body({"model": "vision", "messages": []}))
         assert answers[-1].picked == ["10.0.0.20:8080"]
         assert answers[-1].common.clear_route_cache
-
-
-async def test_served_elsewhere_is_credited_and_counted():
-    """V28: response headers report that another replica served; it holds the ticket to the end."""
-    async with Peer(router(llm(body="none"))) as peer:
-        call, (answer,) = await peer.talk(Messages().head())
-        served = {"x-gateway-destination-endpoint-served": answer.picked[1]}
-        _, (reply,) = await peer.talk(Messages().response(served=served), call)
-        assert not reply.headers
-        names = {each.http: each.key.id for each in llm().endpoints}
-        assert peer.router.registry.in_flight()[names[answer.picked[1]]] == 1
-        await peer.finish(call)
-        await peer.settled(Outcome.DONE)
-        assert peer.counted("served_elsewhere_total") == 1
 
 
 async def test_no_pools_is_no_pick():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
@@ -24,13 +25,24 @@ if TYPE_CHECKING:
 
 TRACE = Path(__file__).resolve().parents[4] / "bench" / "traces" / "conversation_trace.jsonl"
 REQUESTS = 300
+
+
+@functools.cache
+def conversation() -> Workload:
+    """Return the first requests of the trace, which takes a second to read."""
+    return read_trace(TRACE).first(REQUESTS)
+
+
 TRAFFIC: dict[str, tuple[Callable[[], Workload], float]] = {
     # requests per second of a fleet that computes 8,000 tokens/s on each of 8 replicas
-    "conversation": (lambda: read_trace(TRACE).first(REQUESTS), 3.4),
+    "conversation": (conversation, 3.4),
     "sessions": (lambda: sessions(REQUESTS, Random(0), 4.8), 6.3),
     "agents": (lambda: agents(REQUESTS, 4.8), 6.4),
     "documents": (lambda: documents(REQUESTS, 4.8), 4.6),
 }
+
+RATES = [("conversation", 3e3), ("sessions", 8e3), ("agents", 24e3), ("documents", 3e3)]
+"""Traffic, and tokens/s that engines compute."""
 
 
 def learned(traffic: str, rate: float, *, first_tokens: bool) -> float:
@@ -48,15 +60,13 @@ def learned(traffic: str, rate: float, *, first_tokens: bool) -> float:
     return scheduler.tokens_per_s() * per_token
 
 
-@pytest.mark.parametrize("rate", [3_000.0, 8_000.0, 24_000.0])
-@pytest.mark.parametrize("traffic", TRAFFIC)
+@pytest.mark.parametrize(("traffic", "rate"), RATES)
 def test_first_tokens_tell_the_speed(traffic: str, rate: float) -> None:
     """After 300 requests the speed is within 15 % of the engine's, wherever it started."""
     assert learned(traffic, rate, first_tokens=True) == pytest.approx(1.0, abs=0.15)
 
 
-@pytest.mark.parametrize("rate", [3_000.0, 8_000.0, 24_000.0])
-@pytest.mark.parametrize("traffic", TRAFFIC)
+@pytest.mark.parametrize(("traffic", "rate"), RATES)
 def test_durations_tell_the_order_of_the_speed(traffic: str, rate: float) -> None:
     """Durations alone are within a factor of 3: the load of a replica grows with long prompts."""
     assert 1 / 3 < learned(traffic, rate, first_tokens=False) < 3

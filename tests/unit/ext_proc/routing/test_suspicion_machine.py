@@ -82,7 +82,7 @@ KillerMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=
 TestKiller = KillerMachine.TestCase
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("count", [6, 100])
 @pytest.mark.parametrize("apart", [0.0, 0.1, 0.3, 1.0, 4.0])
 def test_an_operators_kills_refuse_no_request(seed: int, count: int, apart: float):
@@ -108,7 +108,7 @@ def test_an_operators_kills_refuse_no_request(seed: int, count: int, apart: floa
     assert fleet.answered == set(bodies)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(3))
 def test_one_body_that_everybody_sends_is_never_refused(seed: int):
     """A load test: the only body in flight is on every replica that an operator kills."""
     fleet = DeadlyFleet(3, seed)

@@ -7,7 +7,8 @@ Rules:
    picker whose certificate names the id that it says.
 2. A list is stored before it is sent. While it cannot be stored the one before stays.
 3. A message that breaks a bound ends its stream with INVALID_ARGUMENT; a picker beyond
-   ``MAX_MEMBERS`` gets RESOURCE_EXHAUSTED.
+   ``MAX_MEMBERS`` gets RESOURCE_EXHAUSTED. One whose id another has, at another address, gets
+   ALREADY_EXISTS: each of both would place alone what the list lets this id place.
 """
 
 from __future__ import annotations
@@ -94,6 +95,10 @@ class PickerGroup:
                 if not picker:
                     if reason := self._not_named(context, standing.picker_id):
                         await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
+                    known = self._roster.address(standing.picker_id)
+                    if known not in {None, standing.address}:
+                        reason = f"{standing.picker_id} is connected from {known} already"
+                        await context.abort(grpc.StatusCode.ALREADY_EXISTS, reason)
                     if standing.picker_id not in self._streams and self._roster.full:
                         reason = f"{MAX_MEMBERS} pickers of a group are connected already"
                         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)

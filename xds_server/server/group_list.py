@@ -86,6 +86,11 @@ class GroupRoster:
         """Addresses of the pickers that are connected, sorted."""
         return tuple(sorted({each.address for each in self._connected.values()}))
 
+    def address(self, picker: str) -> str | None:
+        """Return the address of a picker; ``None`` = it is not connected."""
+        standing = self._connected.get(picker)
+        return None if standing is None else standing.address
+
     @property
     def full(self) -> bool:
         """Whether further pickers are refused."""

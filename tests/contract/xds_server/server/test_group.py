@@ -123,6 +123,19 @@ async def test_pickers_learn_each_other() -> None:
         assert first.holds == other.holds
 
 
+async def test_an_id_has_one_picker() -> None:
+    """Another one of that name is refused while the first is connected."""
+    async with serving() as here:
+        first = here.picker("p1")
+        await first.until(listed("p1"))
+        call = report_pb2_grpc.PickerReportsStub(here.channel).Join()
+        await call.write(report_pb2.GroupStanding(picker_id="p1", address="elsewhere:1"))
+        assert await call.code() is grpc.StatusCode.ALREADY_EXISTS
+        assert await call.details() == "p1 is connected from at-p1:1 already"
+        other = here.picker("p2")
+        await other.until(lambda picker: picker.addresses == ("at-p1:1", "at-p2:1"))
+
+
 async def test_who_leaves_waits_until_it_is_not_listed() -> None:
     """Then the others place what it would have placed."""
     async with serving() as here:

@@ -49,7 +49,10 @@ async def replicas():
 @pytest.fixture(scope="module")
 async def stack(empty_stack, replicas):
     """Lend the empty stack over the replicas."""
+    # Without limits, as those that are learned while a replica hangs let a request wait for longer
+    # than it may.
     more = {"outlier": OUTLIER, "circuit_breaker": {"min_retries": 100}}
+    more |= {"routing": {"limit": "none"}}
     async with empty_stack.over(*replicas, more=more) as running:
         yield running
 
@@ -121,7 +124,7 @@ async def test_a_sick_replica_is_left_alone_and_comes_back(
         # A half-open try costs one request, each relapse doubles the pause.
         assert while_out <= 20
     else:
-        assert not load.failures, "each was repeated elsewhere, or only waited"
+        assert not load.failures, "each was repeated elsewhere"
     if "closes" in sickness:
         assert await metric(http, stack.picker_metrics, RETRIED) > retried
 

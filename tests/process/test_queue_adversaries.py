@@ -23,7 +23,8 @@ from tidegate.stack.processes.waiting import http_ok, wait_until
 from tidegate_api.names import OBJECTIVE_HEADER, PICKER_CLUSTER, REASON_HEADER, TIMEOUT_HEADER
 from xds_server.applications.keepers.unpicked_keeper import UnpickedKeeper
 
-HELD = 100
+HELD = 60
+"""Requests that wait at once: all come before the first has waited for as long as it may."""
 INFER = "/v2/models/toy-llm/infer"
 
 
@@ -188,9 +189,9 @@ async def test_callers_that_leave_in_waves_leave_nothing_behind(stack):
     first = await all_busy(stack)
     stay = []
     for wave in range(3):
-        gone = [stack.ask() for _ in range(60)]
+        gone = [stack.ask() for _ in range(20)]
         stay += [stack.ask() for _ in range(3)]
-        assert await stack.waiting(60 + len(stay))
+        assert await stack.waiting(20 + len(stay))
         for task in gone:
             task.cancel()
         assert await stack.waiting(len(stay)), wave
@@ -383,14 +384,14 @@ async def test_two_envoys_share_one_queue(stack):
         connector, kept = aiohttp.TCPConnector(limit=0, force_close=True), stack.http
         async with aiohttp.ClientSession(connector=connector) as stack.http:
             first = await all_busy(stack)
-            waits = [stack.ask() for _ in range(60)]
-            assert await stack.waiting(60)
+            waits = [stack.ask() for _ in range(HELD)]
+            assert await stack.waiting(HELD)
             held = {"envoy_cluster_name": PICKER_CLUSTER}
             for each in (stack.envoy_admin, page):
                 stats, active = f"{each}/stats/prometheus?", "envoy_cluster_upstream_rq_active"
                 assert await metric(stack.http, stats, active, **held)
             let_all(stack)
-            assert await statuses(*first, *waits) == [200] * 62
+            assert await statuses(*first, *waits) == [200] * (HELD + 2)
         stack.http = kept
         assert [each.most for each in stack.replicas] == [1, 1]
         await stack.supervisor.kill("envoy-2", signal.SIGTERM)

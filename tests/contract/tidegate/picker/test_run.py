@@ -120,14 +120,15 @@ async def test_workers_read_the_file_each_and_agree(tmp_path, found):
     given = found_in(tmp_path) if found else {"endpoints": [endpoint(1), endpoint(2)]}
     pools = [pool(variants=[{"name": "stable"}], **given)]
     file.write_text(json.dumps({"pools": pools}))
-    with HeldPorts() as ports:
+    log = tmp_path / "log"
+    with HeldPorts() as ports, log.open("wb") as written:
         listen, pages = ([ports.address() for _ in range(2)] for _ in range(2))
         options = ("--workers", "2", "--listen", ",".join(listen), "--metrics", ",".join(pages))
         async with asyncio.timeout(120):
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "tidegate", "picker", "--fleet", str(file), *options),
-                stderr=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
+                stderr=written,
+                stdout=written,
                 env=child_environment(),
             )
             try:
@@ -147,4 +148,4 @@ async def test_workers_read_the_file_each_and_agree(tmp_path, found):
     assert first == second
     assert set(first) == {"r1", "r2"}
     assert sorted(each["fleet"]["found"]["finds"] for each in states) == [False, True]
-    assert process.returncode == 0
+    assert process.returncode == 0, log.read_text("utf-8")

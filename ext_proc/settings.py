@@ -92,7 +92,8 @@ class PickerSettings(IdentitySettings):
     server."""
     group_members: Annotated[Addresses | None, Shown("HOST:PORT,...")] = None
     """The --group-listen of all pickers, on several hosts, that decide as one, and of each of their
-    workers, in place of what the control server knows; this one's own may be among them."""
+    workers, in place of what the control server knows; this one's own may be among them. Without
+    its list, halves that are cut off from each other may place a sequence twice."""
     metrics: Addresses = PICKER_METRICS_ADDRESS
     """Address of metrics and debug pages."""
     id: Annotated[str, Field(min_length=1, max_length=128), Shown("NAME")] = Field(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ext_proc.exchange import Body, Lost, Response, ResponsePart
+from ext_proc.exchange import Body, Response, ResponsePart
 from ext_proc.exchange.refusals import is_move
-from support.exchanges import PROMPT, generic, grpc, head, in_flight, run, unnamed
+from support.exchanges import PROMPT, generic, grpc, head, run, unnamed
 from support.streams import GRPC_INFER, GRPC_STREAM, frame, llm, router
 from tidegate_api.names import AGAIN_HEADER
 
@@ -60,17 +60,6 @@ def test_what_no_other_replica_may_get_is_refused_by_a_mute_one(event, body, tol
 def test_others_stay(event, body, pool):
     """They wait for their replica, as they did before."""
     assert left(event, body, **pool) is None
-
-
-def test_a_request_leaves_once_and_settles_as_aborted():
-    """Its time teaches nothing; its charge ends with the stream."""
-    request_router = router(llm())
-    exchange, _ = run(request_router, head(), WHOLE)
-    assert exchange.leave(1.5, read_before=False, mute=True)
-    assert exchange.leave(1.5, read_before=False, mute=True) is None
-    exchange.on(Lost(clean=True), 2.0, 2.0)
-    assert in_flight(request_router) == 0
-    assert request_router.ledger.outcomes == {"aborted": 1}
 
 
 def test_an_answer_that_has_begun_keeps_its_request():

@@ -157,17 +157,6 @@ def test_an_unwanted_buffered_body_is_called_off(event):
 # --- after the decision ---------------------------------------------------------------------------
 
 
-def test_later_messages_get_empty_replies():
-    """A duplicate end of stream, trailers and response parts never decide again."""
-    request_router = router(llm())
-    exchange, _ = run(request_router, head(), Body(PROMPT, end_of_stream=True))
-    assert exchange.on(Body(b"", end_of_stream=True), 1.0, 1.0) == (ReplyBody(),)
-    assert exchange.on(Trailers(), 1.0, 1.0) == (ReplyTrailers(),)
-    for part in ResponsePart:
-        assert exchange.on(Response(part), 1.0, 1.0) == (ReplyResponse(part),)
-    assert in_flight(request_router) == 1
-
-
 @pytest.mark.parametrize("event", [Trailers(), Response(ResponsePart.HEADERS)])
 def test_no_body_after_all_is_a_pass(event):
     """Trailers or a response arrive instead of the body: nothing is charged."""

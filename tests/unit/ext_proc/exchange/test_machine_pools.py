@@ -8,18 +8,8 @@ from dataclasses import replace
 from tritonclient.grpc import service_pb2
 
 from ext_proc.exchange import Body, BodyModeOverride, BodySending, ExchangeState
-from support.exchanges import PROMPT, grpc, head, run, unnamed
+from support.exchanges import grpc, head, run, unnamed
 from support.streams import GRPC_LIVE, GRPC_STREAM, llm, replicas, router, vision
-
-
-def test_an_unnamed_route_takes_the_pool_from_the_body():
-    """The body's model names the pool; the reply moves the request there and clears the route."""
-    body = Body(b'{"model": "vision", "messages": []}', end_of_stream=True)
-    _, reply = run(router(llm(), vision()), unnamed(), body)
-    assert reply.pick.clear_route_cache
-    assert dict(reply.pick.headers)["x-tidegate-pool"] == "vision"
-    assert dict(reply.pick.headers)["x-tidegate-variant"] == "stable"
-    assert reply.pick.destination == "10.0.0.20:8080"
 
 
 def test_an_unnamed_route_that_was_right_is_kept():
@@ -87,20 +77,6 @@ def test_the_protocol_is_the_clusters():
     assert all(address.endswith(":8081") for address in reply.pick.destination.split(","))
 
 
-def test_a_started_sequence_has_one_address_and_no_retries():
-    """Its state is in one replica, and Envoy must not try another."""
-    event = grpc(GRPC_STREAM, headers={"tidegate-sequence-id": "7"})
-    request_router = router(llm())
-    _, reply = run(request_router, event)
-    first, _, others = reply.pick.destination.partition(",")
-    assert others
-    assert dict(reply.pick.headers)["x-tidegate-reads"] == "0"
-    for _ in range(5):
-        _, again = run(request_router, event)
-        assert again.pick.destination == first
-        assert dict(again.pick.headers)["x-envoy-max-retries"] == "0"
-
-
 def test_a_leased_sequence_leaves_the_drawn_variant():
     """The lease beats Envoy's draw: the reply names the lease's variant and clears the route."""
     request_router = router(llm())
@@ -127,16 +103,6 @@ def test_the_session_header_reaches_the_router():
         for _ in range(20)
     }
     assert len(seen) == 1
-
-
-def test_the_subset_of_the_last_message_counts():
-    """V78: the subset of the body message replaces that of the headers."""
-    first, last = frozenset({"10.0.0.1"}), frozenset({"10.0.0.2:8080"})
-    body = Body(PROMPT, end_of_stream=True, subset=last)
-    _, reply = run(router(llm()), head(subset=first), body)
-    assert reply.pick.destination == "10.0.0.2:8080"
-    _, kept = run(router(llm()), head(subset=first), body.changed(subset=None))
-    assert kept.pick.destination == "10.0.0.1:8080"
 
 
 GRPC_READY = "/inference.GRPCInferenceService/ModelReady"

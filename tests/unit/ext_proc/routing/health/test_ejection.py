@@ -44,22 +44,6 @@ def test_answers_that_are_all_errors_name_a_dead_backend(build):
     assert case.reported == [(key(0), Cause.DEAD_BACKEND)]
 
 
-def test_the_way_back(build):
-    """An ejected replica is half open, with one request at a time, until two good answers."""
-    case = Case(build)
-    case.fail(0)
-    assert case.ejection.barred(9.9) == {key(0)}
-    assert case.ejection.barred(10.0) == set()
-    case.ejection.picked(key(0), 10.0)
-    assert case.ejection.barred(10.1) == {key(0)}
-    case.ejection.good(key(0), 0.1, 10.2)
-    assert case.ejection.barred(10.2) == set()
-    assert case.phase(0) is Phase.HALF_OPEN
-    case.ejection.good(key(0), 0.1, 10.3)
-    assert case.phase(0) is Phase.CLOSED
-    assert not case.ejection.out
-
-
 def test_a_half_open_request_without_a_result_is_given_up(build):
     """After the base time another request is let through."""
     case = Case(build)

@@ -11,21 +11,6 @@ from ext_proc.routing.health.standing import Stands
 from support.ejections import Case, key
 
 
-def test_work_in_flight_without_progress_is_frozen(build):
-    """Thirty seconds without progress while peers progress eject; progress half-opens at once."""
-    case = Case(build)
-    case.ejection.probed(key(0), ready=False)
-    for second in range(29):
-        case.ejection.alive(key(1), second)
-        case.ejection.sweep({key(0): 1, key(1): 1}, second)
-    assert not case.reported
-    case.ejection.alive(key(1), 30.0)
-    case.ejection.sweep({key(0): 1, key(1): 1}, 30.0)
-    assert case.reported == [(key(0), Cause.FROZEN)]
-    case.ejection.alive(key(0), 31.0)
-    assert case.phase(0) is Phase.HALF_OPEN
-
-
 def test_when_no_replica_makes_progress_none_is_frozen(build):
     """Long answers without a byte in between look the same on all replicas."""
     case = Case(build)

@@ -19,7 +19,8 @@ from aiohttp import ClientError, ClientSession
 from kubernetes.etcd import EtcdCluster
 from support.control_process import WAIT_S, piped
 from support.etcd_port import PREFIX, used
-from support.fleets import fleet
+from support.fleets import fleet, pool
+from support.model_servers import ModelServer
 from support.traffic import eventually
 from tidegate.stack.envoy import envoy_binary, envoy_command, envoy_environment, render_bootstrap
 from tidegate.stack.processes import spawning
@@ -27,6 +28,7 @@ from tidegate.stack.processes.ports import HeldPorts
 from tidegate_api.admin.v1 import admin_pb2 as api
 from tidegate_api.admin.v1 import admin_pb2_grpc
 from tidegate_common.children import module_command
+from xds_server.fleet.model.fleet import Fleet
 from xds_server.fleet.store import RevisionStore
 from xds_server.fleet.stored.epochs import MAX_RECORDS
 from xds_server.fleet.stored.shared import SharedHistory
@@ -34,6 +36,7 @@ from xds_server.leading.etcd import Etcd
 from xds_server.leading.standing import EXIT_LOST
 
 pytestmark = pytest.mark.timeout(300)
+FORCED = api.ChangeOptions(force=True)
 
 
 @pytest.fixture
@@ -46,10 +49,10 @@ async def cluster(tmp_path):
 class Servers:
     """Two control servers, and an Envoy that knows both."""
 
-    def __init__(self, folder, store: str, ports: HeldPorts) -> None:
+    def __init__(self, folder, store: str, ports: HeldPorts, wanted: Fleet) -> None:
         self.folder, self.store = folder, store
         self.file = folder / "fleet.yaml"
-        self.file.write_text(fleet().model_dump_json())
+        self.file.write_text(wanted.model_dump_json())
         self.ads = [ports.address() for _ in range(2)]
         self.admins = [ports.address() for _ in range(2)]
         self.metrics = [ports.address() for _ in range(2)]
@@ -84,12 +87,19 @@ class Servers:
                 assert event["event"] != "ended", name
         return event
 
+    async def ask(self, number: int, call: str, asked):
+        """Call a control server as an operator does."""
+        async with grpc.aio.insecure_channel(self.admins[number]) as channel:
+            return await getattr(admin_pb2_grpc.AdminStub(channel), call)(asked)
+
     async def drain(self, number: int, endpoint: str) -> int:
         """Drain a replica; return the revision."""
-        options = api.ChangeOptions(force=True)
-        asked = api.SetDrainingRequest(endpoint=endpoint, draining=True, options=options)
-        async with grpc.aio.insecure_channel(self.admins[number]) as channel:
-            return (await admin_pb2_grpc.AdminStub(channel).SetDraining(asked)).revision
+        asked = api.SetDrainingRequest(endpoint=endpoint, draining=True, options=FORCED)
+        return (await self.ask(number, "SetDraining", asked)).revision
+
+    def kill(self, number: int) -> None:
+        """Kill a control server."""
+        os.kill(self.processes[number].pid, signal.SIGKILL)
 
     async def envoy(self) -> spawning.Process:
         """Start the Envoy."""
@@ -134,10 +144,21 @@ class Servers:
 
 
 @pytest.fixture
-async def servers(tmp_path, cluster):
+async def replicas():
+    """Start three, of which the last is the canary."""
+    async with ModelServer("r1") as one, ModelServer("r2") as two, ModelServer("r3") as three:
+        yield one, two, three
+
+
+@pytest.fixture
+async def servers(tmp_path, cluster, replicas):
     """Start the first one, which leads, and then the second."""
+    stable, canary = {"name": "stable", "weight": 100}, {"name": "canary", "weight": 0}
+    endpoints = [each.endpoint for each in replicas]
+    endpoints[2]["variant"] = "canary"
+    wanted = fleet(pool(variants=[stable, canary], endpoints=endpoints, default=True))
     with HeldPorts() as ports:
-        made = Servers(tmp_path, cluster.store, ports)
+        made = Servers(tmp_path, cluster.store, ports, wanted)
         try:
             await made.start(0)
             await made.event(0, "control_server_ready")
@@ -188,7 +209,7 @@ async def test_a_follower_goes_on_where_a_killed_leader_ended(servers, cluster) 
     before = set(await servers.hosts())
     change = asyncio.create_task(servers.drain(0, "r1"))
     await servers.event(0, "revision_stored")
-    os.kill(servers.processes[0].pid, signal.SIGKILL)
+    servers.kill(0)
     cluster.members[1].stop()
     with contextlib.suppress(grpc.aio.AioRpcError):
         await change
@@ -215,3 +236,42 @@ async def test_a_leader_ends_before_its_lease_where_no_member_answers(servers, c
         each.start()
     assert (await servers.event(1, "control_server_ready"))["revision"] == 2
     assert await servers.drain(1, "r2") == 3
+
+
+async def test_a_follower_ends_a_load_in_whose_middle_the_leader_was_killed(
+    servers, replicas
+) -> None:
+    """One replica had the model, another one's call was open: in the end all have it, once."""
+    replicas[1].hold = asyncio.Event()
+    options = api.ChangeOptions(wait=False)
+    asked = api.LoadModelRequest(pool="llm", model="m", parallel=1, options=options)
+    begun = await servers.ask(0, "LoadModel", asked)
+
+    async def calling() -> bool:
+        return replicas[1].at_once == 1
+
+    assert await eventually(calling)
+    servers.kill(0)
+    await servers.event(1, "control_server_ready")
+    replicas[1].hold.set()
+    await servers.event(1, "model_operation_ended")
+    found = await servers.ask(1, "GetOperations", api.GetOperationsRequest())
+    assert [(each.number, each.phase) for each in found.operations] == [(begun.number, "done")]
+    assert [each.ready for each in replicas] == [{"m": ["1"]}] * 3
+    assert (replicas[0].calls, replicas[2].calls) == (["load"], ["load"])
+
+
+async def test_a_follower_has_the_rollout_in_whose_middle_the_leader_was_killed(servers) -> None:
+    """With its step and its weights; an operator promotes it there."""
+    asked = api.StartCanaryRequest(pool="llm", variant="canary", options=FORCED)
+    starting = asyncio.create_task(servers.ask(0, "StartCanary", asked))
+    await servers.event(0, "revision_stored")  # the weights are changed, and nobody was told
+    servers.kill(0)
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        await starting
+    await servers.event(1, "control_server_ready")
+    acted = api.ActOnCanaryRequest(pool="llm", action="promote", options=FORCED)
+    await servers.ask(1, "ActOnCanary", acted)
+    (found,) = (await servers.ask(1, "GetCanaries", api.GetCanariesRequest())).rollouts
+    assert (found.phase, found.transitions) == ("promoted", 2)
+    assert (await servers.drain(1, "r1")) == 4

@@ -25,6 +25,8 @@ POINTS = [
     *(Point("canary", "full", number) for number in (13, 21)),
     *(Point("load", "kill", number) for number in (6, 14, 30)),
     *(Point("change", "lose-reply", number) for number in (5, 7)),
+    *(Point("canary", "end", number) for number in (4, 20)),
+    *(Point("load", "kill-twice", number) for number in (7, 20)),
 ]
 
 

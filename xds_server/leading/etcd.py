@@ -48,7 +48,11 @@ _UNKNOWN: Final = {
 """Statuses of requests that may have taken effect, or will where they are repeated."""
 
 
-_FULL: Final = " (compact and defragment it, and disarm its alarm)"
+_REMEDIES: Final = (
+    ("database space exceeded", " (compact and defragment it, and disarm its alarm)"),
+    ("user name is empty", " (give --store-cert of one of its users)"),
+)
+"""What to do, by a part of etcd's words."""
 
 
 class Granted(NamedTuple):
@@ -171,7 +175,7 @@ class Etcd:
         except grpc.RpcError as error:
             code, said = error.code(), error.details()
             if code not in _UNKNOWN:
-                full = code is grpc.StatusCode.RESOURCE_EXHAUSTED
-                raise SharedFault(f"etcd says: {said}{_FULL if full else ''}") from None
+                remedy = next((each for words, each in _REMEDIES if words in str(said)), "")
+                raise SharedFault(f"etcd says: {said}{remedy}") from None
             self._turn = (turn + 1) % len(self._members)
             raise Unreachable(f"etcd does not answer: {said}") from None

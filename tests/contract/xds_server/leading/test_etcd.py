@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
+import grpc
 import pytest
 
 from support.etcd_port import METHODS, PREFIX, EtcdPort, Refused, Replay, SmallEtcd, recorded, used
 from tidegate.stack.processes.ports import HeldPorts
 from tidegate_api.etcd.v3 import etcd_pb2 as pb
-from xds_server.fleet.stored.shared import Unreachable
+from xds_server.fleet.stored.shared import SharedFault, Unreachable
 from xds_server.leading.etcd import Etcd
 
 
@@ -49,4 +52,25 @@ def test_another_member_is_asked_where_one_does_not_answer() -> None:
             etcd.swap("b", b"1", 0)
         assert etcd.swap("b", b"1", 0)
     with pytest.raises(Unreachable):
+        etcd.read("a")
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "remedy"),
+    [
+        ("RESOURCE_EXHAUSTED", "etcdserver: mvcc: database space exceeded", "disarm its alarm"),
+        ("INVALID_ARGUMENT", "etcdserver: user name is empty", "give --store-cert"),
+    ],
+)
+def test_a_refusal_is_told_with_what_to_do(code, said, remedy) -> None:
+    """These are etcd 3.6's words without space, and with users."""
+
+    def refuse(*_: object) -> bytes:
+        raise Refused(grpc.StatusCode[code], said)
+
+    with (
+        EtcdPort(refuse) as port,
+        closing(Etcd([port.address], PREFIX)) as etcd,
+        pytest.raises(SharedFault, match=remedy),
+    ):
         etcd.read("a")

@@ -36,8 +36,8 @@ def main() -> int:
         for fault in FAULTS
         for number in range(1, 1 + play(None, script, given.seed).points, given.every)
     ]
-    with get_context("spawn").Pool(given.processes) as pool:
-        found = pool.starmap(run, points, chunksize=8)
+    with get_context("fork").Pool(given.processes) as pool:
+        found = pool.starmap(run, points, chunksize=4)
     failed = [(at, why) for at, why in found if why]
     for at, why in failed:
         sys.stdout.write(f"{at.fault} at point {at.number} of {at.script}: {why}\n")

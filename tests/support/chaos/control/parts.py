@@ -104,11 +104,11 @@ class Operators:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        pass
+        asyncio.get_running_loop().ready = False  # type: ignore[attr-defined]  # the loop is a Host
 
     def bind(self, made: Any, _: Any) -> str:
         """Note the service."""
-        asyncio.get_running_loop().parts = made  # type: ignore[attr-defined]  # the loop is a Host
+        asyncio.get_running_loop().parts = made  # type: ignore[attr-defined]  # as above
         return "admin"
 
     async def start(self) -> str:
@@ -156,7 +156,7 @@ class Log:
             for each in host.world.hosts.values():
                 if (
                     each is not host
-                    and each.ready
+                    and each.port is not None
                     and each.alive
                     and each.stopped_until <= host.time()
                 ):

@@ -21,9 +21,21 @@ GONE_S: Final = 2.0
 """After so long a client leaves a server that is stopped."""
 LONG_S: Final = 9.0
 """How long a leader is stopped, or cut off: longer than its lease."""
+MOST_POINTS: Final = 120
+"""Points in which a follower has taken over."""
 SKEW_S: Final = 1.0
 ADS: Final = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources"
-FAULTS: Final = ("kill", "stop", "cut", "cut-shortly", "lose-reply", "slow", "full")
+FAULTS: Final = (
+    "kill",
+    "kill-twice",
+    "end",
+    "stop",
+    "cut",
+    "cut-shortly",
+    "lose-reply",
+    "slow",
+    "full",
+)
 MODEL: Final = "extra"
 
 

@@ -42,6 +42,7 @@ from support.chaos.control.values import (
     ENDS_S,
     LONG_S,
     MEMBERS,
+    MOST_POINTS,
     SERVERS,
     SKEW_S,
     WAY_S,
@@ -76,6 +77,8 @@ class Host(ThreadedLoop):
         self.parts: Any = None
         """The service for operators, once it is bound; it answers once there is a fleet."""
         self.ready = False
+        self.stop = asyncio.Event()
+        """Ends it as a signal does."""
 
     def run_in_executor(self, _: Any, call: Any, *args: Any) -> asyncio.Future[Any]:
         """Run a function in a thread; a point."""
@@ -99,6 +102,8 @@ class World:
         self.network = Network(self.rng, WAY_S)
         self.at = at
         self.points = 0
+        self.second = 0
+        """Points of others after which one of them is killed too; 0 = none."""
         self.armed: Host | None = None
         """Whose points are counted."""
         self.store = Store(self)
@@ -139,13 +144,13 @@ class World:
         )
 
         async def live() -> None:
-            stop = asyncio.Event()
+            stop = host.stop = asyncio.Event()
             try:
                 async with app._running(settings, stop):
                     await stop.wait()
             except (app.StoreError, app.FleetError, OSError) as error:
                 self.errors.append(f"server {number} ended: {error}")
-                self.network.at(self.network.now, host.end)
+            self.network.at(self.network.now, host.end)
 
         host.do(host.create_task, live())
 
@@ -167,35 +172,52 @@ class World:
 
     # --- faults
 
-    def point(self, host: ThreadedLoop, _: str) -> None:
+    def _kill(self, host: Host) -> None:
+        if Strand.now is None:
+            self.network.at(self.network.now, host.end)
+        else:
+            host.end()
+            raise Killed
+
+    def point(self, host: Any, _: str) -> None:
         """Let something happen, if it is to here."""
-        if host is not self.armed or self.done:
+        if self.done or self.armed is None:
+            return
+        if host is not self.armed:
+            self.second -= 1
+            if self.second == 0:
+                self._kill(host)
             return
         self.points += 1
-        if self.at is None or self.points != self.at.number:
-            return
-        fault, now = self.at.fault, self.network.now
-        if fault == "kill":
-            if Strand.now is None:
-                self.network.at(now, host.end)
-            else:
-                host.end()
-                raise Killed
+        if self.at is not None and self.points == self.at.number:
+            self._happens(self.at.fault, host)
+
+    def _happens(self, fault: str, host: Host) -> None:
+        network = self.network
+        if fault == "kill-twice":
+            self.second = self.rng.randrange(1, MOST_POINTS)
+        if fault.startswith("kill"):
+            self._kill(host)
+        elif fault == "end":
+            network.at(network.now, host.do, host.stop.set)
         elif fault == "stop":
-            host.stopped_until = now + LONG_S
+            host.stopped_until = network.now + LONG_S
         elif fault == "full":
             self.store.full = True
-            self.network.at(now + LONG_S, setattr, self.store, "full", False)
+            network.at(network.now + LONG_S, setattr, self.store, "full", False)
         elif fault == "slow":
             self.slow = dict.fromkeys(MEMBERS[:1], 1.5)
-            self.network.at(now + LONG_S, self.slow.clear)
+            network.at(network.now + LONG_S, self.slow.clear)
         else:
-            ways = {(host.address, each) for each in MEMBERS}
-            if fault != "lose-reply":
-                self.cut |= ways
-            self.cut |= {(two, one) for one, two in ways}
-            lasts_s = LONG_S if fault == "cut" else 0.2 if fault == "lose-reply" else 2.0
-            self.network.at(now + lasts_s, self.cut.clear)
+            self._cut(fault, host)
+
+    def _cut(self, fault: str, host: Host) -> None:
+        ways = {(host.address, each) for each in MEMBERS}
+        self.cut |= {(two, one) for one, two in ways}
+        if fault != "lose-reply":
+            self.cut |= ways
+        lasts_s = {"cut": LONG_S, "cut-shortly": 2.0, "lose-reply": 0.2}[fault]
+        self.network.at(self.network.now + lasts_s, self.cut.clear)
 
     # --- what is seen
 

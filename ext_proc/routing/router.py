@@ -29,7 +29,7 @@ from ext_proc.routing.cache.prefix_index import PrefixIndex
 from ext_proc.routing.cache.prefix_uses import tenant_of
 from ext_proc.routing.cache.reuse import Reuse
 from ext_proc.routing.cache.trials import Trials
-from ext_proc.routing.explain import Explainer, counters, describe
+from ext_proc.routing.explain import Explainer, Recent, counters, describe
 from ext_proc.routing.health.conditions import Conditions
 from ext_proc.routing.health.slowness import Slowness
 from ext_proc.routing.learner import Learner
@@ -49,7 +49,6 @@ from ext_proc.routing.pipeline.scheduler import Scheduler
 from ext_proc.routing.pipeline.variants import is_drawn
 from ext_proc.routing.queue.queue import Queue
 from ext_proc.routing.queue.waiting import lane_of
-from ext_proc.routing.recent import Recent
 from ext_proc.routing.registry import EndpointRegistry
 from ext_proc.routing.relief import NAMES, Relief
 from ext_proc.routing.scales import Scales, prompt_bytes

@@ -123,7 +123,7 @@ _Kept = tuple[str, str, bytes | None, str | None]
 
 
 class RecentSample(Protocol):
-    """A sample of the latest decisions (``routing.recent``)."""
+    """A sample of the latest decisions (``routing.explain``)."""
 
     def shares(self, pool: str, /) -> Mapping[str, float]:
         """Return each known client's share of a pool's decisions."""

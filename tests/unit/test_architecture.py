@@ -47,7 +47,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("cache", "health", "learning", "limits", "relief", "scales", "suspicion"),
         ("policies",),
         ("pipeline",),
-        ("registry", "learner", "peers", "recent", "queue"),
+        ("registry", "learner", "peers", "queue"),
         ("explain",),
         ("router",),
     ),

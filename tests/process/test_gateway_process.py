@@ -166,11 +166,3 @@ async def test_a_port_that_is_taken_ends_the_start_with_the_option(control):
             fault = await two.event("cannot_start")
             assert "--admin-grpc" in fault["reason"]
             assert await asyncio.wait_for(two.process.wait(), 30) == 2
-
-
-async def test_a_port_for_others_needs_certificates():
-    """By the rules of all services."""
-    async with gateway("127.0.0.1:1", admin="0.0.0.0:0") as running:
-        fault = await running.event("cannot_start")
-        assert "--admin 0.0.0.0:0" in fault["reason"]
-        assert await asyncio.wait_for(running.process.wait(), 30) == 2

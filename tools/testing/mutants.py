@@ -17,8 +17,8 @@ The tests are ``tests/unit/PACKAGE``, or those that ``--tests`` names. Rules:
    ``ENOUGH`` have failed.
 3. ``--record`` writes the mutants with their killers, the seconds of tests and the lines that they
    reach. With ``--all-tests`` it has *spare* tests too: those without which each mutant still has
-   a killer and each line a test. They are proposals: read a test before it goes. Properties and
-   tests of security are never among them.
+   a killer and each line a test. Properties and tests of security are never among them. They are
+   proposals: of two tests that notice the same, keep the one that states the rule.
 4. The same sample and seed give the same mutants of the same code.
 """
 

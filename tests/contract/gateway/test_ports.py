@@ -13,7 +13,6 @@ from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2 as pb
 
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
-from gateway import ports
 from gateway.changes import ModelDrains, UndrainedError
 from gateway.http_answers import HttpQuestion
 from gateway.ports import CannotListenError, scope_of, serve_http
@@ -392,11 +391,3 @@ async def test_over_tls_each_port_is_for_its_roles(
     ):
         assert answer.status == status
     assert len(refused) == (status == 403)
-
-
-def test_a_gateway_that_others_can_reach_needs_certificates():
-    """By the rules of all services."""
-    settings = GatewaySettings(id="g", admin="0.0.0.0:18022")
-    assert settings.open_ports == "--admin 0.0.0.0:18022"
-    assert not GatewaySettings(id="g").open_ports
-    assert ports.MAX_CALLS > 1

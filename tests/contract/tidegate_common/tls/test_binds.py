@@ -6,6 +6,7 @@ import pytest
 import structlog
 
 from ext_proc.settings import PickerSettings
+from gateway.settings import GatewaySettings
 from support.identities import Machines
 from tidegate_common.tls.binds import is_local, open_ports
 from tidegate_common.tls.files import TlsError
@@ -50,6 +51,7 @@ OPEN = [
     lambda **more: ControlSettings(fleet="f", metrics="[::]:18080", **more),
     lambda **more: PickerSettings(listen="0.0.0.0:18001", **more),
     lambda **more: PickerSettings(metrics="0.0.0.0:18081", **more),
+    lambda **more: GatewaySettings(id="g", admin="0.0.0.0:18022", **more),
 ]
 
 
@@ -75,6 +77,7 @@ def test_ports_on_loopback_are_as_they_were() -> None:
     with structlog.testing.capture_logs() as logs:
         assert secured(PickerSettings()) is None
         assert secured(ControlSettings(fleet="f")) is None
+        assert secured(GatewaySettings(id="g")) is None
     assert logs == []
 
 

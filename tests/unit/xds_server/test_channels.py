@@ -196,6 +196,7 @@ VALUES: dict[str, Any] = {
     "pools.endpoints_from.device": "a100",
     "pools.drained": ["r9"],
     "pools.routing.allow_override": ["least-request"],
+    "pools.routing.low_objectives": ["batch"],
     "pools.routing.session_header": "x-me",
     "pools.routing.timeout_header": "x-stainless-read-timeout",
     "pools.routing.retry_read": 0,

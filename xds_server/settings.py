@@ -53,6 +53,33 @@ class EtcdAddress(NamedTuple):
     """Of all keys."""
 
 
+class KubernetesAddress(NamedTuple):
+    """Where the shared store is in Kubernetes."""
+
+    namespace: str
+    name: str
+    """Of the head's Secret and of the Lease, and the beginning of others'."""
+
+
+def kubernetes_address(given: str) -> KubernetesAddress | None:
+    """Return what ``kubernetes://NAMESPACE/NAME`` names; ``None`` = it is no such store.
+
+    Raises:
+        ValueError: A name is none of Kubernetes.
+    """
+    if not given.startswith(_KUBERNETES):
+        return None
+    namespace, slash, name = given.removeprefix(_KUBERNETES).partition("/")
+    if not slash:
+        name = "tidegate"
+    if not (_LABEL.fullmatch(namespace) and _LABEL.fullmatch(name)):
+        raise ValueError(
+            f"'{given:.200}' is no store; write kubernetes://NAMESPACE/NAME in lower-case letters,"
+            " digits and '-', at most 63 each"
+        )
+    return KubernetesAddress(namespace, name)
+
+
 def etcd_address(given: str) -> EtcdAddress:
     """Return what ``etcd://HOST:PORT,...`` or ``etcd://HOST:PORT,.../PREFIX`` names.
 
@@ -65,17 +92,20 @@ def etcd_address(given: str) -> EtcdAddress:
     if not given.startswith(_ETCD) or not right:
         raise ValueError(
             f"'{given:.200}' is no store; write the addresses of etcd's members, for example "
-            "etcd://10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379"
+            "etcd://10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379, or kubernetes://NAMESPACE/NAME"
         )
     return EtcdAddress(found, f"/{prefix.strip('/') or 'tidegate'}/")
 
 
-def _etcd(given: str) -> str:
-    etcd_address(given)
+def _shared(given: str) -> str:
+    if kubernetes_address(given) is None:
+        etcd_address(given)
     return given
 
 
 _ETCD: Final = "etcd://"
+_KUBERNETES: Final = "kubernetes://"
+_LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _MEMBER: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}")
 _MAX_MEMBERS: Final = 16
 
@@ -114,17 +144,20 @@ class ControlSettings(IdentitySettings):
     """Serve clients of a history that is lost; otherwise those that connect within a minute of the
     start with an empty folder get nothing."""
     store: (
-        Annotated[str, AfterValidator(_etcd), Shown("etcd://HOST:PORT,...", "TIDEGATE_STORE")]
+        Annotated[str, AfterValidator(_shared), Shown("etcd://HOST:PORT,...", "TIDEGATE_STORE")]
         | None
     ) = None
-    """Members of the etcd that keeps the revisions of several control servers, of which one leads.
-    An empty one begins with those in --state, which is not read again."""
+    """Members of the etcd that keeps the revisions of several control servers, of which one leads;
+    or kubernetes://NAMESPACE/NAME, for Secrets and a Lease. An empty one begins with those in
+    --state, which is not read again."""
     store_ca: Annotated[Path | None, Shown("FILE")] = None
     """Authorities that sign etcd's certificates (PEM); default: etcd without TLS."""
     store_cert: Annotated[Path | None, Shown("FILE")] = None
     """Certificate for etcd (PEM)."""
     store_key: Annotated[Path | None, Shown("FILE")] = None
     """Its key (PEM)."""
+    store_kubeconfig: Annotated[Path | None, Shown("FILE")] = None
+    """Kubeconfig for a store in Kubernetes; default: the pod's service account."""
     dns: Annotated[tuple[HostPort, ...] | None, Shown("IP:PORT")] = None
     """Name server for replicas by name, repeatable; default: /etc/resolv.conf."""
     admin_http: AdminAddresses = ""
@@ -164,9 +197,15 @@ class ControlSettings(IdentitySettings):
             raise ValueError("--store-cert and --store-key belong together; give both")
         if self.store_cert is not None and self.store_ca is None:
             raise ValueError("--store-cert needs --store-ca")
-        if self.store_ca is not None and self.store is None:
-            raise ValueError("--store-ca needs --store")
+        if self.store_ca is not None and (self.store is None or self._in_kubernetes):
+            raise ValueError("--store-ca needs --store etcd://...")
+        if self.store_kubeconfig is not None and self.store is None:
+            raise ValueError("--store-kubeconfig needs --store kubernetes://NAMESPACE/NAME")
         return self
+
+    @property
+    def _in_kubernetes(self) -> bool:
+        return (self.store or "").startswith(_KUBERNETES)
 
     @property
     def kept_in(self) -> str:

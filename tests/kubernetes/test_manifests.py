@@ -92,7 +92,7 @@ async def schemas(cluster: Cluster) -> Cluster:
             await cluster.define(each)
             found.add((each["spec"]["group"], each["spec"]["names"]["kind"]))
     assert found == NEEDED
-    for name in ("infer", "istio-system", "models"):
+    for name in ("infer", "istio-system", "models", "tidegate-store"):
         await restricted(cluster, name)
     return cluster
 

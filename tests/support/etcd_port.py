@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 
+from support.shared_keys import shared
 from tidegate_api.etcd.v3 import etcd_pb2 as pb
 from xds_server.fleet.stored.shared import SharedFault
-from xds_server.leading.etcd import LEADER, Etcd, Granted
+from xds_server.leading.etcd import Etcd
+from xds_server.leading.keeper import Granted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,30 +75,7 @@ class EtcdPort(grpc.GenericRpcHandler):
 
 def used(etcd: Etcd) -> None:
     """Make all calls that the product makes, and check what they return."""
-    assert etcd.read("head") is None
-    first = etcd.swap("head", b"1", 0)
-    assert first
-    assert etcd.swap("head", b"2", 0) is None
-    assert etcd.read("head") == (b"1", first)
-    second = etcd.swap("head", b"2", first)
-    assert second
-    assert second > first
-    for number in range(3):
-        etcd.write(f"record/{number}/", b"r")
-    etcd.delete("record/0/", "record/2/")
-    assert [etcd.read(f"record/{n}/") is None for n in range(3)] == [True, True, False]
-    lease = etcd.grant(6)
-    assert lease.ttl_s == 6
-    assert etcd.claim(b"me", lease)
-    other = etcd.grant(6)
-    assert not etcd.claim(b"you", other)
-    found = etcd.read(LEADER)
-    assert found
-    assert found[0] == b"me"
-    assert etcd.keep(lease) == 6
-    etcd.revoke(lease)
-    assert etcd.read(LEADER) is None
-    assert etcd.keep(lease) <= 0
+    lease = shared(etcd)
     try:
         etcd.claim(b"late", Granted(lease.id, 6.0))
     except SharedFault as error:

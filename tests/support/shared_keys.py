@@ -1,8 +1,48 @@
-"""Values that several control servers share, in memory, with faults at chosen requests."""
+"""Values that several control servers share: all calls, and values in memory with faults."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from xds_server.fleet.stored.shared import SharedFault, Unreachable
+
+if TYPE_CHECKING:
+    from xds_server.leading.keeper import Granted
+    from xds_server.leading.stores import SharedStore
+
+
+def shared(store: SharedStore) -> Granted:
+    """Make all calls that the product makes to an empty store of any kind, and check the answers.
+
+    Returns:
+        A lease that has ended.
+    """
+    assert store.read("head") is None
+    first = store.swap("head", b"1", 0)
+    assert first
+    assert store.swap("head", b"2", 0) is None
+    assert store.read("head") == (b"1", first)
+    second = store.swap("head", b"2", first)
+    assert second
+    assert second > first
+    assert store.swap("head", b"3", first) is None
+    for number in range(3):
+        store.write(f"record/{number}/x", b"r")
+    store.delete("record/0/", "record/2/")
+    assert [store.read(f"record/{n}/x") is None for n in range(3)] == [True, True, False]
+    assert store.read("head") == (b"2", second)
+    assert store.leader() is None
+    lease = store.grant(6)
+    assert lease.ttl_s == 6
+    assert store.claim(b"me", lease)
+    other = store.grant(6)
+    assert not store.claim(b"you", other)
+    assert store.leader() == b"me"
+    assert store.keep(lease) == 6
+    store.revoke(lease)
+    assert store.leader() is None
+    assert store.keep(lease) <= 0
+    return lease
 
 
 class KilledAt(BaseException):

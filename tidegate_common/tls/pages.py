@@ -1,4 +1,4 @@
-"""HTTP pages of a service: over TLS for roles, and ``/healthz`` on a port of its own.
+"""HTTP pages of a service: over TLS for roles, and those on health on a port of its own.
 
 Rules:
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 HEALTH_PATH: Final = "/healthz"
+LEADS_PATH: Final = "/leads"
+"""Of a control server: 200 where it leads, otherwise 503."""
 SAFE_TO_STOP_PATH: Final = "/safe-to-stop"
 PAGES: Final = MethodRoles(
     {
@@ -38,6 +40,7 @@ PAGES: Final = MethodRoles(
         "/debug/explain": READERS,
         SAFE_TO_STOP_PATH: READERS | {"reporter"},
         HEALTH_PATH: EVERY,
+        LEADS_PATH: EVERY,
     }
 )
 """Roles that may read each page."""
@@ -63,11 +66,11 @@ async def serve_pages(
     """Serve an application and yield its bound address.
 
     Args:
-        app: The pages; the one at ``/healthz`` may be served alone, too.
+        app: The pages; those at ``/healthz`` and ``/leads`` may be served alone, too.
         address: ``ip:port``.
         secured: Identity and roles; ``None`` = no TLS.
         on_refused: Called with address, names and reason of each refusal.
-        health_port: Port for ``/healthz`` alone, without TLS, on the same address.
+        health_port: Port for these alone, without TLS, on the same address.
 
     Raises:
         OSError: An address is in use or not local.
@@ -99,16 +102,12 @@ async def _serve(
 
 
 def _health_of(app: web.Application) -> web.Application:
-    """Return an application with the page ``/healthz`` of another."""
-    found = next(
-        each.handler
-        for each in app.router.routes()
-        if each.method == "GET"
-        and each.resource is not None
-        and each.resource.canonical == HEALTH_PATH
-    )
+    """Return an application with the pages ``/healthz`` and ``/leads`` of another."""
     alone = web.Application(client_max_size=1024)
-    alone.router.add_get(HEALTH_PATH, found)
+    for each in app.router.routes():
+        path = "" if each.resource is None else each.resource.canonical
+        if each.method == "GET" and path in {HEALTH_PATH, LEADS_PATH}:
+            alone.router.add_get(path, each.handler)
     return alone
 
 

@@ -1,4 +1,4 @@
-"""HTTP pages of the control server: ``/metrics``, ``/healthz`` and ``/safe-to-stop``.
+"""HTTP pages of the control server: ``/metrics``, ``/healthz``, ``/leads``, ``/safe-to-stop``.
 
 ``GET /safe-to-stop?endpoint=ID&timeout=SECONDS`` is for hooks that stop a replica, such as preStop
 of Kubernetes. It answers 200 once the replica may be stopped, 503 with what still uses it at the
@@ -17,7 +17,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from tidegate_common.tls.pages import SAFE_TO_STOP_PATH
+from tidegate_common.tls.pages import HEALTH_PATH, LEADS_PATH, SAFE_TO_STOP_PATH
 from xds_server.fleet.change import UnknownName
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ def pages(registry: CollectorRegistry, stopping: Stopping) -> web.Application:
     app.add_routes(
         [
             web.get("/metrics", metrics),
-            web.get("/healthz", healthz),
+            web.get(HEALTH_PATH, healthz),
+            web.get(LEADS_PATH, healthz),
             web.get(SAFE_TO_STOP_PATH, SafeToStop(stopping).answer),
         ]
     )

@@ -19,6 +19,7 @@ import grpc
 from tidegate_api.etcd.v3 import etcd_pb2 as pb
 from tidegate_api.etcd.v3.etcd_pb2_grpc import KVStub, LeaseStub
 from xds_server.fleet.stored.shared import SharedFault, Unreachable
+from xds_server.leading.keeper import Granted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -55,13 +56,6 @@ _REMEDIES: Final = (
 """What to do, by a part of etcd's words."""
 
 
-class Granted(NamedTuple):
-    """A lease."""
-
-    id: int
-    ttl_s: float
-
-
 class _Member(NamedTuple):
     keys: Any
     leases: Any
@@ -75,6 +69,8 @@ class Etcd:
         prefix: Of all keys.
         credentials: How to connect; ``None`` = without TLS.
     """
+
+    lease_s = 6
 
     def __init__(
         self,
@@ -116,6 +112,11 @@ class Etcd:
         """Delete the keys from ``first`` to before ``beyond``."""
         request = pb.DeleteRangeRequest(key=self._key(first), range_end=self._key(beyond))
         self._repeated(lambda to: to.keys.DeleteRange(request, timeout=CALL_S))
+
+    def leader(self) -> bytes | None:
+        """Return the value of the server that leads; ``None`` = there is none."""
+        found = self.read(LEADER)
+        return None if found is None else found[0]
 
     def grant(self, ttl_s: int) -> Granted:
         """Return a new lease; etcd may grant more time."""

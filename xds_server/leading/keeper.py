@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import structlog
 
@@ -22,12 +22,17 @@ from xds_server.fleet.stored.shared import SharedFault, Unreachable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from xds_server.leading.etcd import Granted
-
 LOOKS_S: Final = 0.2
 """Seconds between two looks at the clock."""
 
 _log = structlog.get_logger(__name__)
+
+
+class Granted(NamedTuple):
+    """A lease."""
+
+    id: int
+    ttl_s: float
 
 
 class LeaseCalls(Protocol):
@@ -109,7 +114,7 @@ class Keeper:
             try:
                 ttl_s = self._leases.keep(self._lease)
             except Unreachable:
-                continue  # the next member is asked; ``_watch`` ends it where none answers
+                continue  # of etcd, the next member is asked; ``_watch`` ends it where none answers
             except SharedFault as error:
                 _log.warning("lease_not_renewed", error=str(error))
                 continue

@@ -18,7 +18,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from tidegate_api.names import LEADER_METADATA
 from tidegate_common.health import HealthService
 from tidegate_common.tls.denied import DeniedPeers
-from tidegate_common.tls.pages import HEALTH_PATH, serve_pages
+from tidegate_common.tls.pages import HEALTH_PATH, LEADS_PATH, serve_pages
 from tidegate_common.tls.rpc import add_port
 from tidegate_common.unix import UnixListener, is_unix, path_of
 from xds_server.admin.access.relay import UserRelay
@@ -158,6 +158,10 @@ def _pages() -> web.Application:
     async def healthz(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
+    async def leads(_: web.Request) -> web.Response:
+        return web.Response(text="it follows\n", status=503)
+
     app = web.Application(client_max_size=1024)
-    app.add_routes([web.get("/metrics", metrics), web.get(HEALTH_PATH, healthz)])
+    pages = (("/metrics", metrics), (HEALTH_PATH, healthz), (LEADS_PATH, leads))
+    app.add_routes([web.get(*each) for each in pages])
     return app

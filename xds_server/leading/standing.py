@@ -15,24 +15,20 @@ import json
 import os
 import secrets
 import socket
-import ssl
 import sys
 import time
 from typing import TYPE_CHECKING, Final
 
-import grpc
 import structlog
 
-from tidegate_common.tls.files import Identity, TlsFiles
 from tidegate_common.unix import is_unix
 from xds_server.admin.operators import group_id
 from xds_server.fleet.model.fields import join_host_port, split_host_port
-from xds_server.fleet.store import RevisionStore, StoreError
+from xds_server.fleet.store import RevisionStore
 from xds_server.fleet.stored.shared import SharedFault, SharedHistory
-from xds_server.leading.etcd import LEADER, Etcd
 from xds_server.leading.keeper import Keeper, clock
 from xds_server.leading.refusing import Leader, RefusingPorts
-from xds_server.settings import etcd_address
+from xds_server.leading.stores import opened
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -41,9 +37,6 @@ if TYPE_CHECKING:
     from xds_server.settings import ControlSettings
 
 POLL_S: Final = 0.5
-LEASE_S: Final = 6
-"""Seconds of the lease: a leader that was killed is replaced after at most so many."""
-
 PAUSE_S: Final = 0.1
 """Seconds before a swap of unknown outcome is repeated."""
 
@@ -97,15 +90,14 @@ class _Server:
     """
 
     def __init__(self, settings: ControlSettings) -> None:
-        address = etcd_address(settings.store or "")
-        self._etcd = Etcd(address.members, address.prefix, _credentials(settings))
+        self._store = opened(settings)
         admin = _reachable(settings.admin)
         self._own = json.dumps({"name": socket.gethostname(), "admin": admin}).encode()
         self._state = settings.state
         self._keeper: Keeper | None = None
         self._fault = ""
         self._history = SharedHistory(
-            self._etcd,
+            self._store,
             settings.store or "",
             secrets.token_hex(8),
             lambda: self._keeper is not None and self._keeper.holds(),
@@ -154,7 +146,7 @@ class _Server:
 
     def close(self) -> None:
         """Close the connections."""
-        self._etcd.close()
+        self._store.close()
 
     def _deposed(self) -> None:
         if self._keeper is not None:
@@ -162,11 +154,11 @@ class _Server:
 
     def _led_by(self) -> tuple[str, str]:
         """Return the leader's name and address; empty = there is none."""
-        found = self._etcd.read(LEADER)
+        found = self._store.leader()
         if found is None:
             return "", ""
         try:
-            of = json.loads(found[0])
+            of = json.loads(found)
             return str(of["name"]), str(of["admin"])
         except (ValueError, KeyError, TypeError):
             return "another control server", ""
@@ -174,14 +166,14 @@ class _Server:
     def _claim(self) -> None:
         """Take the lead if no server has it."""
         asked = clock()
-        lease = self._etcd.grant(LEASE_S)
+        lease = self._store.grant(self._store.lease_s)
         try:
-            if self._etcd.claim(self._own, lease):
-                self._keeper = Keeper(self._etcd, lease, asked, _end)
+            if self._store.claim(self._own, lease):
+                self._keeper = Keeper(self._store, lease, asked, _end)
                 self._keeper.start()
         finally:
             if self._keeper is None:  # also where the outcome is unknown
-                self._etcd.revoke(lease)
+                self._store.revoke(lease)
 
 
 def _end() -> None:
@@ -197,24 +189,3 @@ def _reachable(admin: str) -> str:
             host, port = split_host_port(each)
             return join_host_port(socket.gethostname() if host in {"0.0.0.0", "::"} else host, port)  # noqa: S104 - compared, not bound
     return ""
-
-
-def _credentials(settings: ControlSettings) -> grpc.ChannelCredentials | None:
-    """Return how etcd is reached; ``None`` = without TLS.
-
-    Raises:
-        StoreError, TlsError: A file cannot be used.
-    """
-    ca, certificate, key = settings.store_ca, settings.store_cert, settings.store_key
-    if ca is None:
-        return None
-    if certificate is not None and key is not None:
-        held = Identity(TlsFiles(certificate, key, ca)).material
-        return grpc.ssl_channel_credentials(held.ca, held.key, held.certificate)
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(ca)
-        return grpc.ssl_channel_credentials(ca.read_bytes())
-    except ssl.SSLError:
-        raise StoreError(f"--store-ca: {ca} contains no certificates (PEM)") from None
-    except OSError as error:
-        raise StoreError(f"--store-ca: cannot read {ca}: {error.strerror}") from None

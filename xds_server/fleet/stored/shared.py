@@ -99,6 +99,8 @@ class SharedHistory:
         self._version = 0
         """Of the head; 0 = there is none."""
         self._tries = itertools.count()
+        self._lost = ""
+        """The key that was missed last."""
 
     @property
     def head(self) -> HistoryHead | None:
@@ -111,6 +113,7 @@ class SharedHistory:
         Raises:
             SharedFault: The store cannot be read, or what it has.
         """
+        missed = 0
         for _ in range(MAX_TURNS):
             found = self._keys.read(HEAD)
             head = None if found is None else self._loaded(found[0])
@@ -123,7 +126,14 @@ class SharedHistory:
             if self._reached(head):
                 self._version = found[1]
                 return
-        raise SharedFault(f"{self.name} changes faster than it can be read, or lacks a part")
+            if found[1] == missed:
+                raise SharedFault(
+                    f"{self.name} has lost {self._lost}, a part of its state: servers that ran"
+                    " before have all of it, and the next of them to lead writes it anew; if none"
+                    " runs, delete the store and start with --accept-loss, from the fleet file"
+                )
+            missed = found[1]
+        raise SharedFault(f"{self.name} changes faster than it can be read")
 
     def lead(self, prepare: Callable[[sqlite3.Connection], None]) -> sqlite3.Connection:
         """Make this server the one that writes; return the copy.
@@ -231,10 +241,14 @@ class SharedHistory:
         return part
 
     def _read(self, kind: str, part: StoredPart) -> bytes:
-        found = [self._keys.read(_key(kind, part, place)) for place in range(part.chunks)]
-        if None in found:
-            raise LookupError(part.name)
-        return b"".join(each[0] for each in found if each is not None)
+        chunks = []
+        for place in range(part.chunks):
+            found = self._keys.read(_key(kind, part, place))
+            if found is None:
+                self._lost = _key(kind, part, place)
+                raise LookupError(self._lost)
+            chunks.append(found[0])
+        return b"".join(chunks)
 
     def _swapped(self, head: HistoryHead) -> bool:
         """Change the head; return False if another has changed it."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 
 from xds_server.fleet.stored.shared import Unreachable
-from xds_server.leading.etcd import Granted
-from xds_server.leading.keeper import Keeper, clock
+from xds_server.leading.keeper import Granted, Keeper, clock
 
 WAIT_S = 60.0
 

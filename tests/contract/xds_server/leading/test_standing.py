@@ -22,7 +22,7 @@ from tidegate_api.names import LEADER_METADATA
 from tidegate_common.tls.files import TlsError
 from xds_server.app import EXIT_OK, run
 from xds_server.fleet.store import StoreError
-from xds_server.leading.standing import _credentials
+from xds_server.leading.stores import opened
 from xds_server.settings import ControlSettings, etcd_address
 
 WAIT_S = 60.0
@@ -59,12 +59,13 @@ class One:
     def __init__(self, file, store: str, ports: HeldPorts, admin: str) -> None:
         self.ads, self.admin = ports.address(), admin or ports.address()
         self.http = ports.address()
+        self.pages = ports.address()
         self.settings = ControlSettings(
             fleet=file,
             store=f"etcd://{store}",
             ads=self.ads,
             admin=self.admin,
-            metrics=ports.address(),
+            metrics=self.pages,
             admin_http=self.http,
         )
         self.stopped = asyncio.Event()
@@ -92,6 +93,11 @@ class One:
         async with grpc.aio.insecure_channel(self.ads) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             return (await stub.Check(health_pb2.HealthCheckRequest())).status
+
+    async def said_to_lead(self) -> int:
+        """Return what its page answers a probe that asks whether it leads."""
+        async with ClientSession() as http, http.get(f"http://{self.pages}/leads") as answer:
+            return answer.status
 
     async def until(self, check) -> None:
         """Wait until its port answers, and the check of it is true."""
@@ -127,6 +133,7 @@ async def test_a_server_follows_until_the_leader_stops(server) -> None:
     assert error.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert f"leads ({first.admin})" in error.value.details()
     assert await second.health() == health_pb2.HealthCheckResponse.NOT_SERVING
+    assert (await first.said_to_lead(), await second.said_to_lead()) == (200, 503)
     async with grpc.aio.insecure_channel(second.ads) as channel:
         call = channel.stream_stream("/any/method")()
         assert await call.code() is grpc.StatusCode.UNAVAILABLE
@@ -166,6 +173,13 @@ async def test_another_file_of_a_new_leader_waits(server) -> None:
     assert "is not the file that was applied last" in found.file_error
 
 
+@pytest.mark.parametrize("given", ["kubernetes://", "kubernetes://a/", "kubernetes://A/b"])
+def test_a_wrong_name_of_kubernetes_is_told(given, tmp_path) -> None:
+    """With what would be right."""
+    with pytest.raises(ValidationError, match="write kubernetes://NAMESPACE/NAME"):
+        ControlSettings(fleet=tmp_path, store=given)
+
+
 @pytest.mark.parametrize("given", ["10.0.0.1:2379", "etcd://", "etcd://a", "etcd://a:1,,b:2"])
 def test_a_wrong_store_is_told(given, tmp_path) -> None:
     """With what would be right."""
@@ -179,6 +193,8 @@ def test_a_wrong_store_is_told(given, tmp_path) -> None:
         {"store": "etcd://a:1", "store_ca": "f", "store_cert": "f"},
         {"store": "etcd://a:1", "store_cert": "f", "store_key": "f"},
         {"store_ca": "f"},
+        {"store": "kubernetes://infer/tidegate", "store_ca": "f"},
+        {"store_kubeconfig": "f"},
     ],
 )
 def test_options_of_the_store_that_do_not_fit_are_told(options, tmp_path) -> None:
@@ -195,10 +211,10 @@ def test_files_for_etcd_that_cannot_be_used_are_told(tmp_path) -> None:
     given = {"fleet": tmp_path, "store": "etcd://a:1"}
     for ca, told in ((tmp_path / "text", "contains no certificates"), (tmp_path / "x", "No such")):
         with pytest.raises(StoreError, match=f"--store-ca: .*{told}"):
-            _credentials(ControlSettings(**given, store_ca=ca))
+            opened(ControlSettings(**given, store_ca=ca))
     pair = {"store_cert": one.certificate, "store_key": other.key}
     with pytest.raises(TlsError, match="is not the key of the certificate"):
-        _credentials(ControlSettings(**given, **pair, store_ca=authority.own.certificate))
+        opened(ControlSettings(**given, **pair, store_ca=authority.own.certificate))
 
 
 def test_several_fleets_share_an_etcd() -> None:

@@ -31,7 +31,7 @@ NOT_FOUND: Final = 404
 _TOO_NEW: Final = "ResourceVersionTooLarge"
 _USER: Final = re.compile(r'User "([^"]{1,253})" cannot ')
 
-Verb = Literal["list", "watch"]
+Verb = Literal["list", "watch", "get", "create", "update", "delete"]
 Kind = Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
 
 
@@ -46,6 +46,8 @@ class ResourceKind:
     plural: str
     absent: str
     """What is meant if the server does not know the kind."""
+    verbs: str = "list, watch"
+    """What a Role must allow."""
 
     @property
     def name(self) -> str:
@@ -81,11 +83,13 @@ class RefusedError(Exception):
     Args:
         sentence: What was refused, and the remedy.
         wait_s: Seconds that the server asks to wait; ``None`` if it says nothing.
+        code: HTTP status; 0 if there is none.
     """
 
-    def __init__(self, sentence: str, wait_s: float | None = None) -> None:
+    def __init__(self, sentence: str, wait_s: float | None = None, code: int = 0) -> None:
         super().__init__(sentence)
         self.wait_s = wait_s
+        self.code = code
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,21 +220,24 @@ def refusal(
     if _too_new(said):
         return ExpiredError(text[:MAX_QUOTED])
     if code == FORBIDDEN:
-        return RefusedError(_forbidden(verb, namespace, text, server, resource))
+        return RefusedError(_forbidden(verb, namespace, text, server, resource), code=code)
     if code == UNAUTHORIZED:
         return RefusedError(
             f"{server} does not accept the credentials (401): the token has expired, or is "
-            "another cluster's"
+            "another cluster's",
+            code=code,
         )
     if code == NOT_FOUND:
         return RefusedError(
-            f"{server} has no {resource.name}/{resource.version} (404): {resource.absent}"
+            f"{server} has no {resource.name}/{resource.version} (404): {resource.absent}",
+            code=code,
         )
     said_why = f": {text[:MAX_QUOTED]}" if text else ""
     number = f"HTTP status {code}" if code else "an error"
     return RefusedError(
         f"{server or 'the API server'} answers a {verb} with {number}{said_why}",
         _wait_s(said, retry_after),
+        code,
     )
 
 
@@ -241,7 +248,7 @@ def _forbidden(verb: Verb, namespace: str, text: str, server: str, resource: Res
     return (
         f"{server} forbids{who} to {verb} {resource.name} in the namespace {namespace!r}: "
         f"bind there a Role with apiGroups [{group}], resources [{resource.plural}] and verbs "
-        "[list, watch]"
+        f"[{resource.verbs}]"
     )
 
 

@@ -9,12 +9,11 @@ Rules:
    in order goes on at once. It never gives up: rights, tokens and servers come back.
 3. Each trouble is reported once, and again only if its text changes; an empty text follows when
    the next request is answered.
-4. A connection is made within ``CONNECT_S``; a list takes at most ``LIST_S``, and so does the
-   beginning of a watch, which lasts at most ``WATCH_S``. A watch on which nothing is heard for
-   ``SILENCE_S``, bookmarks included, is given up: its server may be gone without a word.
+4. A list takes at most ``LIST_S``, and a watch lasts at most ``WATCH_S``. A watch on which nothing
+   is heard for ``SILENCE_S``, bookmarks included, is given up: its server may be gone without a
+   word.
 5. Changes are told ``settle_s`` after the first of them, together: a rollout touches its objects
    in bursts. A whole list is told at once, even if it says nothing new.
-6. Redirects are not followed, proxies of the environment are not used: they would get the token.
 """
 
 from __future__ import annotations
@@ -27,10 +26,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import aiohttp
 
 from tidegate_common.backoff import Backoff
-from xds_server.applications.discovery.kubernetes.access import Access, AccessError, AccessFiles
+from xds_server.applications.discovery.kubernetes.access import AccessError, AccessFiles
 from xds_server.applications.discovery.kubernetes.answers import (
     MAX_PAGE_BYTES,
-    MAX_QUOTED,
     BadAnswerError,
     ExpiredError,
     Lines,
@@ -38,8 +36,14 @@ from xds_server.applications.discovery.kubernetes.answers import (
     ResourceKind,
     event,
     page,
-    refusal,
-    status,
+)
+from xds_server.applications.discovery.kubernetes.asking import (
+    CONNECT_S,
+    ApiCall,
+    answered,
+    body,
+    reason,
+    session,
 )
 from xds_server.applications.discovery.kubernetes.slices import TooManyError
 
@@ -48,7 +52,6 @@ if TYPE_CHECKING:
 
     from xds_server.applications.discovery.kubernetes.mirror import ObjectMirror
 
-CONNECT_S: Final = 3.0
 LIST_S: Final = 30.0
 WATCH_S: Final = (240, 300)
 """Seconds after which the server is asked to end a watch: a different number each time, so that
@@ -60,14 +63,6 @@ LONGEST_WAIT_S: Final = 60.0
 SETTLE_S: Final = 0.1
 LASTING_S: Final = 1.0
 """A watch that ends earlier and says nothing was none: it counts as failed."""
-MAX_REFUSAL_BYTES: Final = 65_536
-_OK: Final = 200
-_HEADERS: Final = {
-    "Accept": "application/json",
-    # A compressed answer has no bound before it is read.
-    "Accept-Encoding": "identity",
-    "User-Agent": "tidegate",
-}
 
 
 class _EndedError(Exception):
@@ -119,29 +114,25 @@ class ObjectFollower:
 
     async def run(self) -> None:
         """Follow until cancelled; both functions are called from the event loop."""
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
-        connector = aiohttp.TCPConnector(limit=1)
         try:
-            async with aiohttp.ClientSession(
-                timeout=timeout, connector=connector, headers=_HEADERS, auto_decompress=False
-            ) as session:
+            async with session(1) as http:
                 while True:
-                    wait_s = await self._turn(session)
+                    wait_s = await self._turn(http)
                     if wait_s:
                         await asyncio.sleep(wait_s)
         finally:
             if self._timer is not None:
                 self._timer.cancel()
 
-    async def _turn(self, session: aiohttp.ClientSession) -> float:
+    async def _turn(self, http: aiohttp.ClientSession) -> float:
         """Ask once; return the seconds to wait before the next request."""
         mirror = self._mirror
         mirror.aged(asyncio.get_running_loop().time())
         try:
             if mirror.verb == "list":
-                await self._list(session)
+                await self._list(http)
             else:
-                await self._watch(session)
+                await self._watch(http)
         except ExpiredError:
             mirror.expired()
         except _EndedError:
@@ -159,35 +150,27 @@ class ObjectFollower:
             self.say(f"{self._server} does not answer as an API server: {error}")
         except (aiohttp.ClientError, OSError, ValueError) as error:  # a timeout is an OSError
             mirror.again()
-            self.say(f"{self._server} cannot be asked: {_reason(error)}")
+            self.say(f"{self._server} cannot be asked: {reason(error)}")
         else:
             return 0.0
         return self._backoff.delay_s()
 
-    async def _list(self, session: aiohttp.ClientSession) -> None:
+    async def _list(self, http: aiohttp.ClientSession) -> None:
         async with asyncio.timeout(LIST_S):
-            async with self._asked(
-                session, aiohttp.ClientTimeout(sock_connect=CONNECT_S)
-            ) as answer:
-                body = bytearray()
-                async for chunk in answer.content.iter_any():
-                    body += chunk
-                    if len(body) > MAX_PAGE_BYTES:
-                        raise BadAnswerError(f"a page is larger than {MAX_PAGE_BYTES} bytes")
-        whole = self._mirror.page(
-            page(bytes(body), self._asked_for.resource), asyncio.get_running_loop().time()
-        )
+            async with self._asked(http, aiohttp.ClientTimeout(sock_connect=CONNECT_S)) as answer:
+                found = page(await body(answer, MAX_PAGE_BYTES), self._asked_for.resource)
+        whole = self._mirror.page(found, asyncio.get_running_loop().time())
         if whole:
             self._tell(again=True)
 
-    async def _watch(self, session: aiohttp.ClientSession) -> None:
+    async def _watch(self, http: aiohttp.ClientSession) -> None:
         seconds = WATCH_S[0] + int((WATCH_S[1] - WATCH_S[0]) * self._jitter())
         timeout = aiohttp.ClientTimeout(
             total=seconds + SILENCE_S, sock_connect=CONNECT_S, sock_read=SILENCE_S
         )
         loop = asyncio.get_running_loop()
         begun, heard, lines = loop.time(), False, Lines()
-        async with self._asked(session, timeout, timeoutSeconds=str(seconds)) as answer:
+        async with self._asked(http, timeout, timeoutSeconds=str(seconds)) as answer:
             if self._trouble and self._mirror.whole:
                 self._tell(again=True)
             try:
@@ -209,7 +192,7 @@ class ObjectFollower:
 
     @contextlib.asynccontextmanager
     async def _asked(
-        self, session: aiohttp.ClientSession, limits: aiohttp.ClientTimeout, **more: str
+        self, http: aiohttp.ClientSession, limits: aiohttp.ClientTimeout, **more: str
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send the mirror's next request; yield the answer if it is no refusal.
 
@@ -221,29 +204,9 @@ class ObjectFollower:
         resource, namespace, files = self._asked_for
         access = await asyncio.to_thread(files.read)
         self._server = access.url
-        async with contextlib.AsyncExitStack() as stack:
-            asked = session.get(
-                access.url + resource.path(namespace),
-                params={**self._mirror.parameters(), **more},
-                headers=_authorization(access),
-                ssl=access.context if access.context is not None else True,
-                server_hostname=access.server_name,
-                timeout=limits,
-                allow_redirects=False,
-            )
-            async with asyncio.timeout(LIST_S):  # a watch is answered at once, too
-                answer = await stack.enter_async_context(asked)
-            if answer.status != _OK:
-                said = await _refusal_body(answer)
-                raise refusal(
-                    self._mirror.verb,
-                    namespace,
-                    answer.status,
-                    said,
-                    access.url,
-                    answer.headers.get("Retry-After"),
-                    resource,
-                )
+        asked = ApiCall(self._mirror.verb, resource, namespace)
+        params = {**self._mirror.parameters(), **more}
+        async with answered(http, access, asked, params=params, timeout=limits) as answer:
             yield answer
 
     def _later(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -263,26 +226,3 @@ class ObjectFollower:
         if text != self._trouble:
             self._trouble = text
             self._on_trouble(text)
-
-
-def _authorization(access: Access) -> dict[str, str]:
-    return {} if access.token is None else {"Authorization": f"Bearer {access.token}"}
-
-
-async def _refusal_body(answer: aiohttp.ClientResponse) -> dict[str, Any]:
-    body = bytearray()
-    async for chunk in answer.content.iter_any():
-        body += chunk
-        if len(body) > MAX_REFUSAL_BYTES:
-            return {}
-    return status(bytes(body))
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, TimeoutError):
-        return "no answer in time"
-    if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        return f"its certificate is not trusted: {error.certificate_error}"[:MAX_QUOTED]
-    if isinstance(error, aiohttp.ClientConnectorError):
-        error = error.os_error  # its own text has the address of an object
-    return (str(error) or type(error).__name__)[:MAX_QUOTED]

@@ -167,7 +167,7 @@ def test_a_damaged_image_is_told() -> None:
     with pytest.raises(SharedFault, match="damaged"):
         history(keys).follow()
     del keys.values[image]
-    with pytest.raises(SharedFault, match="lacks a part"):
+    with pytest.raises(SharedFault, match="has lost image/0000000000000000/a-0/0"):
         history(keys).follow()
 
 

@@ -279,7 +279,7 @@ async def test_a_page_without_end_is_bounded(server, follow, monkeypatch) -> Non
     monkeypatch.setattr(under_test, "MAX_PAGE_BYTES", 64)
     seen = follow()
     await seen.until(lambda: seen.troubles)
-    assert "a page is larger than 64 bytes" in seen.troubles[0]
+    assert "an answer is larger than 64 bytes" in seen.troubles[0]
     monkeypatch.undo()
     await seen.shows("a")
 

@@ -19,8 +19,9 @@ Rules:
 7. A burst may exceed the limits of all replicas, up to twice, where nothing of its pool and model
    waits and all could: it is over before it matters where it waits. Once they have been exceeded
    for ``BURST_S`` without a request that found room, more comes than replicas can do, and requests
-   wait, until none has waited for ``CALM_S`` (``state.pool_state``). Those of rule 5 exceed none,
-   and learned limits are not exceeded: they are loose as they are.
+   wait, until none has waited for ``CALM_S`` (``state.pool_state``). Those of rule 5 exceed none.
+   Limits from answers under way, of which less is known, are exceeded by a quarter or ``FEW``, and
+   learned ones that are loose not at all.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ext_proc.routing.state.replica import BY_MODEL, MAX_READINGS, NO_LIMIT, most_of_low
-from ext_proc.routing.state.slots import LEARNED, Known, Slots
+from ext_proc.routing.state.slots import Known, Slots
 from ext_proc.routing.values.request import LOW, band_of
 
 if TYPE_CHECKING:
@@ -294,7 +295,7 @@ class Limits:
         if replica is None:
             return
         found = dict(self.of(key))
-        replica.bursts = all(known.source != LEARNED for known in found.values())
+        replica.bursts = min((known.bursts for known in found.values()), default=0.0)
         most = {name: known.limit for name, known in found.items()}
         whole = most.pop(WHOLE, BY_MODEL if most else NO_LIMIT)
         if (whole, most) != (replica.most, replica.most_of):

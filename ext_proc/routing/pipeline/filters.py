@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ext_proc.routing.state.replica import BY_MODEL, NO_LIMIT, most_of_low
 from ext_proc.routing.values.refusal import MUST_WAIT, Refusal, RefusalKind
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from ext_proc.routing.health.placement import Holders
     from ext_proc.routing.state.pool_state import Candidate
     from ext_proc.routing.values.request import Care
+
+FEW: Final = 4
+"""Requests by which bursts may exceed a limit, if its share is less and the limit is not."""
 
 
 def in_subset(
@@ -138,22 +141,23 @@ def with_holders(
     kept = [
         (each, depth)
         for each, depth in rows
-        if id(each) in roomy or (holders and depth > deepest and _below_twice(each, model))
+        if id(each) in roomy or (holders and depth > deepest and _below(each, model, 1.0))
     ]
     return [each for each, _ in kept], [depth for _, depth in kept]
 
 
-def below_twice(candidates: Sequence[Candidate], model: str) -> Sequence[Candidate]:
+def below_burst(candidates: Sequence[Candidate], model: str) -> Sequence[Candidate]:
     """Keep the candidates whose limits a burst may exceed (``limits``, rule 7)."""
-    return [each for each in candidates if each.replica.bursts and _below_twice(each, model)]
+    return [each for each in candidates if _below(each, model, each.replica.bursts)]
 
 
-def _below_twice(candidate: Candidate, model: str) -> bool:
+def _below(candidate: Candidate, model: str, share: float) -> bool:
+    """Return whether a candidate's limit may be exceeded, by this share of it or ``FEW``."""
     used, most = candidate.load.limited, candidate.replica.most
     if most == BY_MODEL:
         used = candidate.load.by_model.get(model, 0)
         most = candidate.replica.most_of.get(model, NO_LIMIT)
-    return used < 2 * most
+    return share > 0.0 and used < most + min(most, max(FEW, share * most))
 
 
 def eligible(

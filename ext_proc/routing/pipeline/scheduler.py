@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from ext_proc.routing.pipeline.constraints import satisfying
 from ext_proc.routing.pipeline.filters import (
     at_limits,
+    below_burst,
     below_limit,
     below_slots,
     below_slots_low,
-    below_twice,
     eligible,
     having,
     in_subset,
@@ -252,7 +252,7 @@ class Scheduler:
                     if not free:
                         bursts = not low and pool.hold_s and (pool.name, own) not in self._waiting
                         if bursts and not pool_state.stands(variant, own, now):
-                            free, exceeds, holders = below_twice(allowed, own), True, False
+                            free, exceeds, holders = below_burst(allowed, own), True, False
                         if not free:
                             return at_limits(allowed, own, where)
                     free, matched = with_holders(allowed, matched, free, own, holders=holders)

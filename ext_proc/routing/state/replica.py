@@ -101,8 +101,8 @@ class Replica:
         """Limit of its requests in flight (``limits``), ``NO_LIMIT`` or ``BY_MODEL``."""
         self.most_of: dict[str, int] = {}
         """Limits by model."""
-        self.bursts = False
-        """A burst may exceed its limits (``limits``, rule 7)."""
+        self.bursts = 0.0
+        """By which share of them a burst may exceed its limits (``limits``, rule 7)."""
         self.adapters = _NONE
         """LoRA adapters that its readings name."""
         self.restarted_unix_s: float | None = None

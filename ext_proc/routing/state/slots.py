@@ -59,6 +59,8 @@ MEMORY: Final = 200
 MAX_LEVELS: Final = 32
 CHANGED: Final = 1.7
 """A rate that differs by this factor from the earlier one with the same slots is another load."""
+BURSTS: Final = 0.25
+"""Share of a limit from answers under way by which a burst may exceed it."""
 TURNS: Final = 8
 """Windows of which one tries a step up, and one a step down."""
 
@@ -71,6 +73,9 @@ class Known(NamedTuple):
     """``declared``, ``observed`` or ``learned``."""
     batch: int = 1
     """How many it takes at once when it has room; of learned slots, how much they may be wrong."""
+
+    bursts: float = 1.0
+    """By which share of it a burst may exceed the limit."""
 
     @property
     def limit(self) -> int:
@@ -318,6 +323,6 @@ class Slots:
         if self.full:
             return Known(max(self.full), OBSERVED)
         if self.streams.slots is not None:
-            return Known(self.streams.slots, LEARNED)
+            return Known(self.streams.slots, LEARNED, bursts=0.0 if self.streams.loose else BURSTS)
         slots = self.learned.slots
-        return None if slots is None else Known(slots, LEARNED, spare(slots))
+        return None if slots is None else Known(slots, LEARNED, spare(slots), 0.0)

@@ -191,7 +191,7 @@ def test_none_is_no_limit():
     made = router(1, more={**AUTO, "limit": "none"})
     made.registry.observe("r0", [full(1.0, 8.0, slots=2.0)])
     assert (told(made), room(made)) == (None, None)
-    assert made.limits.known(key(0), "m") == (2, "declared", 1)
+    assert made.limits.known(key(0), "m") == (2, "declared", 1, 1.0)
 
 
 def test_room_counts_requests_until_they_end():
@@ -303,8 +303,8 @@ def test_a_burst_may_exceed_the_limits(lasts_s: float, calm_s: float, goes: bool
     assert (ask(now) is not None) == goes
 
 
-def test_a_burst_does_not_exceed_a_learned_limit():
-    """It is loose as it is."""
+def test_a_burst_does_not_exceed_a_loose_limit():
+    """Slots that are learned from how fast answers end may be far too many."""
     made = router(1, more={**AUTO, "hold_s": 10.0})
     made.limits.answered(key(0), "m", 60, 1.0)
     limit = told(made)
@@ -314,6 +314,20 @@ def test_a_burst_does_not_exceed_a_learned_limit():
         send(made)
     request = Request(POOL, None, "http", Features(Form.GENERATE, model="m"))
     assert made.wait(QueuedRequest(request, 1, 1.0, None, 10.0, lambda _: None), 1.0, 1.0) is None
+
+
+@pytest.mark.parametrize(("slots", "more"), [(2, 3), (8, 4), (39, 10)])
+def test_a_burst_may_exceed_slots_of_answers_under_way_by_a_quarter(slots: int, more: int):
+    """By four at least, and at most twice."""
+    made = router(1, more={**AUTO, "hold_s": 10.0})
+    made.limits.answered(key(0), "m", 1, 0.0)
+    streams = made.limits._slots[key(0)][""].streams
+    streams.slots, streams.loose = slots, False
+    made.limits._apply(key(0))
+    request = Request(POOL, None, "http", Features(Form.GENERATE, model="m"))
+    for _ in range(slots + 1 + more):
+        assert isinstance(made.decide(request, 0.0, 0.0), Decision)
+    assert isinstance(made.decide(request, 0.0, 0.0), Refusal)
 
 
 def test_each_model_of_a_triton_has_its_own_room():

@@ -23,6 +23,7 @@ import contextlib
 import secrets
 import socket
 import threading
+from concurrent.futures import CancelledError
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -113,21 +114,28 @@ class Kubernetes:
         """The Lease as ``leader`` has found it free; ``None`` = there was none."""
         self._held: dict[str, Any] | None = None
         """The Lease as this server wrote it, or read it since, last."""
+        self._opening, self._closed = threading.Lock(), False
         self._loop = asyncio.new_event_loop()
         # Its own, so that a lease is renewed whatever the others wait for.
         self._thread = threading.Thread(target=self._loop.run_forever, name="store", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Close the connections."""
-        if self._loop.is_closed():
-            return
+        """Close the connections; calls that are open end with an error."""
+        with self._opening:
+            if self._closed:
+                return
+            self._closed = True
 
         async def closed() -> None:
+            open_ = asyncio.all_tasks() - {asyncio.current_task()}
+            for each in open_:
+                each.cancel()
+            await asyncio.gather(*open_, return_exceptions=True)
             if self._http is not None:
                 await self._http.close()
 
-        self._run(closed())
+        asyncio.run_coroutine_threadsafe(closed(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -305,7 +313,15 @@ class Kubernetes:
             raise Unreachable(f"{access.url} cannot be asked: {reason(error)}") from None
 
     def _run(self, call: Coroutine[Any, Any, _T]) -> _T:
-        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+        with self._opening:  # so that ``close`` finds each call that it must end
+            if self._closed:
+                call.close()
+                raise Unreachable("the store is closed")
+            begun = asyncio.run_coroutine_threadsafe(call, self._loop)
+        try:
+            return begun.result()
+        except CancelledError:
+            raise Unreachable("the store is closed") from None
 
     def _repeated(self, call: Callable[[], _T]) -> _T:
         with contextlib.suppress(Unreachable):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
@@ -158,6 +160,26 @@ def test_a_right_that_lacks_is_named(api, method, plural, call, said) -> None:
             call(store)
         assert f"resources [{plural}] and verbs [get, " in str(error.value)
         assert not isinstance(error.value, Unreachable)
+
+
+def test_a_call_ends_with_its_store(monkeypatch) -> None:
+    """Its thread would wait for ever, and the process with it."""
+    monkeypatch.setattr(kubernetes, "CALL_S", 60.0)
+    came, over = threading.Event(), threading.Event()
+
+    def silent(*_):
+        came.set()
+        over.wait(60.0)
+        return 404, {"kind": "Status", "metadata": {}}
+
+    with ApiPort(silent) as port, ThreadPoolExecutor(1) as threads:
+        store = port.store()
+        call = threads.submit(store.read, "head")
+        assert came.wait(60.0)
+        store.close()
+        with pytest.raises(Unreachable, match="is closed"):
+            call.result(60.0)
+        over.set()
 
 
 def test_an_api_server_that_is_away_may_come_back() -> None:

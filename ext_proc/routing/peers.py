@@ -132,6 +132,10 @@ class PeerWorkers:
         """Whether any replica is registered, so that state of peer workers can be kept."""
         return bool(self._replicas)
 
+    def knows(self, endpoint: EndpointKey) -> bool:
+        """Return whether a replica is registered."""
+        return endpoint in self._replicas
+
     def leases_in_force(self) -> Iterable[tuple[LeaseKey, Lease]]:
         """Return the leases of sequences, the least recently used first; some may have expired."""
         return self._leases.items()

@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from ext_proc.routing.peers import ReplicationEvent
     from ext_proc.routing.state.leases import Lease
     from ext_proc.routing.suspicion import SuspicionEvent
+    from ext_proc.routing.values.pool import EndpointKey
     from ext_proc.routing.values.proposal import Proposal
     from ext_proc.telemetry.news import TelemetryUpdate
     from ext_proc.workers.account import LocalEvent
@@ -150,6 +151,9 @@ class Replicated(Protocol):
 
     def grant(self, proposal: Proposal, now: float) -> tuple[Lease, bool] | None:
         """Return the lease of a sequence and whether it is the one proposed; ``None`` = neither."""
+
+    def knows(self, endpoint: EndpointKey) -> bool:
+        """Return whether a replica is registered."""
 
     def leases_in_force(self) -> Iterable[tuple[LeaseKey, Lease]]:
         """Return the leases of sequences."""
@@ -534,6 +538,8 @@ class Bus:
     def _leased_by(self, peer_worker: int, leased: Leased | Released) -> None:
         """Take a lease that is used, or its end, in place of one that this worker only holds."""
         now = self._clock()
+        if isinstance(leased, Leased) and not self._shared.knows(leased.lease.endpoint):
+            return  # the lease that took its place stays
         if self.owners is not None and self.owners.sure(leased.key):
             self._shared.follow(peer_worker, Released(leased.key), now)
         self._shared.follow(peer_worker, leased, now)

@@ -39,6 +39,11 @@ def test_a_seed_repeats_a_schedule():
     assert first.network.sent == second.network.sent
 
 
+def test_a_late_lease_on_a_removed_replica_displaces_none():
+    """Seed 2010715 was refused a sequence for it."""
+    play(2010715, listed=True)
+
+
 _share = PeerWorkers._share
 
 

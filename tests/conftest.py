@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 from asyncio.selector_events import BaseSelectorEventLoop
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
 from ext_proc.compiled import compiled
+from support.worker_template import WorkerTemplate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,6 +94,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     items.sort(key=place)  # stable: what has no fixed place keeps its random one
     _leave_out_replacing(config, items)
+
+
+TEMPLATE = pytest.StashKey[WorkerTemplate]()
+"""What forks the workers of a run."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Fork the workers from a process that has collected.
+
+    Not where branches are measured: those of imports would be missing.
+    """
+    if os.environ.get("TIDEGATE_PREFORK") == "0" or config.pluginmanager.hasplugin("_cov"):
+        return
+    config.stash[TEMPLATE] = WorkerTemplate(config.args).__enter__()
+    for spec in specs:
+        spec.python = config.stash[TEMPLATE].python
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End what forks workers."""
+    if TEMPLATE in config.stash:
+        config.stash[TEMPLATE].__exit__()
 
 
 def pytest_terminal_summary(

@@ -5,7 +5,7 @@ VENV   ?= .venv
 PY     := $(VENV)/bin/python
 ARGS   ?=
 COVERAGE ?=
-BESIDE ?=
+BESIDE ?= 1
 MINUTES ?= 30
 # Where it is set, each process of the tests compiles all that it imports, and pytest rewrites all
 # assertions again: three quarters of the time of a collection.
@@ -54,9 +54,9 @@ demo: $(VENV)/.demo ## run the whole system on this machine (ARGS="--replicas 3 
 	$(VENV)/bin/tidegate demo $(ARGS)
 
 # COVERAGE=1 measures the branch coverage of unit and contract tests on the way, as CI does;
-# BESIDE=1 runs two layers at once.
+# BESIDE=0 runs the layers one after another, and shows pytest's output as it comes.
 test: $(VENV)/.dev ## run all tests, with real Envoy and Triton (ARGS="tests/unit/ext_proc -k lease" runs a part)
-	$(PY) -m tools.layers $(if $(strip $(COVERAGE)),--coverage) $(if $(strip $(BESIDE)),--beside) $(ARGS)
+	$(PY) -m tools.layers $(if $(strip $(COVERAGE)),--coverage) $(if $(filter 0,$(BESIDE)),--in-turn) $(ARGS)
 
 cpu: $(VENV)/.dev ## fail if the last `make test` took 10 % more CPU time than tests/cpu.json says
 	$(PY) -m tools.layers --hold

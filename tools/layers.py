@@ -2,8 +2,8 @@
 
 ``make test`` runs this::
 
-    python -m tools.layers                              # every layer, one after another
-    python -m tools.layers --beside                     # two at once
+    python -m tools.layers                              # every layer, two at once
+    python -m tools.layers --in-turn                    # one after another
     python -m tools.layers --coverage                   # as CI does: branches of both services too
     python -m tools.layers --only lab,process           # these layers
     python -m tools.layers tests/unit/ext_proc -k lease # these tests only, as pytest takes them
@@ -13,17 +13,18 @@
 Rules:
 
 1. A layer is a set of folders that one run of pytest collects (``LAYERS``). All layers run, also
-   after one that failed; the exit code is 1 if any failed. After ^C no further one begins. With
-   ``--beside`` the ``LANES`` run at once, as tests of the lab and of processes also wait. What
-   pytest prints then comes whole when its layer ends (``build/layers/NAME.log`` until then), with
-   lines of progress on the way.
+   after one that failed; the exit code is 1 if any failed. After ^C no further one begins. The
+   ``LANES`` run at once, as tests of the lab and of processes also wait. What pytest prints then
+   comes whole when its layer ends (``build/layers/NAME.log`` until then), with lines of progress on
+   the way.
 2. The measure is CPU time, user and system, of pytest, its workers and all processes that they
-   waited for. A busy machine makes a run longer, but not this; what contention of caches and cores
-   does to it is taken out by the time of a fixed computation during the run (``MachineSpeed``).
+   waited for. What contention of caches and cores does to it is taken out by the time of a fixed
+   computation during the run (``MachineSpeed``). What a busy machine adds is not: a test that waits
+   longer looks more often, and what runs for it idles longer.
 3. ``tests/cpu.json`` is the record, by Python version. ``--hold`` fails where a layer of the last
-   whole run took more than ``MARGIN`` times its record. A layer without a record never fails. None
-   is committed: the share of native code, system calls and coverage differs by layer, and so does
-   what another machine is slower at than at the fixed computation.
+   whole run took more than ``MARGIN`` times its record. A layer without a record never fails, nor
+   does a run beside which other programs took more than ``MOST_OTHERS`` of the processors' time;
+   of such a run ``--renew`` makes no record.
 4. The last lines say which tests failed, in every layer, with the first line of why, and why a
    layer without a failed test failed: of a long log often only its end is kept.
 5. A small selection runs in one process, without pytest-xdist: starting workers takes longer.
@@ -71,6 +72,8 @@ LAST: Final = ROOT / "build" / "cpu.json"
 REPORTS: Final = ROOT / "build" / "layers"
 """What pytest wrote and printed of each layer's tests (JUnit's XML, and a log): not committed."""
 MARGIN: Final = 1.10
+MOST_OTHERS: Final = 0.1
+"""Part of all processors' time that other programs may take in a run that is compared."""
 WHY: Final[Mapping[int, str]] = {
     1: "no test failed; what pytest or a plugin printed last, such as coverage, says what did",
     2: "interrupted, or a file of tests cannot be collected",
@@ -112,11 +115,11 @@ STANDARD_S: Final = 0.010
 class MachineSpeed:
     """Measures, in a thread, how fast this machine computes while tests run.
 
-    Twice a second a fixed piece of pure Python is timed by the thread's CPU clock; it takes about
-    ``STANDARD_S``. The samples are bounded by the length of a run.
+    A fixed piece of pure Python is timed by the thread's CPU clock; it takes about ``STANDARD_S``.
+    The samples are bounded by the length of a run.
     """
 
-    EVERY_S = 0.5
+    EVERY_S = 2.0
 
     def __init__(self) -> None:
         self._samples: list[float] = []
@@ -278,9 +281,7 @@ def _folders(name: str) -> list[str]:
     return [folder for folder in LAYERS[name] if (ROOT / folder).is_dir()]
 
 
-def run_layers(
-    names: Sequence[str] = tuple(LAYERS), *, coverage: bool, beside: bool = False
-) -> int:
+def run_layers(names: Sequence[str] = tuple(LAYERS), *, coverage: bool, beside: bool = True) -> int:
     """Run layers, print what each took and what failed, and return the exit code.
 
     Args:
@@ -291,7 +292,7 @@ def run_layers(
     if wrong := [each for each in names if each not in LAYERS]:
         _say(f"no such layer: {', '.join(wrong)}; there are {', '.join(LAYERS)}")
         return 2
-    began = time.monotonic()
+    began, busy = time.monotonic(), busy_s()
     lanes = Lanes(
         [[each for each in lane if each in names] for lane in (LANES if beside else (LAYERS,))],
         coverage=coverage,
@@ -301,7 +302,10 @@ def run_layers(
     if runs.keys() == {name for name in LAYERS if _folders(name)}:
         LAST.parent.mkdir(exist_ok=True)
         took = {_label(name, coverage): round(run.standard_s, 1) for name, run in runs.items()}
-        LAST.write_text(json.dumps({_python(): took}, indent=2) + "\n")
+        own = time.process_time() + sum(run.cpu_s for run in runs.values())
+        others = max(0.0, busy_s() - busy - own) / (wall * (os.cpu_count() or 1))
+        last = {"python": _python(), "layers": took, "others": round(others, 3)}
+        LAST.write_text(json.dumps(last, indent=2) + "\n")
     _say(table({_label(name, coverage): run for name, run in runs.items()}, _record(), wall))
     failed = [name for name, run in runs.items() if run.code]
     for name in failed:
@@ -311,6 +315,13 @@ def run_layers(
     if missing := [name for name in names if name not in runs and _folders(name)]:
         _say(f"interrupted; not run: {', '.join(missing)}")
     return 1 if failed or missing else 0
+
+
+def busy_s(stat: Path = Path("/proc/stat")) -> float:
+    """Return the seconds that all processors together have worked or were taken, by proc(5)."""
+    _, user, nice, system, _, _, *more = stat.read_text().partition("\n")[0].split()
+    ticks = sum(map(int, (user, nice, system, *more[:3])))  # interrupts, and other guests
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _label(name: str, coverage: bool) -> str:
@@ -467,6 +478,22 @@ def too_much(took: Mapping[str, float], record: Mapping[str, float]) -> list[str
     ]
 
 
+class Last(NamedTuple):
+    """The last whole run, as ``LAST`` has it."""
+
+    python: str
+    layers: dict[str, float]
+    """Standard CPU seconds by layer."""
+    others: float
+    """What other programs took of all processors' time, 0 to 1."""
+
+
+def _last() -> Last | None:
+    """Return the last whole run of this Python, if there is one."""
+    last = Last(**json.loads(LAST.read_text())) if LAST.exists() else None
+    return last if last is not None and last.python == _python() else None
+
+
 def _python() -> str:
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -482,20 +509,23 @@ def _record() -> dict[str, float]:
 
 def hold() -> int:
     """Compare the last whole run with the record; return 1 if it took too much."""
-    took = _read(LAST).get(_python())
-    if took is None:
+    last = _last()
+    if last is None:
         _say("no whole run yet: run `make test` first")
         return 1
     record = _record()
-    if not record.keys() & took.keys():
+    if not record.keys() & last.layers.keys():
         _say(
             f"no record of these layers for Python {_python()}: nothing is compared "
             "(make cpu-record makes one)"
         )
         return 0
-    if missing := sorted(took.keys() - record.keys()):
+    if last.others > MOST_OTHERS:
+        _say(f"nothing is compared: {_busy(last)}")
+        return 0
+    if missing := sorted(last.layers.keys() - record.keys()):
         _say(f"not compared, as the record has none: {', '.join(missing)}")
-    wrong = too_much(took, record)
+    wrong = too_much(last.layers, record)
     for sentence in wrong:
         _say(sentence)
     if wrong:
@@ -507,16 +537,23 @@ def hold() -> int:
 
 def renew() -> int:
     """Make the last whole run the record; layers that it did not run keep theirs."""
-    took = _read(LAST).get(_python())
-    if not took:
+    last = _last()
+    if last is None:
         _say("no whole run yet: run `make test COVERAGE=1` first, as CI does")
+        return 1
+    if last.others > MOST_OTHERS:
+        _say(f"nothing is recorded: {_busy(last)}; run `make test` on a quiet machine")
         return 1
     record = _read(RECORD)
     known = record.setdefault(_python(), {})
-    known |= took
+    known |= last.layers
     RECORD.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
-    _say(f"recorded {', '.join(took)}")
+    _say(f"recorded {', '.join(last.layers)}")
     return 0
+
+
+def _busy(last: Last) -> str:
+    return f"other programs took {last.others:.0%} of the processors' time in the last run"
 
 
 def _say(text: str) -> None:
@@ -528,8 +565,8 @@ def main(arguments: Sequence[str]) -> int:
     if "--help" in arguments:
         _say(__doc__ or "")
         return 0
-    coverage, beside = "--coverage" in arguments, "--beside" in arguments
-    match [each for each in arguments if each not in {"--coverage", "--beside"}]:
+    coverage, beside = "--coverage" in arguments, "--in-turn" not in arguments
+    match [each for each in arguments if each not in {"--coverage", "--in-turn"}]:
         case ["--hold"]:
             return hold()
         case ["--renew"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import traceback
@@ -106,7 +107,9 @@ def begun(tmp_path, monkeypatch):
     """Return what layers do, none of which runs anything."""
     monkeypatch.setattr(layers, "REPORTS", tmp_path)
     monkeypatch.setattr(layers, "LAST", tmp_path / "last.json")
-    clock = SimpleNamespace(sleep=lambda _: None, monotonic=lambda: 0.0)
+    clock = SimpleNamespace(
+        sleep=lambda _: None, monotonic=itertools.count().__next__, process_time=lambda: 0.0
+    )
     monkeypatch.setattr(layers, "time", clock)
     monkeypatch.setattr(layers, "MachineSpeed", nullcontext)
     monkeypatch.setattr(layers, "Pytest", Begun)
@@ -116,20 +119,20 @@ def begun(tmp_path, monkeypatch):
 
 def test_layers_of_a_lane_run_one_after_another_and_lanes_at_once(begun, capsys):
     """Also after one that failed; what pytest printed comes whole."""
-    assert layers.main(["--beside"]) == 1
+    assert layers.main([]) == 1
     assert begun[:2] == ["lab begins", "contract begins"]
     assert sorted(begun[2:6]) == ["contract ends", "lab ends", "process begins", "unit begins"]
     assert sorted(begun[6:]) == ["process ends", "unit ends"]
     printed = capsys.readouterr().out
     assert printed.count("...F [ 99%]") == 4
     assert "lab failed with exit code 1" in printed
-    assert json.loads(layers.LAST.read_text())[layers._python()]["process"] == 2.0
+    assert json.loads(layers.LAST.read_text())["layers"]["process"] == 2.0
 
 
 def test_nothing_begins_after_an_interrupt(begun, monkeypatch, capsys):
     """What runs has got it too, and is waited for."""
     monkeypatch.setattr(Begun, "interrupt", True)
-    assert layers.main(["--beside"]) == 1
+    assert layers.main([]) == 1
     assert sorted(begun) == ["contract begins", "contract ends", "lab begins", "lab ends"]
     assert "interrupted; not run: unit, process" in capsys.readouterr().out
     assert not layers.LAST.exists()
@@ -140,7 +143,7 @@ def test_a_single_lane_prints_to_the_terminal(begun, capsys):
     assert layers.main(["--only", "process,lab"]) == 1
     assert begun == ["lab begins", "lab ends", "process begins", "process ends"]
     begun.clear()
-    assert layers.main([]) == 1
+    assert layers.main(["--in-turn"]) == 1
     assert [each.split()[0] for each in begun[::2]] == list(LAYERS)
     assert "...F" not in capsys.readouterr().out
 
@@ -153,24 +156,53 @@ def test_progress_is_read_from_what_pytest_prints():
     )
 
 
+def write(took, others=0.0):
+    """Write a last run."""
+    last = {"python": layers._python(), "layers": took, "others": others}
+    layers.LAST.write_text(json.dumps(last))
+
+
 def test_without_a_record_it_is_said_that_nothing_is_compared(tmp_path, monkeypatch, capsys):
     """Silence would look as if the time had been held."""
     monkeypatch.setattr(layers, "RECORD", tmp_path / "none.json")
     monkeypatch.setattr(layers, "LAST", tmp_path / "last.json")
     assert layers.hold() == 1
     assert "run `make test` first" in capsys.readouterr().out
-    layers.LAST.write_text(json.dumps({layers._python(): {"unit": 9.0}}))
+    write({"unit": 9.0})
     assert layers.hold() == 0
     assert "nothing is compared" in capsys.readouterr().out
     layers.renew()
     assert layers.hold() == 0
     assert "within the record" in capsys.readouterr().out
-    layers.LAST.write_text(json.dumps({layers._python(): {"unit": 9.0, "lab": 9.0}}))
+    write({"unit": 9.0, "lab": 9.0})
     assert layers.hold() == 0
     assert "not compared, as the record has none: lab" in capsys.readouterr().out
-    layers.LAST.write_text(json.dumps({layers._python(): {"unit with coverage": 9.0}}))
+    write({"unit with coverage": 9.0})
     assert layers.hold() == 0
     assert "nothing is compared" in capsys.readouterr().out
+
+
+def test_a_run_on_a_busy_machine_is_neither_compared_nor_recorded(tmp_path, monkeypatch, capsys):
+    """It takes more of a processor for the same tests."""
+    monkeypatch.setattr(layers, "RECORD", tmp_path / "record.json")
+    monkeypatch.setattr(layers, "LAST", tmp_path / "last.json")
+    write({"unit": 9.0})
+    assert layers.renew() == 0
+    write({"unit": 19.0}, others=layers.MOST_OTHERS)
+    assert layers.hold() == 1
+    write({"unit": 19.0}, others=0.25)
+    capsys.readouterr()
+    assert layers.hold() == 0
+    assert layers.renew() == 1
+    assert capsys.readouterr().out.count("other programs took 25% of") == 2
+    assert layers._record() == {"unit": 9.0}
+
+
+def test_the_time_of_all_processors_is_read(tmp_path, monkeypatch):
+    """Of the first line, with what other guests took; without what waits for a disk."""
+    monkeypatch.setattr("os.sysconf", {"SC_CLK_TCK": 100}.__getitem__)
+    (tmp_path / "stat").write_text("cpu  100 20 30 4000 500 6 7 8 90 10\ncpu0 1 1 1 1 1 1 1 1 1\n")
+    assert layers.busy_s(tmp_path / "stat") == 1.71
 
 
 def test_nothing_is_recorded_before_a_whole_run(tmp_path, monkeypatch, capsys):

@@ -119,6 +119,7 @@ SOAK: Final = (
         1,
         lambda s, _: {"TIDEGATE_STORM_CHANGES": _count(2, 250, s)},
     ),
+    SoakPart("held", "test_queue_adversaries.py", 0.5, lambda _, __: {"TIDEGATE_HELD": "500"}),
     SoakPart("answers", "test_control_load.py", 0.5, lambda _, __: {}),
     SoakPart("partitions", "test_partitions.py", 1, lambda _, __: {}),
     SoakPart("incidents", "test_incidents.py", 2, lambda _, __: {}),

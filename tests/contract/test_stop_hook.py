@@ -19,6 +19,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from tidegate.stack.certificates import make
+from tidegate.stack.processes.ports import HeldPorts
 from tidegate_common.tls.pages import serve_pages
 from tidegate_common.tls.settings import secured
 from xds_server.admin.pages import pages
@@ -176,9 +177,9 @@ async def test_a_control_server_that_stays_away_fails_the_hook(
 ) -> None:
     """The pod is stopped nevertheless: Triton then ends what it has."""
     shorter = command(certificates / "reporter", ("--retry-max-time 25", "--retry-max-time 1"))
-    async with serving(certificates / "control") as gone:
-        port = gone.port
-    assert (await run(shorter, port, tmp_path)).code == NOT_REACHED
+    with HeldPorts() as ports:  # so that nobody else serves there
+        port = str(ports.take())
+        assert (await run(shorter, port, tmp_path)).code == NOT_REACHED
 
 
 async def test_another_server_is_not_believed(certificates: Path, tmp_path: Path) -> None:

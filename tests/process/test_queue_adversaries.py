@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 
 import aiohttp
@@ -23,7 +24,7 @@ from tidegate.stack.processes.waiting import http_ok, wait_until
 from tidegate_api.names import OBJECTIVE_HEADER, PICKER_CLUSTER, REASON_HEADER, TIMEOUT_HEADER
 from xds_server.applications.keepers.unpicked_keeper import UnpickedKeeper
 
-HELD = 60
+HELD = int(os.environ.get("TIDEGATE_HELD", "60"))
 """Requests that wait at once: all come before the first has waited for as long as it may."""
 INFER = "/v2/models/toy-llm/infer"
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.certificates import Authority
+from tidegate.stack.processes.ports import HeldPorts
 from tidegate_common.tls.pem import shown_validity
 
 if TYPE_CHECKING:
@@ -70,5 +71,5 @@ async def test_what_is_no_server_of_tls_is_an_error() -> None:
     async with served(None) as port:
         with pytest.raises(OSError, match="SSL"):
             await shown_validity("127.0.0.1", port)
-    with pytest.raises(ConnectionRefusedError):
-        await shown_validity("127.0.0.1", port)
+    with HeldPorts() as ports, pytest.raises(ConnectionRefusedError):
+        await shown_validity("127.0.0.1", ports.take())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import grpc
 
 from tidegate_common.tls.files import Identity, TlsFiles
-from xds_server.applications.discovery.kubernetes.access import AccessFiles
+from xds_server.applications.discovery.kubernetes.access import AccessError, AccessFiles
 from xds_server.fleet.model.kubernetes import KubernetesApi
 from xds_server.fleet.store import StoreError
 from xds_server.fleet.stored.shared import Keys
@@ -53,7 +53,12 @@ def opened(settings: ControlSettings) -> SharedStore:
     if found is not None:
         given = settings.store_kubeconfig
         api = KubernetesApi(kubeconfig=None if given is None else str(given.absolute()))
-        return Kubernetes(found.namespace, found.name, AccessFiles(api))
+        files = AccessFiles(api, elsewhere="--store-kubeconfig FILE")
+        try:
+            files.read()
+        except AccessError as error:
+            raise StoreError(f"--store: {error}") from None
+        return Kubernetes(found.namespace, found.name, files)
     address = etcd_address(store)
     return Etcd(address.members, address.prefix, _credentials(settings))
 

@@ -217,6 +217,16 @@ def test_files_for_etcd_that_cannot_be_used_are_told(tmp_path) -> None:
         opened(ControlSettings(**given, **pair, store_ca=authority.own.certificate))
 
 
+def test_an_api_server_that_is_not_named_is_told(tmp_path, monkeypatch) -> None:
+    """At the start too, with the option that names it."""
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    given = {"fleet": tmp_path, "store": "kubernetes://infer/tidegate"}
+    with pytest.raises(StoreError, match="name the API server by --store-kubeconfig"):
+        opened(ControlSettings(**given))
+    with pytest.raises(StoreError, match=r"--store: .*absent"):
+        opened(ControlSettings(**given, store_kubeconfig=tmp_path / "absent"))
+
+
 def test_several_fleets_share_an_etcd() -> None:
     """Each by a prefix of its own."""
     found = etcd_address("etcd://10.0.0.1:2379,[::1]:2379/prod")

@@ -77,6 +77,7 @@ class AccessFiles:
         api: The pool's settings.
         environment: The process's environment.
         account: Folder of the pod's service account.
+        elsewhere: How an operator names the API server from outside of a cluster.
     """
 
     def __init__(
@@ -84,10 +85,12 @@ class AccessFiles:
         api: KubernetesApi,
         environment: Mapping[str, str] = os.environ,
         account: Path = ACCOUNT,
+        elsewhere: str = "`api: {kubeconfig: FILE}` or `api: {url: ..., ...}`",
     ) -> None:
         self._api = api
         self._environment = environment
         self._account = account
+        self._elsewhere = elsewhere
         self._context: tuple[bytes, ssl.SSLContext] | None = None
 
     def read(self) -> Access:
@@ -113,7 +116,7 @@ class AccessFiles:
         if not host:
             raise AccessError(
                 "this process is in no Kubernetes cluster (KUBERNETES_SERVICE_HOST is not set): "
-                "name the API server by `api: {kubeconfig: FILE}` or `api: {url: ..., ...}`"
+                f"name the API server by {self._elsewhere}"
             )
         url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
         token = _token(self._account / "token")

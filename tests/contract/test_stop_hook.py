@@ -177,7 +177,7 @@ async def test_a_control_server_that_stays_away_fails_the_hook(
 ) -> None:
     """The pod is stopped nevertheless: Triton then ends what it has."""
     shorter = command(certificates / "reporter", ("--retry-max-time 25", "--retry-max-time 1"))
-    with HeldPorts() as ports:  # so that nobody else serves there
+    with HeldPorts() as ports:  # no other process serves there
         port = str(ports.take())
         assert (await run(shorter, port, tmp_path)).code == NOT_REACHED
 

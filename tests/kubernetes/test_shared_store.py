@@ -156,7 +156,7 @@ async def test_a_follower_has_the_rollout_in_whose_middle_the_leader_was_killed(
     """With its step and its weights; an operator promotes it there."""
     asked = api.StartCanaryRequest(pool="llm", variant="canary", options=FORCED)
     starting = asyncio.create_task(servers.ask(0, "StartCanary", asked))
-    await servers.event(0, "revision_stored")  # the weights are changed, and nobody was told
+    await servers.event(0, "revision_stored")  # the weights are changed, no client has them
     servers.kill(0)
     with contextlib.suppress(grpc.aio.AioRpcError):
         await starting

@@ -70,7 +70,7 @@ PLANTED = {
     "a lost fence": (SmallEtcd, "_Txn", unfenced, Point("drain", "stop", 7)),
     "a lease without margin": (Tenure, "renewed", too_long, Point("change", "cut", 1)),
     "relief that no follower has": (Journal, "_append", impatient, Point("drain", "cut", 1)),
-    "an operation that nobody takes up": (LoadKeeper, "start", forgotten, Point("load", "kill", 9)),
+    "an operation that is forgotten": (LoadKeeper, "start", forgotten, Point("load", "kill", 9)),
 }
 
 

@@ -187,7 +187,7 @@ class Kubernetes:
         return str(said).encode()
 
     def grant(self, ttl_s: int) -> Granted:
-        """Return a new lease, which nobody knows before it is claimed."""
+        """Return a new lease, unknown to others until it is claimed."""
         return Granted(secrets.randbits(63), ttl_s)
 
     def claim(self, value: bytes, lease: Granted) -> bool:

@@ -33,7 +33,7 @@ class SharedStore(Keys, LeaseCalls, Protocol):
         """Return the value of the server that leads; ``None`` = the lease may be claimed."""
 
     def grant(self, ttl_s: int) -> Granted:
-        """Return a new lease, which nobody has yet."""
+        """Return a new lease, with which no server leads yet."""
 
     def claim(self, value: bytes, lease: Granted) -> bool:
         """Make this server the one that leads; return False if there is another."""

@@ -133,7 +133,7 @@ class Quiet:
         return NO_ALERTS
 
     async def ask(self, _: Any) -> None:
-        """Ask nobody."""
+        """Ask no picker."""
 
     def known(self, _: str) -> None:
         """Take it."""

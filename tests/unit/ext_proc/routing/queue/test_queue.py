@@ -155,7 +155,7 @@ def test_a_rate_that_is_not_measured_is_refused_by_only_if_the_wait_is_too_long(
 
 
 def test_who_is_refused_comes_again_when_the_line_has_gone():
-    """However slow it is: replicas that stand for a second tell nobody to stay away for hours."""
+    """Replicas that stood for a second do not make callers stay away for hours."""
     queue = Queue(random.Random(1))
     joined(queue, *(waiting() for _ in range(MAX_WAITING)))
     assert queue.wait_s("llm", "m", 9.0) > 3_600

@@ -109,7 +109,7 @@ def test_an_owner_proposes_what_was_held_last(one):
 
 
 def test_an_owner_proposes_no_replica_that_is_gone(one):
-    """Else a lease that nobody used would keep its sequence from being placed."""
+    """Else an unused lease would keep its sequence from being placed."""
     which = one.sequence(None)
     one.hear(which, 1, 310)
     one.gone.add("r1")
@@ -165,7 +165,7 @@ def test_a_member_that_starts_agrees_with_none_before_it_knows_what_it_held():
 
 
 def test_a_lease_that_replaces_another_is_taken_by_those_who_hold_that(one):
-    """In one view too: its replica is gone for the owner, who has asked nobody else for another."""
+    """In one view too: its replica is gone, and the owner has asked no other for another."""
     which, lease = one.sequence(64), Lease(key(2), "stable", 60.0)
     one.leases[which] = Lease(key(1), "stable", 60.0)  # it is used
     assert not one.owners.holds(HeldLease(which, lease, 400), one.leases[which])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from typing import TYPE_CHECKING, Literal
@@ -22,6 +23,20 @@ def quiet_grpc(environment: MutableMapping[str, str]) -> None:
         environment: The process environment, before gRPC is loaded; children inherit it.
     """
     environment.setdefault("GRPC_VERBOSITY", "ERROR")
+
+
+class _Stderr:
+    """Standard error, without an error where its disk is full: what logs goes on in any case."""
+
+    def write(self, text: str) -> None:
+        """Write a line, or lose it."""
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text)
+
+    def flush(self) -> None:
+        """Flush, or lose what is left."""
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
 
 
 def configure(log_format: LogFormat = "console", level: LogLevel = "info") -> None:
@@ -49,7 +64,7 @@ def configure(log_format: LogFormat = "console", level: LogLevel = "info") -> No
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         # One write per line: the workers of a picker share their stderr.
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(_Stderr()),  # type: ignore[arg-type]  # a part
         cache_logger_on_first_use=False,
     )
     # Libraries log through the standard module; their warnings go to the same stream.

@@ -178,7 +178,8 @@ class _Server:
 
 def _end() -> None:
     """End the process at once: nothing that it could still say is to be believed."""
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # a full disk under the log
+        sys.stderr.flush()
     os._exit(EXIT_LOST)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 
@@ -57,3 +58,20 @@ def test_a_line_is_one_write(
     assert len(written) == 1
     assert written[0].endswith("\n")
     assert capsys.readouterr().out == ""
+
+
+def test_a_full_disk_under_the_log_fails_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What logs goes on, such as a change that is stored; later lines are written again."""
+
+    def full(_: str = "") -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    logs.configure("json")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.stderr, "write", full)
+        patch.setattr(sys.stderr, "flush", full)
+        structlog.get_logger().info("revision_stored")
+    structlog.get_logger().info("publication_settled")
+    assert json.loads(capsys.readouterr().err)["event"] == "publication_settled"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import io
 
 import grpc
 import pytest
@@ -22,6 +24,7 @@ from tidegate_api.names import LEADER_METADATA
 from tidegate_common.tls.files import TlsError
 from xds_server.app import EXIT_OK, run
 from xds_server.fleet.store import StoreError
+from xds_server.leading import standing
 from xds_server.leading.stores import opened
 from xds_server.settings import ControlSettings, etcd_address
 
@@ -232,3 +235,17 @@ def test_several_fleets_share_an_etcd() -> None:
     found = etcd_address("etcd://10.0.0.1:2379,[::1]:2379/prod")
     assert found == (("10.0.0.1:2379", "[::1]:2379"), "/prod/")
     assert etcd_address("etcd://a:1").prefix == "/tidegate/"
+
+
+def test_a_leader_ends_though_its_log_is_on_a_full_disk(monkeypatch):
+    """Without its lease it must not serve, whatever cannot be written."""
+
+    class Full(io.StringIO):
+        def flush(self) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    ended: list[int] = []
+    monkeypatch.setattr(standing.sys, "stderr", Full())
+    monkeypatch.setattr(standing.os, "_exit", ended.append)
+    standing._end()
+    assert ended == [standing.EXIT_LOST]

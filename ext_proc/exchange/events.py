@@ -49,7 +49,7 @@ class Head(Plain):
         subset: ``ip:port`` or ``ip`` entries that limit the choice; ``None`` = no limit.
         header_bytes: Length of all headers as HTTP/1.1 writes them, about; ``None`` = short.
         one_destination: The proxy says that it reads one address, not a list.
-        client: Who sent it (``ext_proc.server.attributes``); ``None`` = unknown.
+        client: Who sent it (``ext_proc.server.wire``); ``None`` = unknown.
         partial: A body that is sent BUFFERED may be cut.
         gated: The proxy repeats no request whose end is not known (`REPEATABLE_HEADER`).
     """

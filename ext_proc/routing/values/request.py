@@ -268,7 +268,7 @@ class Request(Plain):
         repeatable: Whether the proxy can send the request again.
         care: Set by the router; ``None`` = no request is suspected, or this one has no fingerprint.
         client: The client that sent it: the name in its certificate, else its address as /32 or
-            /64; ``None`` = unknown. At most ``ext_proc.server.attributes.MAX_NAME`` characters.
+            /64; ``None`` = unknown. At most ``ext_proc.server.wire.MAX_NAME`` characters.
         limited: Whether the limits count that replicas have by themselves (``Pool.limit``); not
             where a request cannot wait for room, which it is not to be refused for.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ext_proc.server.attributes import MAX_NAME, client_at, client_named
+from ext_proc.server.wire import MAX_NAME, client_at, client_named
 
 
 @pytest.mark.parametrize(

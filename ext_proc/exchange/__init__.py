@@ -1,26 +1,20 @@
 """One HTTP exchange as a state machine: events in, actions out. Pure.
 
-``machine`` states the rules. ``events`` and ``replies`` define its inputs and outputs, and
-``refusals`` writes a refusal in the caller's dialect.
+``machine`` states the rules. ``messages`` defines its inputs and outputs, and ``refusals`` writes a
+refusal in the caller's dialect.
 """
 
-from ext_proc.exchange.events import (
+from ext_proc.exchange.known import ExchangeOptions
+from ext_proc.exchange.machine import Exchange, ExchangeState, IllegalEventError
+from ext_proc.exchange.messages import (
+    Action,
     Body,
+    BodyModeOverride,
     BodySending,
     Event,
     Head,
-    Lost,
-    Response,
-    ResponsePart,
-    Stopped,
-    Trailers,
-)
-from ext_proc.exchange.known import ExchangeOptions
-from ext_proc.exchange.machine import Exchange, ExchangeState, IllegalEventError
-from ext_proc.exchange.replies import (
-    Action,
-    BodyModeOverride,
     KeepWaiting,
+    Lost,
     PassThrough,
     Pick,
     Refuse,
@@ -28,6 +22,10 @@ from ext_proc.exchange.replies import (
     ReplyHead,
     ReplyResponse,
     ReplyTrailers,
+    Response,
+    ResponsePart,
+    Stopped,
+    Trailers,
 )
 
 __all__ = [

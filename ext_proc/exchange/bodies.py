@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from ext_proc.exchange.events import DUPLEX, STREAMED, BodySending
+from ext_proc.exchange.messages import DUPLEX, STREAMED, BodySending
 from ext_proc.requests.forms.grpc_infer import FRAME_HEADER_BYTES
 from ext_proc.requests.forms.http_infer import LENGTH_HEADER
 from ext_proc.routing.values.refusal import Refusal, RefusalKind
@@ -26,7 +26,7 @@ from tidegate_api.pools import LEAST_PEEK_BYTES
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ext_proc.exchange.events import Body, Head
+    from ext_proc.exchange.messages import Body, Head
     from ext_proc.routing.values.pool import Pool
 
 

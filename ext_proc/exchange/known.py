@@ -20,7 +20,7 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ext_proc.exchange.events import NONE
+from ext_proc.exchange.messages import NONE
 from ext_proc.exchange.refusals import speaks_grpc
 from ext_proc.requests import Blocks, read_head, session_of, split_adapter, token_blocks
 from ext_proc.requests.head import GRPC_SERVICE
@@ -38,7 +38,7 @@ from tidegate_api.names import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from ext_proc.exchange.events import Head
+    from ext_proc.exchange.messages import Head
     from ext_proc.requests import Chats, Tokenizer
     from ext_proc.routing.values.pool import Pool
     from ext_proc.routing.values.request import Features

@@ -83,17 +83,6 @@ from ext_proc.exchange.bodies import (
     needs_body,
     too_large,
 )
-from ext_proc.exchange.events import (
-    BUFFERED,
-    DUPLEX,
-    NONE,
-    Body,
-    Head,
-    Lost,
-    Response,
-    Stopped,
-    Trailers,
-)
 from ext_proc.exchange.known import (
     USUAL,
     is_generic,
@@ -105,17 +94,25 @@ from ext_proc.exchange.known import (
     patience_until,
     request_of,
 )
-from ext_proc.exchange.refusals import leave, refuse
-from ext_proc.exchange.replies import (
+from ext_proc.exchange.messages import (
+    BUFFERED,
+    DUPLEX,
     EMPTY_BODY,
     EMPTY_HEAD,
     EMPTY_TRAILERS,
+    NONE,
     ONCE_HEAD,
     STRIPPED_HEAD,
+    Body,
+    Head,
     KeepWaiting,
+    Lost,
     Refuse,
     ReplyBody,
     ReplyHead,
+    Response,
+    Stopped,
+    Trailers,
     passed_through,
     reply_to_head,
     reply_without_decision,
@@ -123,6 +120,7 @@ from ext_proc.exchange.replies import (
     rest_of_time,
     write_pick,
 )
+from ext_proc.exchange.refusals import leave, refuse
 from ext_proc.exchange.soundness import judge, judge_headers
 from ext_proc.requests import BadRequest, read_body, read_head, served_by, split_adapter
 from ext_proc.requests.parsing.values import sooner
@@ -145,9 +143,8 @@ from tidegate_api.names import UNTIL_HEADER
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ext_proc.exchange.events import Event
     from ext_proc.exchange.known import ExchangeOptions, KnownRequest
-    from ext_proc.exchange.replies import Action, Pick
+    from ext_proc.exchange.messages import Action, Event, Pick
     from ext_proc.requests import Chats, Tokenizer
     from ext_proc.routing.pipeline.decision import Decision
     from ext_proc.routing.router import Router
@@ -170,7 +167,7 @@ class ExchangeState(Enum):
 
 
 # Python 3.11 takes 0.2 µs to look a member up in its enum, and an exchange compares thirty: here,
-# in `events` and in `routing` members that are compared for each message are constants too.
+# in `messages` and in `routing` members that are compared for each message are constants too.
 NEW: Final = ExchangeState.NEW
 WAITING: Final = ExchangeState.WAITING
 QUEUED: Final = ExchangeState.QUEUED

@@ -19,7 +19,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import status_pb2
 from google.rpc.error_details_pb2 import RetryInfo
 
-from ext_proc.exchange.replies import Refuse
+from ext_proc.exchange.messages import Refuse
 from ext_proc.routing.values.refusal import HUNG, Refusal, RefusalKind
 from ext_proc.routing.values.request import Form
 from tidegate_api.names import AGAIN_HEADER, REASON_HEADER
@@ -28,7 +28,7 @@ from tidegate_api.paths import ANTHROPIC_PATHS, anthropic_error
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ext_proc.exchange.events import Head
+    from ext_proc.exchange.messages import Head
 
 
 class _Status(NamedTuple):

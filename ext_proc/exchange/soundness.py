@@ -26,7 +26,7 @@ from ext_proc.routing.values.refusal import Refusal, RefusalKind
 from ext_proc.routing.values.request import Form
 
 if TYPE_CHECKING:
-    from ext_proc.exchange.events import Head
+    from ext_proc.exchange.messages import Head
     from ext_proc.requests import BadRequest
     from ext_proc.routing.values.pool import Pool
     from ext_proc.routing.values.request import Features

@@ -50,8 +50,8 @@ from ext_proc.exchange import (
     ResponsePart,
     Trailers,
 )
-from ext_proc.exchange.events import STREAMED
 from ext_proc.exchange.known import entries_of
+from ext_proc.exchange.messages import STREAMED
 from ext_proc.server.described import DescribedFrames
 from tidegate_api.names import (
     CERTIFICATE_ATTRIBUTES,

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ext_proc.exchange import Body, BodySending, Exchange, Head, Lost, Refuse
-from ext_proc.exchange.replies import MAX_PASS_THROUGH_BYTES
+from ext_proc.exchange.messages import MAX_PASS_THROUGH_BYTES
 from ext_proc.requests import BadRequest, prompt_blocks, read_body, read_head, token_blocks
 from ext_proc.requests.blocks import MAX_BLOCKS
 from ext_proc.requests.parsing.values import MAX_PROMPT_BYTES

@@ -25,7 +25,7 @@ def test_what_is_said_of_this_run_is_true():
 def test_the_way_of_a_request_is_chosen():
     """The machine and the policies are compiled; gRPC, and all that is left out, is not."""
     names = chosen(ROOT)
-    assert "ext_proc/exchange/events.py" in names
+    assert "ext_proc/exchange/messages.py" in names
     assert "ext_proc/exchange/machine.py" in names
     assert "ext_proc/server/h2/frames.py" in names
     assert "ext_proc/server/h2/connection.py" not in names

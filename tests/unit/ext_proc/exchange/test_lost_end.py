@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ext_proc.exchange.bodies import loses_end
-from ext_proc.exchange.events import Body
+from ext_proc.exchange.messages import Body
 from tidegate_api.pools import LEAST_PEEK_BYTES
 
 LONG = b"x" * LEAST_PEEK_BYTES

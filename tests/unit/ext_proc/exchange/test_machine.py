@@ -25,7 +25,7 @@ from ext_proc.exchange import (
     Stopped,
     Trailers,
 )
-from ext_proc.exchange.replies import MAX_PASS_THROUGH_BYTES
+from ext_proc.exchange.messages import MAX_PASS_THROUGH_BYTES
 from ext_proc.routing.values.ticket import Outcome
 from support.exchanges import PROMPT, grpc, head, in_flight, run
 from support.streams import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ext_proc.exchange import Body, BodySending, Exchange, Trailers
-from ext_proc.exchange.replies import ReplyHead
+from ext_proc.exchange.messages import ReplyHead
 from support.exchanges import PROMPT, generic, grpc, head, run, unnamed
 from support.streams import GRPC_STREAM, frame, llm, router, vision
 from tidegate_api.names import REPEATABLE_HEADER

@@ -74,25 +74,23 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from ext_proc.exchange.bodies import (
+from ext_proc.exchange.known import (
     LOST_END,
     TRAILERS,
+    USUAL,
     ended_by_trailers,
     has_first_part,
-    loses_end,
-    needs_body,
-    too_large,
-)
-from ext_proc.exchange.known import (
-    USUAL,
     is_generic,
     lacks_model,
     locate,
+    loses_end,
     may_move,
     may_pass,
     names_nothing,
+    needs_body,
     patience_until,
     request_of,
+    too_large,
 )
 from ext_proc.exchange.messages import (
     BUFFERED,

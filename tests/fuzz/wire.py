@@ -23,8 +23,7 @@ from ext_proc.exchange import (
     Lost,
     Stopped,
 )
-from ext_proc.exchange.bodies import FIRST_PART_BYTES
-from ext_proc.exchange.known import MAX_SUBSET
+from ext_proc.exchange.known import FIRST_PART_BYTES, MAX_SUBSET
 from ext_proc.exchange.messages import MAX_PASS_THROUGH_BYTES
 from ext_proc.server.wire import WireError, Writer, event_of, parse_request
 from support.streams import CHAT_PATH, GRPC_INFER, GRPC_STREAM, INFER_PATH, llm, router, vision

@@ -7,4 +7,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _short_first_parts(monkeypatch):
-    monkeypatch.setattr("ext_proc.exchange.bodies.CUT_BYTES", 0)
+    monkeypatch.setattr("ext_proc.exchange.known.CUT_BYTES", 0)

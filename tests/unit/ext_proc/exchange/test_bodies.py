@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ext_proc.exchange import BodySending, Head
-from ext_proc.exchange.bodies import FIRST_PART_BYTES, has_first_part, needs_body
+from ext_proc.exchange.known import FIRST_PART_BYTES, has_first_part, needs_body
 from ext_proc.routing.values.request import Form
 from support.streams import llm
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ext_proc.exchange.bodies import loses_end
+from ext_proc.exchange.known import loses_end
 from ext_proc.exchange.messages import Body
 from tidegate_api.pools import LEAST_PEEK_BYTES
 

@@ -18,7 +18,7 @@ from ext_proc.exchange import (
     ResponsePart,
     Trailers,
 )
-from ext_proc.exchange.bodies import FIRST_PART_BYTES
+from ext_proc.exchange.known import FIRST_PART_BYTES
 from support.exchanges import PROMPT, grpc, head, run
 from support.streams import GRPC_STREAM, frame, llm, router, vision
 

@@ -119,7 +119,7 @@ def test_without_the_gate_envoy_finds_the_pool_itself():
 @pytest.mark.parametrize("form", ["http", "grpc", "unnamed"])
 def test_a_peeked_body_that_trailers_end_is_refused(monkeypatch, form):
     """Envoy cuts only above its bound, so a shorter part without an end is ended by trailers."""
-    monkeypatch.setattr("ext_proc.exchange.bodies.CUT_BYTES", LEAST_PEEK_BYTES)
+    monkeypatch.setattr("ext_proc.exchange.known.CUT_BYTES", LEAST_PEEK_BYTES)
     event = {"http": head(), "grpc": grpc(), "unnamed": unnamed()}[form]
     pools = router(llm(), vision())
     whole = (frame("toy-llm", tensor=9000) if form == "grpc" else PROMPT * 9)[:LEAST_PEEK_BYTES]
@@ -133,7 +133,7 @@ def test_a_peeked_body_that_trailers_end_is_refused(monkeypatch, form):
 
 def test_trailers_behind_an_announced_mode_are_not_judged(monkeypatch):
     """In BUFFERED Envoy sends such a body in one piece, and to one replica once: it is routed."""
-    monkeypatch.setattr("ext_proc.exchange.bodies.CUT_BYTES", LEAST_PEEK_BYTES)
+    monkeypatch.setattr("ext_proc.exchange.known.CUT_BYTES", LEAST_PEEK_BYTES)
     pools = router(llm(body="full"))
     _, reply = run(pools, head(request_body=BUFFERED), Body(PROMPT, end_of_stream=False))
     assert reply.pick is not None

@@ -34,8 +34,8 @@ from ext_proc.exchange.refusals import speaks_grpc
 from ext_proc.requests import Blocks, read_head, session_of, split_adapter, token_blocks
 from ext_proc.requests.forms.grpc_infer import FRAME_HEADER_BYTES
 from ext_proc.requests.forms.http_infer import LENGTH_HEADER
-from ext_proc.requests.head import GRPC_SERVICE
 from ext_proc.requests.parsing.values import sooner
+from ext_proc.requests.reading import GRPC_SERVICE
 from ext_proc.routing.values.refusal import Refusal, RefusalKind
 from ext_proc.routing.values.request import (
     GRPC_STREAM,

@@ -5,11 +5,10 @@ contains, from the whole body or its first part, and raises only ``BadRequest``.
 """
 
 from ext_proc.requests.blocks import Blocks, Tokenizer, prompt_blocks, token_blocks
-from ext_proc.requests.body import read_body, served_by, session_of, split_adapter
 from ext_proc.requests.chats import Chats, ChatTemplate, Sample
-from ext_proc.requests.head import read_head
 from ext_proc.requests.parsing.errors import BadRequest, Malformed, UnsoundRequest
 from ext_proc.requests.pieces import Pieces
+from ext_proc.requests.reading import read_body, read_head, served_by, session_of, split_adapter
 
 __all__ = [
     "BadRequest",

@@ -38,7 +38,7 @@ STREAM_FORM: Final = "grpc-stream"
 """Name of the form of streams."""
 
 _SEPARATOR: Final = "[:/#@|+]+"
-"""Between a base model and an adapter, see ``ext_proc/requests/body.py``."""
+"""Between a base model and an adapter, see ``ext_proc/requests/reading.py``."""
 
 COMPRESSED: Final = route_components_pb2.HeaderMatcher(
     name="grpc-encoding", string_match={"safe_regex": {"regex": CODINGS}}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ext_proc.requests.body import served_by, split_adapter
+from ext_proc.requests.reading import served_by, split_adapter
 from ext_proc.routing.values.pool import Pool
 from ext_proc.routing.values.request import NAMES_ADAPTER, Features, Form
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ext_proc.requests.head import MAX_PATH_CHARS, read_head
+from ext_proc.requests.reading import MAX_PATH_CHARS, read_head
 from ext_proc.routing.values.request import Form
 
 GRPC = "/inference.GRPCInferenceService/"

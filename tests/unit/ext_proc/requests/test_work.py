@@ -94,7 +94,7 @@ def test_a_long_body_is_read_without_garbage_collection(monkeypatch):
     """A collection would add the whole process to the work; afterwards it is on again."""
     seen = []
     monkeypatch.setattr(
-        "ext_proc.requests.body.read_generate",
+        "ext_proc.requests.reading.read_generate",
         lambda features, *_, **__: seen.append(gc.isenabled()) or features,
     )
     for size in (QUIET_BYTES, QUIET_BYTES + 1):

@@ -95,16 +95,6 @@ that is more than a text and a role; 0.1 to 0.6 us each."""
 MAX_PROMPTS: Final = 64
 """Maximum prompts of a batch whose blocks are found; the rest counts by its length only."""
 
-_RARE: Final = 64
-"""Occurrences that are found one by one, 10 times as fast per byte as counting."""
-_SHORT_BYTES: Final = 4 * 2**10
-"""Shorter documents are counted."""
-_LEAST_ARRAY: Final = 2
-_LEAST_OBJECT: Final = 3
-"""Least bytes that each further array, and object, takes: an object has a comma or a key beside it.
-So no more than ``MAX_CONTAINERS`` are in 24 KiB, and 36 KiB, but for those that are never closed,
-of which a parser reads 1,024."""
-
 
 class Levels:
     """What is left of ``MAX_LEVELS`` for one request."""
@@ -123,50 +113,6 @@ class Levels:
         self.left -= 1
         if self.left < 0:
             raise too_complex("the arrays of the inputs nest too often; send them flat")
-
-
-def is_affordable(body: bytes | memoryview) -> bool:
-    """Return whether a whole JSON document may be parsed as one."""
-    size = len(body)
-    if size <= FREE_BYTES:
-        return True
-    if size > MAX_JSON_BYTES:
-        return False
-    data = bytes(body)
-    return not (
-        has_more(data, b"[", MAX_CONTAINERS, _LEAST_ARRAY)
-        or has_more(data, b"{", MAX_CONTAINERS, _LEAST_OBJECT)
-        or (size > MAX_COMMAS and has_more(data, b",", MAX_COMMAS, 1))
-    )
-
-
-def has_more(data: bytes, byte: bytes, most: int, least: int) -> bool:
-    """Return whether ``byte`` occurs more than ``most`` times, if each takes ``least`` bytes.
-
-    It is fastest where the byte is rare.
-    """
-    find, position = data.find, -1
-    enough = len(data) - most * least
-    for _ in range(_RARE):
-        if position >= enough:
-            return False
-        position = find(byte, position + 1)
-        if position < 0:
-            return False
-        enough += least
-    return _RARE + data.count(byte, position + 1) > most
-
-
-def has_exactly(data: bytes, byte: bytes, number: int) -> bool:
-    """Return whether ``byte`` occurs ``number`` times; fastest if that is few."""
-    if len(data) < _SHORT_BYTES or number > _RARE:
-        return data.count(byte) == number
-    find, position = data.find, -1
-    for _ in range(number):
-        position = find(byte, position + 1)
-        if position < 0:
-            return False
-    return find(byte, position + 1) < 0
 
 
 def too_complex(message: str) -> UnsoundRequest:

@@ -122,8 +122,8 @@ def test_depth_bound():
 
 def test_size_bound(monkeypatch):
     """Whole JSON beyond the bound is read as a first part."""
-    monkeypatch.setattr(budget, "FREE_BYTES", 20)
-    monkeypatch.setattr(budget, "MAX_JSON_BYTES", 30)
+    monkeypatch.setattr(json_prefix, "FREE_BYTES", 20)
+    monkeypatch.setattr(json_prefix, "MAX_JSON_BYTES", 30)
     monkeypatch.setattr(json_prefix, "MAX_CUT_BYTES", 20)
     document = read_object(b'{"a": 1, "b": "' + b"x" * 20 + b'"}', complete=True, place="p")
     assert document.members == {"a": 1, "b": "x" * 5}
@@ -172,9 +172,9 @@ def test_brackets_in_a_text_do_not_count():
 def test_opener_bound(monkeypatch, opener, unit):
     """A long document of more brackets of a kind than the bound is read as a first part."""
     monkeypatch.setattr(json_prefix, "MAX_CUT_BYTES", 100)
-    monkeypatch.setattr(budget, "FREE_BYTES", 100)
-    monkeypatch.setattr(budget, "MAX_CONTAINERS", 50)
-    monkeypatch.setattr(budget, "_RARE", 10)
+    monkeypatch.setattr(json_prefix, "FREE_BYTES", 100)
+    monkeypatch.setattr(json_prefix, "MAX_CONTAINERS", 50)
+    monkeypatch.setattr(json_prefix, "_RARE", 10)
     head, tail = b'{"a":[', b"0]}"
     most = 50 - head.count(opener)
     assert read_object(head + unit * most + tail, complete=True, place="p").whole
@@ -184,9 +184,9 @@ def test_opener_bound(monkeypatch, opener, unit):
 def test_comma_bound(monkeypatch):
     """A long document of more commas than the bound is read as a first part."""
     monkeypatch.setattr(json_prefix, "MAX_CUT_BYTES", 100)
-    monkeypatch.setattr(budget, "FREE_BYTES", 100)
-    monkeypatch.setattr(budget, "MAX_COMMAS", 50)
-    monkeypatch.setattr(budget, "_RARE", 10)
+    monkeypatch.setattr(json_prefix, "FREE_BYTES", 100)
+    monkeypatch.setattr(json_prefix, "MAX_COMMAS", 50)
+    monkeypatch.setattr(json_prefix, "_RARE", 10)
     assert read_object(b'{"a":[' + b"0," * 50 + b"0]}", complete=True, place="p").whole
     assert not read_object(b'{"a":[' + b"0," * 51 + b"0]}", complete=True, place="p").whole
 

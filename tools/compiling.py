@@ -41,7 +41,7 @@ ON_THE_WAY: Final = (
     "ext_proc/feedback/fold.py",
     "ext_proc/feedback/wire.py",
     "ext_proc/server/h2/*.py",
-    "ext_proc/observability/series.py",
+    "ext_proc/observability/traffic.py",
     "ext_proc/server/stream.py",
     "ext_proc/server/wire.py",
     "ext_proc/workers/account.py",

@@ -1,6 +1,6 @@
 """Counters and histograms for the event loop's hot path, collected when Prometheus scrapes.
 
-The values are kept in ``series``, because prometheus-client's own children take a mutex each time,
+The values are kept in ``traffic``, because prometheus-client's own children take a mutex each time,
 about 0.7 µs.
 """
 
@@ -17,7 +17,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from ext_proc.observability.series import MAX_SERIES, Series, Spread
+from ext_proc.observability.traffic import MAX_SERIES, Series, Spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

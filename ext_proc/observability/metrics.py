@@ -21,8 +21,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from ext_proc.observability.counts import MAX_SERIES, Counts, Scraped, Timings, filled
 from ext_proc.observability.pages import page_of
 from ext_proc.observability.passes import Passes
-from ext_proc.observability.series import ALL, MATCHED, Picks
-from ext_proc.observability.traffic import TrafficCounts
+from ext_proc.observability.traffic import ALL, MATCHED, Picks, TrafficCounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

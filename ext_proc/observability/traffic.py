@@ -1,26 +1,136 @@
-"""Counts what became of requests, by variant and endpoint, for the control server. Pure.
+"""Sums and histograms that are updated on the path of requests. Pure.
+
+``counts`` exposes the series to Prometheus; what became of requests, by variant and endpoint, goes
+to the control server.
 
 Rules:
 
-1. Counts are sums and never fall, so they may be sent again and need no acknowledgement. They begin
-   anew, all at once and as another ``generation``, where series of pools that are gone fill half of
-   the bounds.
-2. On the path of a request a count is a look-up and an addition. Names are resolved once for each
-   pair of cluster and address, until the pools change.
-3. At most ``MAX_VARIANTS`` variants and ``MAX_ENDPOINTS`` endpoints are counted, and ``MAX_PLACES``
+1. One thread writes and reads, so there are no locks. On the path of a request a count is a look-up
+   and an addition. Names are resolved once for each pair of cluster and address, until the pools
+   change.
+2. A counter holds at most ``MAX_SERIES`` label sets; further ones count under ``other``.
+3. Counts are sums and never fall, so they may be sent again and need no acknowledgement. Those for
+   the control server begin anew, all at once and as another ``generation``, where series of pools
+   that are gone fill half of the bounds.
+4. At most ``MAX_VARIANTS`` variants and ``MAX_ENDPOINTS`` endpoints are counted, and ``MAX_PLACES``
    pairs resolved; more are left out.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate_common.histogram import bucket_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
+    from ext_proc.exchange import Pick
     from ext_proc.routing.registry import EndpointRegistry
+
+
+MAX_SERIES: Final = 1_000
+"""Maximum label sets of one metric."""
+ALL: Final = ("all",)
+MATCHED: Final = ("matched",)
+
+
+class Series:
+    """Sums by label values.
+
+    Args:
+        labels: Number of labels.
+        known: Label sets that exist from the start.
+    """
+
+    __slots__ = ("_other", "values")
+
+    def __init__(self, labels: int, known: Sequence[tuple[str, ...]] = ()) -> None:
+        self._other = ("other",) * labels
+        self.values: dict[tuple[str, ...], float] = dict.fromkeys(known, 0)
+
+    def add(self, labels: tuple[str, ...], by: float = 1) -> None:
+        """Add to the series of these label values."""
+        values = self.values
+        before = values.get(labels)
+        if before is not None:
+            values[labels] = before + by
+        elif len(values) < MAX_SERIES:
+            values[labels] = by
+        else:
+            values[self._other] = values.get(self._other, 0) + by
+
+
+class Spread:
+    """A histogram of durations per part.
+
+    Args:
+        parts: All parts.
+        bounds: Upper bounds of the buckets, ascending; the last bucket is unbounded.
+    """
+
+    __slots__ = ("bounds", "counts", "sums")
+
+    def __init__(self, parts: Sequence[str], bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = {part: [0] * (len(self.bounds) + 1) for part in parts}
+        self.sums = dict.fromkeys(parts, 0.0)
+
+    def observe(self, part: str, seconds: float) -> None:
+        """Count one duration."""
+        self.counts[part][bisect_left(self.bounds, seconds)] += 1
+        self.sums[part] += seconds
+
+
+class Picks:
+    """The counters of picks.
+
+    Args:
+        picks: Picks by pool, variant and reason.
+        tokens: Estimated prompt tokens, `ALL` and `MATCHED`.
+        blocks: Prompt blocks, `ALL` and `MATCHED`.
+        prompts: Estimated prompt tokens by endpoint.
+        predicted: The part of them that the endpoint was predicted to have cached.
+        traffic: Counts prompts by variant.
+    """
+
+    __slots__ = ("_blocks", "_picks", "_predicted", "_prompts", "_tokens", "_traffic")
+
+    def __init__(
+        self,
+        picks: Series,
+        tokens: Series,
+        blocks: Series,
+        prompts: Series,
+        predicted: Series,
+        traffic: TrafficCounts,
+    ) -> None:
+        self._traffic = traffic
+        self._picks = picks
+        self._tokens = tokens
+        self._blocks = blocks
+        self._prompts = prompts
+        self._predicted = predicted
+
+    def count(self, pick: Pick) -> None:
+        """Count a pick."""
+        decision, tokens = pick.decision, pick.prompt_tokens
+        self._picks.add((decision.pool, decision.variant, decision.reason))
+        if tokens is None:
+            return
+        matched = min(pick.matched_tokens, tokens)
+        values = self._tokens.values  # these series exist from the start
+        values[ALL] += tokens
+        values[MATCHED] += matched
+        values = self._blocks.values
+        values[ALL] += pick.prompt_blocks
+        values[MATCHED] += decision.matched_blocks
+        self._traffic.picked(decision.pool, decision.variant, tokens, matched)
+        if decision.ticket is not None:
+            endpoint = (decision.ticket.endpoint.id,)
+            self._prompts.add(endpoint, tokens)
+            self._predicted.add(endpoint, matched)
 
 
 MAX_VARIANTS: Final = 1024
@@ -109,7 +219,7 @@ class TrafficCounts:
         """By pool and endpoint id."""
 
     def set_pools(self, pools: Mapping[str, object]) -> None:
-        """Forget the pairs that were resolved; begin anew where too much is counted (rule 1)."""
+        """Forget the pairs that were resolved; begin anew where too much is counted (rule 3)."""
         self._places.clear()
         gone = any(pool and pool not in pools for pool, _ in (*self.variants, *self.endpoints))
         many = 2 * len(self.variants) > MAX_VARIANTS or 2 * len(self.endpoints) > MAX_ENDPOINTS

@@ -109,7 +109,6 @@ PURE = (
     "ext_proc.control.fields",
     "ext_proc.control.pools",
     "ext_proc.observability.requests",
-    "ext_proc.observability.series",
     "ext_proc.observability.traffic",
     "ext_proc.server.described",
     "ext_proc.server.stream",

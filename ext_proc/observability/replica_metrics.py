@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ext_proc.routing.limits import Limits
     from ext_proc.routing.router import Router
     from ext_proc.routing.scales import Scales
-    from ext_proc.routing.state.replica import Replica
+    from ext_proc.routing.state.candidates import Replica
     from ext_proc.routing.suspicion import Suspicion
     from ext_proc.routing.values.pool import Pool
 

@@ -29,10 +29,9 @@ if TYPE_CHECKING:
     from ext_proc.routing.limits import Limits
     from ext_proc.routing.pipeline.decision import Decision
     from ext_proc.routing.pipeline.scheduler import Choice, Scheduler
+    from ext_proc.routing.state.candidates import PoolState, Replica
     from ext_proc.routing.state.leases import Leases
     from ext_proc.routing.state.ledger import Ledger
-    from ext_proc.routing.state.pool_state import PoolState
-    from ext_proc.routing.state.replica import Replica
     from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool
     from ext_proc.routing.values.reading import Reading
     from ext_proc.routing.values.request import Request

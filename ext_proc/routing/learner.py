@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from ext_proc.routing.policies import Policy
-    from ext_proc.routing.state.replica import Replica
+    from ext_proc.routing.state.candidates import Replica
     from ext_proc.routing.values.pool import EndpointKey
     from ext_proc.routing.values.reading import Reading
     from ext_proc.routing.values.ticket import Outcome, Ticket

@@ -19,7 +19,7 @@ Rules:
 7. A burst may exceed the limits of all replicas, up to twice, where nothing of its pool and model
    waits and all could: it is over before it matters where it waits. Once they have been exceeded
    for ``BURST_S`` without a request that found room, more comes than replicas can do, and requests
-   wait, until none has waited for ``CALM_S`` (``state.pool_state``). Those of rule 5 exceed none.
+   wait, until none has waited for ``CALM_S`` (``state.candidates``). Those of rule 5 exceed none.
    Limits from answers under way, of which less is known, are exceeded by a quarter or ``FEW``, and
    learned ones that are loose not at all.
 """
@@ -29,16 +29,15 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ext_proc.routing.state.replica import BY_MODEL, MAX_READINGS, NO_LIMIT, most_of_low
+from ext_proc.routing.state.candidates import BY_MODEL, MAX_READINGS, NO_LIMIT, most_of_low
 from ext_proc.routing.state.slots import Known, Slots
 from ext_proc.routing.values.request import LOW, band_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from ext_proc.routing.state.candidates import Candidate, Replica
     from ext_proc.routing.state.ledger import Load
-    from ext_proc.routing.state.pool_state import Candidate
-    from ext_proc.routing.state.replica import Replica
     from ext_proc.routing.values.pool import EndpointKey, Pool
     from ext_proc.routing.values.reading import Reading
     from ext_proc.routing.values.request import Request

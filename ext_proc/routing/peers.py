@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from ext_proc.routing.cache.trials import Trials, Verdict
     from ext_proc.routing.health.conditions import Conditions
     from ext_proc.routing.limits import Limits
+    from ext_proc.routing.state.candidates import Replica
     from ext_proc.routing.state.leases import LeaseEvent, Leases
     from ext_proc.routing.state.ledger import Ledger
-    from ext_proc.routing.state.replica import Replica
     from ext_proc.routing.suspicion import Suspicion, SuspicionEvent
     from ext_proc.routing.values.pool import EndpointKey
     from ext_proc.routing.values.proposal import Proposal

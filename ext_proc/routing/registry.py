@@ -22,10 +22,9 @@ from ext_proc.routing.cache.index_events import Purged, Reporting
 from ext_proc.routing.health.placement import Placement
 from ext_proc.routing.limits import Limits
 from ext_proc.routing.state.abandoned import Abandoned
+from ext_proc.routing.state.candidates import PoolState, Replica
 from ext_proc.routing.state.directory import Directory
 from ext_proc.routing.state.ledger import EndpointRemoved
-from ext_proc.routing.state.pool_state import PoolState
-from ext_proc.routing.state.replica import Replica
 from ext_proc.routing.values.capacity import NO_BOUNDS, IndexBounds, cache_tokens
 
 if TYPE_CHECKING:

@@ -70,8 +70,8 @@ if TYPE_CHECKING:
     from ext_proc.routing.cache.trials import Verdict
     from ext_proc.routing.pipeline.scheduler import Choice
     from ext_proc.routing.queue.waiting import QueuedRequest
+    from ext_proc.routing.state.candidates import PoolState
     from ext_proc.routing.state.leases import SequenceOwners, Told
-    from ext_proc.routing.state.pool_state import PoolState
     from ext_proc.routing.suspicion import SuspicionEvent
     from ext_proc.routing.values.pool import EndpointKey, Pool
     from ext_proc.routing.values.request import Request

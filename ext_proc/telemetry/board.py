@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from ext_proc.routing.state.replica import FRESH_S, MAX_READINGS
+from ext_proc.routing.state.candidates import FRESH_S, MAX_READINGS
 from ext_proc.routing.values.reading import Reading
 
 if TYPE_CHECKING:

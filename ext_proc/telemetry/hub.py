@@ -22,7 +22,7 @@ import structlog
 from prometheus_client import Gauge
 
 from ext_proc.observability.counts import Counts
-from ext_proc.routing.state.replica import FRESH_S
+from ext_proc.routing.state.candidates import FRESH_S
 from ext_proc.telemetry import orca
 from ext_proc.telemetry.board import Board
 from ext_proc.telemetry.configs import AskedTriton, ModelConfigs

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from ext_proc.routing.state.replica import MAX_READINGS
+from ext_proc.routing.state.candidates import MAX_READINGS
 from ext_proc.routing.values.reading import Reading
 from ext_proc.telemetry.dialects import ModelVersion
 from tidegate_api.telemetry.v1 import telemetry_pb2

@@ -6,7 +6,7 @@ import pytest
 
 from ext_proc.routing.pipeline import scheduler
 from ext_proc.routing.policies import auto, gpu_composite
-from ext_proc.routing.state import replica
+from ext_proc.routing.state import candidates
 from support.epp import MODES, SEEING, Proxy
 from support.peer import Peer
 
@@ -17,7 +17,7 @@ def form(request, monkeypatch):
     generic = request.param == "generic"
     monkeypatch.setattr(Peer, "transport", "grpc" if generic else request.param)
     monkeypatch.setattr(Proxy, "generic", generic)
-    for module in (replica, scheduler, auto, gpu_composite):  # no reading grows old meanwhile
+    for module in (candidates, scheduler, auto, gpu_composite):  # no reading grows old meanwhile
         monkeypatch.setattr(module, "FRESH_S", 60.0)
     return request.param
 

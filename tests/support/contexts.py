@@ -6,10 +6,8 @@ import random
 from typing import Any
 
 from ext_proc.routing.latency.model import FleetLatencyModel, LatencyModel
-from ext_proc.routing.state.context import SchedulingContext
+from ext_proc.routing.state.candidates import Candidate, Replica, SchedulingContext
 from ext_proc.routing.state.ledger import Load
-from ext_proc.routing.state.pool_state import Candidate
-from ext_proc.routing.state.replica import Replica
 from ext_proc.routing.values.pool import Endpoint, EndpointKey
 from ext_proc.routing.values.request import Features, Form, Request
 

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ext_proc.routing.state.replica import FRESH_S
+from ext_proc.routing.state.candidates import FRESH_S
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping
 
-    from ext_proc.routing.state.replica import Replica
+    from ext_proc.routing.state.candidates import Replica
     from ext_proc.routing.values.pool import EndpointKey, Pool
 
 LEAST: Final = 40.0

@@ -36,7 +36,7 @@ from ext_proc.routing.cache.prefix_uses import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ext_proc.routing.state.pool_state import Candidate
+    from ext_proc.routing.state.candidates import Candidate
     from ext_proc.routing.values.pool import EndpointKey
 
 LONG: Final = 32

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from ext_proc.routing.health.standing import Stands
-    from ext_proc.routing.state.pool_state import Candidate
+    from ext_proc.routing.state.candidates import Candidate
     from ext_proc.routing.values.pool import EndpointKey, Pool
     from ext_proc.routing.values.reading import Reading
     from ext_proc.routing.values.request import Request

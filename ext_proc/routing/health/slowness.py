@@ -36,7 +36,7 @@ from ext_proc.routing.latency.estimates import Estimate
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from ext_proc.routing.state.replica import Replica
+    from ext_proc.routing.state.candidates import Replica
     from ext_proc.routing.values.pool import EndpointKey, Pool
     from ext_proc.routing.values.ticket import Ticket
 

@@ -17,7 +17,7 @@ from ext_proc.routing.values.refusal import Refusal, RefusalKind
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ext_proc.routing.state.pool_state import Candidate
+    from ext_proc.routing.state.candidates import Candidate
     from ext_proc.routing.values.pool import Pool
     from ext_proc.routing.values.request import Features
     from ext_proc.routing.values.settings import ModelNeeds

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
     from ext_proc.routing.health.placement import Holders, Placement
     from ext_proc.routing.pipeline.scheduler import Choice
-    from ext_proc.routing.state.context import SchedulingContext
-    from ext_proc.routing.state.pool_state import Candidate, PoolState
+    from ext_proc.routing.state.candidates import Candidate, PoolState, SchedulingContext
     from ext_proc.routing.values.pool import EndpointKey, Pool
     from ext_proc.routing.values.rng import Rng
     from ext_proc.routing.values.ticket import Ticket

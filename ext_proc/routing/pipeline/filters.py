@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ext_proc.routing.state.replica import BY_MODEL, NO_LIMIT, most_of_low
+from ext_proc.routing.state.candidates import BY_MODEL, NO_LIMIT, most_of_low
 from ext_proc.routing.values.refusal import MUST_WAIT, Refusal, RefusalKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ext_proc.routing.health.placement import Holders
-    from ext_proc.routing.state.pool_state import Candidate
+    from ext_proc.routing.state.candidates import Candidate
     from ext_proc.routing.values.request import Care
 
 FEW: Final = 4

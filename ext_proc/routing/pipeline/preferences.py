@@ -28,7 +28,7 @@ from ext_proc.routing.pipeline.constraints import adapter_grade, needs_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ext_proc.routing.state.pool_state import Candidate
+    from ext_proc.routing.state.candidates import Candidate
     from ext_proc.routing.values.pool import Pool
     from ext_proc.routing.values.request import Features
 

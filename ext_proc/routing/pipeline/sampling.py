@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from ext_proc.routing.cache.prefix_table import PrefixTable, Steps
-    from ext_proc.routing.state.context import SchedulingContext
-    from ext_proc.routing.state.pool_state import Candidate
+    from ext_proc.routing.state.candidates import Candidate, SchedulingContext
     from ext_proc.routing.values.pool import EndpointKey
     from ext_proc.routing.values.rng import Rng
 

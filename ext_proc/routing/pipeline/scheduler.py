@@ -32,9 +32,8 @@ from ext_proc.routing.pipeline.slow_start import factor, with_slow_start
 from ext_proc.routing.pipeline.variants import draw_variant
 from ext_proc.routing.policies import make_policy
 from ext_proc.routing.policies.least_in_flight import LeastInFlight
-from ext_proc.routing.state.context import SchedulingContext
+from ext_proc.routing.state.candidates import FRESH_S, SchedulingContext
 from ext_proc.routing.state.leases import LeaseKey
-from ext_proc.routing.state.replica import FRESH_S
 from ext_proc.routing.values.refusal import Refusal, RefusalKind
 from ext_proc.routing.values.request import GRPC_STREAM
 from tidegate_api.names import POLICY_HEADER
@@ -47,8 +46,8 @@ if TYPE_CHECKING:
     from ext_proc.routing.health.placement import Holders, Placement
     from ext_proc.routing.policies import Policy
     from ext_proc.routing.relief import Relief
+    from ext_proc.routing.state.candidates import Candidate, PoolState
     from ext_proc.routing.state.leases import Leases
-    from ext_proc.routing.state.pool_state import Candidate, PoolState
     from ext_proc.routing.values.pool import EndpointKey, Pool, Protocol
     from ext_proc.routing.values.request import Request
     from ext_proc.routing.values.rng import Rng

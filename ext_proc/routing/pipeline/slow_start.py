@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.state.candidates import SchedulingContext
     from ext_proc.routing.values.rng import Rng
     from ext_proc.routing.values.settings import SlowStart
 

@@ -66,13 +66,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.routing.policies.base import Policy
-from ext_proc.routing.state.replica import FRESH_S
+from ext_proc.routing.state.candidates import FRESH_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ext_proc.routing.state.context import SchedulingContext
-    from ext_proc.routing.state.pool_state import Candidate
+    from ext_proc.routing.state.candidates import Candidate, SchedulingContext
 
 ALPHA: Final = 4.0
 BETA: Final = 0.25

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.state.candidates import SchedulingContext
     from ext_proc.routing.values.pool import Pool
     from ext_proc.routing.values.ticket import Outcome, Ticket
 

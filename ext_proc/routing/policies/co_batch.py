@@ -28,7 +28,7 @@ from ext_proc.routing.values.request import Form
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.state.candidates import SchedulingContext
     from ext_proc.routing.values.pool import EndpointKey, Pool
 
 WINDOW_S: Final = 0.0005

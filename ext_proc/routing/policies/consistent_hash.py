@@ -20,7 +20,7 @@ from ext_proc.routing.policies.hashing import key_of, ranking
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.state.candidates import SchedulingContext
 
 
 class ConsistentHash(Policy):

@@ -27,7 +27,7 @@ from ext_proc.routing.policies.least_in_flight import LeastInFlight
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.state.candidates import SchedulingContext
 
 _ROUNDING: Final = 1e-9
 """Keeps a product such as 1.1 * 10 = 11.000000000000002 from rounding up."""

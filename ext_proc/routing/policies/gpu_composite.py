@@ -25,14 +25,13 @@ from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.routing.policies.base import Policy
-from ext_proc.routing.state.replica import FRESH_S
+from ext_proc.routing.state.candidates import FRESH_S
 from ext_proc.routing.values.settings import USUAL_WEIGHTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ext_proc.routing.state.context import SchedulingContext
-    from ext_proc.routing.state.pool_state import Candidate
+    from ext_proc.routing.state.candidates import Candidate, SchedulingContext
     from ext_proc.routing.values.pool import Pool
 
 HALF_QUEUE: Final = 8.0

@@ -18,7 +18,7 @@ import xxhash
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.state.candidates import SchedulingContext
     from ext_proc.routing.values.request import Request
 
 DEPTH: Final = 2

@@ -47,7 +47,7 @@ from ext_proc.routing.values.ticket import Outcome
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.state.candidates import SchedulingContext
     from ext_proc.routing.values.pool import Pool
     from ext_proc.routing.values.ticket import Ticket
 

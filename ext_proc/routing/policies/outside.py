@@ -21,8 +21,7 @@ from ext_proc.routing.policies.least_in_flight import LeastInFlight
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ext_proc.routing.state.context import SchedulingContext
-    from ext_proc.routing.state.pool_state import Candidate
+    from ext_proc.routing.state.candidates import Candidate, SchedulingContext
     from ext_proc.routing.values.request import Request
     from ext_proc.routing.values.rng import Rng
 

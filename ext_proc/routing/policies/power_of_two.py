@@ -33,7 +33,7 @@ from ext_proc.routing.policies.base import Policy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.state.candidates import SchedulingContext
 
 Load = Literal["requests", "work", "drain", "latency", "peak"]
 TIE_S: Final = 1e-6

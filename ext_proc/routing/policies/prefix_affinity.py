@@ -37,7 +37,7 @@ from ext_proc.routing.policies.base import Policy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.state.candidates import SchedulingContext
 
 REQUEST_TOKENS: Final = 512.0
 """Load of a request in flight in addition to its prefill, in prefill tokens. A decoding step costs

@@ -28,7 +28,7 @@ from ext_proc.routing.policies.least_response_time import latencies
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.state.candidates import SchedulingContext
 
 QUANTILE: Final = 2.0**-0.25
 

@@ -19,7 +19,7 @@ from ext_proc.routing.policies.base import Policy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.state.candidates import SchedulingContext
 
 
 class RandomChoice(Policy):

@@ -22,7 +22,7 @@ from ext_proc.routing.policies.least_in_flight import LeastInFlight
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.state.candidates import SchedulingContext
     from ext_proc.routing.values.pool import EndpointKey
 
 IDLE_S: Final = 7_200.0

@@ -31,8 +31,7 @@ from ext_proc.routing.policies.base import Policy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ext_proc.routing.state.context import SchedulingContext
-    from ext_proc.routing.state.pool_state import Candidate
+    from ext_proc.routing.state.candidates import Candidate, SchedulingContext
     from ext_proc.routing.values.pool import EndpointKey
 
 BURST_S: Final = 0.25

@@ -29,8 +29,8 @@ from ext_proc.routing.values.ticket import Outcome, Ticket
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ext_proc.routing.state.candidates import Replica
     from ext_proc.routing.state.ledger import Ledger
-    from ext_proc.routing.state.replica import Replica
     from ext_proc.routing.values.pool import EndpointKey
 
 MAX_CHARGES: Final = 4096

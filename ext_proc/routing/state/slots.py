@@ -32,7 +32,7 @@ from math import nan
 from typing import Final, NamedTuple
 
 from ext_proc.routing.state.begun import MAX_SLOTS, StreamSlots
-from ext_proc.routing.state.replica import FRESH_S
+from ext_proc.routing.state.candidates import FRESH_S
 
 DECLARED: Final = "declared"
 OBSERVED: Final = "observed"

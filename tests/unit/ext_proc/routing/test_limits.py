@@ -11,7 +11,7 @@ from ext_proc.routing.peers import Share
 from ext_proc.routing.pipeline.decision import Decision
 from ext_proc.routing.queue.waiting import QueuedRequest
 from ext_proc.routing.router import Router
-from ext_proc.routing.state.pool_state import BURST_S, CALM_S
+from ext_proc.routing.state.candidates import BURST_S, CALM_S
 from ext_proc.routing.state.slots import KEPT, MANY, SAME_S, STANDS_S, Known, Slots
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.refusal import Refusal

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ext_proc.routing.state.replica import FRESH_S, MAX_READINGS
+from ext_proc.routing.state.candidates import FRESH_S, MAX_READINGS
 from ext_proc.routing.values.reading import Reading
 from ext_proc.telemetry.board import MAX_SOURCES, Board
 

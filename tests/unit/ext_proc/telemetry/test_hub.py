@@ -6,7 +6,7 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry
 
-from ext_proc.routing.state.replica import FRESH_S
+from ext_proc.routing.state.candidates import FRESH_S
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.settings import CustomMetric

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ext_proc.routing.state.replica import MAX_READINGS
+from ext_proc.routing.state.candidates import MAX_READINGS
 from ext_proc.routing.values.reading import Reading
 from ext_proc.telemetry import report
 from tidegate_api.telemetry.v1 import telemetry_pb2

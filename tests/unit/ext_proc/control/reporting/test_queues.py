@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from ext_proc.control.reporting.queues import EACH, LASTS_S, LEAST, Queues, Waiting, waiting_at
+from ext_proc.routing.state.candidates import FRESH_S, Replica
 from ext_proc.routing.state.ledger import Load
-from ext_proc.routing.state.replica import FRESH_S, Replica
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
 from ext_proc.routing.values.reading import Reading
 

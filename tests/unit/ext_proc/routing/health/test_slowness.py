@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ext_proc.routing.health.slowness import FACTOR, MAX_KINDS, PAST_HALF_S, Slowness
+from ext_proc.routing.state.candidates import Replica
 from ext_proc.routing.state.ledger import Load
-from ext_proc.routing.state.replica import Replica
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
 from ext_proc.routing.values.ticket import Ticket
 from support.tries import tries

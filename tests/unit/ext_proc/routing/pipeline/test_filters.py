@@ -8,9 +8,8 @@ import pytest
 
 from ext_proc.routing.latency.model import FleetLatencyModel, LatencyModel
 from ext_proc.routing.pipeline.filters import below_slots, eligible, with_holders
+from ext_proc.routing.state.candidates import Candidate, Replica
 from ext_proc.routing.state.ledger import Load
-from ext_proc.routing.state.pool_state import Candidate
-from ext_proc.routing.state.replica import Replica
 from ext_proc.routing.values.pool import Endpoint, EndpointKey
 from ext_proc.routing.values.refusal import Refusal, RefusalKind
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from ext_proc.routing.latency.model import FleetLatencyModel, LatencyModel
 from ext_proc.routing.pipeline.constraints import MEMORY_FRESH_S, adapter_grade
 from ext_proc.routing.pipeline.decision import Decision
+from ext_proc.routing.state.candidates import Candidate, Replica
 from ext_proc.routing.state.ledger import Load
-from ext_proc.routing.state.pool_state import Candidate
-from ext_proc.routing.state.replica import Replica
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Variant
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.refusal import Refusal, RefusalKind

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ext_proc.routing.pipeline.slow_start import with_slow_start
-from ext_proc.routing.state.context import SchedulingContext
+from ext_proc.routing.state.candidates import SchedulingContext
 from support.contexts import make
 
 if TYPE_CHECKING:

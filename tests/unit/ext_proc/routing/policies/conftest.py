@@ -11,7 +11,7 @@ from support.contexts import make
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.state.candidates import SchedulingContext
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,7 @@ from ext_proc.routing.values.ticket import Ticket
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.routing.state.context import SchedulingContext
-    from ext_proc.routing.state.pool_state import Candidate
+    from ext_proc.routing.state.candidates import Candidate, SchedulingContext
 
 PER_TOKEN = 1 / 8000
 

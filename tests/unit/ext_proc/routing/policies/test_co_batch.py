@@ -15,7 +15,7 @@ from ext_proc.routing.values.request import Features, Form, Request
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.state.candidates import SchedulingContext
 
 
 def of(model: str) -> Request:

@@ -16,7 +16,7 @@ from ext_proc.routing.values.settings import GpuWeights
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.state.candidates import SchedulingContext
 
 
 def test_all_terms_count(context: Callable[..., SchedulingContext]) -> None:

@@ -10,7 +10,7 @@ from ext_proc.routing.values.request import Features, Form, Request
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.state.candidates import SchedulingContext
 
 
 def test_the_session_goes_before_the_prompt() -> None:

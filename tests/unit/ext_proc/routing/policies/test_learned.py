@@ -23,7 +23,7 @@ from ext_proc.routing.values.ticket import Outcome, Ticket
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.state.candidates import SchedulingContext
 
 SLOW = 1
 """The candidate whose queue makes requests slower, which no price shows."""

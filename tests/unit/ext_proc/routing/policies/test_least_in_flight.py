@@ -12,7 +12,7 @@ from ext_proc.routing.policies.least_in_flight import LeastInFlight
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.state.candidates import SchedulingContext
 
 
 def test_the_price_is_pending_per_strength(context: Callable[..., SchedulingContext]) -> None:

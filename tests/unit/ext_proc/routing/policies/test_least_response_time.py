@@ -12,7 +12,7 @@ from ext_proc.routing.policies.least_response_time import LeastResponseTime, lat
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.state.candidates import SchedulingContext
 
 
 def test_the_price_is_latency_times_queue(context: Callable[..., SchedulingContext]) -> None:

@@ -13,7 +13,7 @@ from ext_proc.routing.policies.power_of_two import Load, PowerOfTwo
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.state.candidates import SchedulingContext
 
 
 def pick(policy: PowerOfTwo, made: SchedulingContext) -> int:

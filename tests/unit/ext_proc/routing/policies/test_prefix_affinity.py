@@ -17,7 +17,7 @@ from ext_proc.routing.values.ticket import Outcome
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.state.candidates import SchedulingContext
 
 
 def ranking(made: SchedulingContext) -> list[int]:

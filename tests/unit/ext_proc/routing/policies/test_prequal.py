@@ -12,7 +12,7 @@ from ext_proc.routing.policies.prequal import Prequal, hot_above
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.state.candidates import SchedulingContext
 
 ROWS = st.lists(st.tuples(st.integers(0, 30), st.floats(0.01, 9)), min_size=1, max_size=12)
 

@@ -12,7 +12,7 @@ from ext_proc.routing.policies.random_choice import RandomChoice
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.state.candidates import SchedulingContext
 
 
 def test_unweighted_all_cost_the_same(context: Callable[..., SchedulingContext]) -> None:

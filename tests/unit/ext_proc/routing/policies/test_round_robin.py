@@ -13,7 +13,7 @@ from ext_proc.routing.policies.round_robin import RoundRobin
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.state.candidates import SchedulingContext
 
 
 def walk(policy: RoundRobin, made: SchedulingContext, steps: int) -> list[int]:

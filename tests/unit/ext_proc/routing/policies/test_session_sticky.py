@@ -15,7 +15,7 @@ from .test_consistent_hash import without
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.state.candidates import SchedulingContext
 
 
 def keyed(session: str | None) -> Request:

@@ -14,7 +14,7 @@ from ext_proc.routing.values.reading import Reading
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.state.candidates import SchedulingContext
 
 
 def pick(policy: TokenBucket, made: SchedulingContext) -> tuple[int, str]:

@@ -13,7 +13,7 @@ from ext_proc.routing.policies.weighted_round_robin import WeightedRoundRobin
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.state.candidates import SchedulingContext
 
 
 def walk(policy: WeightedRoundRobin, made: SchedulingContext, steps: int) -> list[int]:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from ext_proc.routing.latency.model import FleetLatencyModel, LatencyModel
 from ext_proc.routing.state import abandoned as module
 from ext_proc.routing.state.abandoned import MAX_S, Abandoned
+from ext_proc.routing.state.candidates import Replica
 from ext_proc.routing.state.ledger import Charged, EndpointRemoved, Ledger, Settled
-from ext_proc.routing.state.replica import Replica
 from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.routing.values.ticket import Outcome, Ticket
 

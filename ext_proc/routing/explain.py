@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ext_proc.routing.pipeline.constraints import unmet
+from ext_proc.routing.pipeline.filters import unmet
 from ext_proc.routing.pipeline.preferences import preferences
 from ext_proc.routing.values.refusal import Refusal
 from tidegate_api.names import POLICY_HEADER

@@ -44,9 +44,9 @@ from ext_proc.routing.pipeline.decision import (
     work_of,
 )
 from ext_proc.routing.pipeline.experiments import assigned
+from ext_proc.routing.pipeline.filters import is_drawn
 from ext_proc.routing.pipeline.sampling import SMALL, worth_remembering
 from ext_proc.routing.pipeline.scheduler import Scheduler
-from ext_proc.routing.pipeline.variants import is_drawn
 from ext_proc.routing.queue.queue import Queue
 from ext_proc.routing.queue.waiting import lane_of
 from ext_proc.routing.registry import EndpointRegistry

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 import yaml
 
-from ext_proc.routing.pipeline.variants import session_point
+from ext_proc.routing.pipeline.filters import session_point
 from support.in_process_stack import GENERATE, Flow, InProcessStack
 from tidegate.stack.envoy import envoy_binary, envoy_command, envoy_environment, render_bootstrap
 from tidegate.stack.processes.ports import HeldPorts

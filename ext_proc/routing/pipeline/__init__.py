@@ -1,1 +1,1 @@
-"""The stages of one scheduling decision: variant, filters, constraints, prices, slow start."""
+"""The stages of one scheduling decision: filters, prices, slow start, preferences, the order."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING, Final
 
-from ext_proc.routing.pipeline.constraints import adapter_grade, needs_of
+from ext_proc.routing.pipeline.filters import adapter_grade, needs_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,23 +13,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ext_proc.routing.pipeline.constraints import satisfying
 from ext_proc.routing.pipeline.filters import (
     at_limits,
     below_burst,
     below_limit,
     below_slots,
     below_slots_low,
+    draw_variant,
     eligible,
     having,
     in_subset,
     not_wrong,
+    satisfying,
     with_holders,
 )
 from ext_proc.routing.pipeline.preferences import preferred_first
 from ext_proc.routing.pipeline.sampling import SMALL, shortlist
 from ext_proc.routing.pipeline.slow_start import factor, with_slow_start
-from ext_proc.routing.pipeline.variants import draw_variant
 from ext_proc.routing.policies import make_policy
 from ext_proc.routing.policies.least_in_flight import LeastInFlight
 from ext_proc.routing.state.candidates import FRESH_S, SchedulingContext

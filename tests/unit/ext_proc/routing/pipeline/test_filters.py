@@ -1,20 +1,172 @@
-"""Filters: subset hint, in-flight limit, and the resulting refusals."""
+"""Who may serve a request: draws of variants, subset hints, limits, and the refusals."""
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ext_proc.routing.latency.model import FleetLatencyModel, LatencyModel
-from ext_proc.routing.pipeline.filters import below_slots, eligible, with_holders
+from ext_proc.routing.pipeline.filters import (
+    below_slots,
+    draw_variant,
+    eligible,
+    session_point,
+    with_holders,
+)
 from ext_proc.routing.state.candidates import Candidate, Replica
 from ext_proc.routing.state.ledger import Load
-from ext_proc.routing.values.pool import Endpoint, EndpointKey
+from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
 from ext_proc.routing.values.refusal import Refusal, RefusalKind
+from ext_proc.routing.values.request import Features, Form
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+def pool(*variants: Variant) -> Pool:
+    return Pool("llm", variants=variants)
+
+
+def draw(made: Pool, **options: object) -> str | Refusal:
+    names = ("version", "session")
+    form = options.pop("form", Form.GENERATE)
+    features = Features(form, **{n: options.pop(n) for n in names if n in options})
+    given_: dict[str, object] = {"leased": None, "drawn": None, "rng": random.Random(1)}
+    headers = options.pop("headers", {})
+    return draw_variant(made, features, headers, **{**given_, **options})
+
+
+STABLE = Variant("stable", 90, "1")
+CANARY = Variant("canary", 10, "2", (("x-canary", "yes"),))
+
+
+def test_a_lease_decides_before_everything() -> None:
+    """A sequence stays in its variant, with any version or header."""
+    made = pool(STABLE, CANARY)
+    assert draw(made, leased="canary", version="1", headers={}) == "canary"
+
+
+def test_a_version_pins() -> None:
+    """The variant that declares the requested version gets the request, even at weight 0."""
+    made = pool(STABLE, Variant("dark", 0, "3"))
+    assert draw(made, version="3", drawn="stable") == "dark"
+
+
+def test_an_unknown_version_is_refused() -> None:
+    """If every variant declares a version, another version is refused by name."""
+    refused = draw(pool(STABLE, CANARY), version="7")
+    assert isinstance(refused, Refusal)
+    assert refused.kind is RefusalKind.UNKNOWN_VERSION
+    assert "'7'" in refused.message
+
+
+@pytest.mark.parametrize("form", [Form.MODEL_CALL, Form.OTHER])
+def test_a_question_about_an_unknown_version_is_answered_by_a_replica(form: Form) -> None:
+    """`ModelReady` then says false, as without a gateway, instead of failing."""
+    made = pool(STABLE, CANARY)
+    assert draw(made, form=form, version="7", drawn="stable") == "stable"
+    assert draw(made, form=form, version="7") in {"stable", "canary"}
+    assert draw(made, form=form, version="2", drawn="stable") == "canary"
+
+
+def test_a_variant_without_a_version_takes_any() -> None:
+    """A variant without a version serves only versions that no other variant declares."""
+    made = pool(STABLE, Variant("any", 1))
+    assert draw(made, version="7") == "any"
+    assert draw(made, version="1") == "stable"
+
+
+def test_two_variants_of_the_requested_version_share_it() -> None:
+    """Variants of one version share by weight; if all weights are 0 the first is used."""
+    made = pool(Variant("a", 0, "1"), Variant("b", 5, "1"), Variant("c", 50, "2"))
+    assert draw(made, version="1") == "b"
+    assert draw(pool(Variant("a", 0, "1"), Variant("b", 0, "1")), version="1") == "a"
+
+
+def test_headers_pin() -> None:
+    """All headers of a variant must match; the pin overrides the route's draw."""
+    made = pool(STABLE, CANARY)
+    assert draw(made, headers={"x-canary": "yes"}, drawn="stable") == "canary"
+    assert draw(made, headers={"x-canary": "no"}, drawn="stable") == "stable"
+    both = Variant("both", 0, None, (("a", "1"), ("b", "2")))
+    assert draw(pool(STABLE, both), headers={"a": "1"}) == "stable"
+
+
+def test_a_version_overrides_a_header() -> None:
+    """A header cannot select replicas that do not serve the requested version."""
+    assert draw(pool(STABLE, CANARY), version="1", headers={"x-canary": "yes"}) == "stable"
+
+
+def test_the_route_s_draw_is_kept() -> None:
+    """Without a pin Envoy's draw is kept; a removed variant is drawn again."""
+    made = pool(Variant("stable", 1), Variant("canary", 0))
+    assert draw(made, drawn="canary") == "canary"
+    assert draw(made, drawn="gone") == "stable"
+
+
+def test_without_weights_no_variant_is_drawn() -> None:
+    """A pool whose weights are all 0 refuses requests without a pin."""
+    refused = draw(pool(Variant("a", 0), Variant("b", 0)))
+    assert isinstance(refused, Refusal)
+    assert refused.kind is RefusalKind.NO_ENDPOINTS
+
+
+def test_a_session_uses_envoys_arithmetic() -> None:
+    """The draw is xxHash64 of the session, modulo the total, over cumulative weights in order."""
+    made = pool(Variant("a", 3), Variant("b", 0), Variant("c", 7))
+    for number in range(200):
+        session = f"session-{number}"
+        point = xxhash.xxh64_intdigest(session.encode(), 0) % 10
+        assert draw(made, session=session) == ("a" if point < 3 else "c")
+
+
+def test_the_hash_is_the_published_one() -> None:
+    """xxHash64 with seed 0 of "a" and of the empty string give the reference values."""
+    assert session_point("a", 2**64) == 0xD24EC4F1A98C6E5B
+    assert session_point("", 2**64) == 0xEF46DB3751D8E999
+
+
+@pytest.mark.parametrize("session", [None, "yes"])
+@settings(max_examples=20, deadline=None)
+@given(weights=st.lists(st.integers(0, 100), min_size=1, max_size=4).filter(sum))
+def test_shares_are_the_weights(session: str | None, weights: list[int]) -> None:
+    """Drawn at random or by session, shares equal weights, and weight 0 is never drawn."""
+    made = pool(*(Variant(f"v{n}", weight) for n, weight in enumerate(weights)))
+    rng = random.Random(0)
+    drawn = Counter(
+        draw(made, rng=rng, session=None if session is None else f"{session}-{number}")
+        for number in range(1_500)
+    )
+    for number, weight in enumerate(weights):
+        share = drawn[f"v{number}"] / 1_500
+        assert share == pytest.approx(weight / sum(weights), abs=0.06)
+        assert weight or not share
+
+
+def test_a_raised_weight_moves_only_its_share_of_the_sessions() -> None:
+    """At a fixed total, sessions of the last variant stay there as its weight grows."""
+    before, after = (
+        pool(Variant("canary", share), Variant("stable", 100 - share)) for share in (10, 30)
+    )
+    for number in range(300):
+        if draw(before, session=f"s{number}") == "canary":
+            assert draw(after, session=f"s{number}") == "canary"
+
+
+def test_a_broken_rng_still_draws_a_weighted_variant() -> None:
+    """An rng that violates its contract and returns 1.0 gets the last variant with weight."""
+
+    class One:
+        def random(self) -> float:
+            return 1.0
+
+    assert draw(pool(Variant("a", 1), Variant("b", 1), Variant("c", 0)), rng=One()) == "b"
 
 
 def candidate(address: str, in_flight: int = 0) -> Candidate:

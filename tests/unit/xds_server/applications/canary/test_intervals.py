@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ext_proc.routing.pipeline.variants import draw_variant, session_point
+from ext_proc.routing.pipeline.filters import draw_variant, session_point
 from ext_proc.routing.values.pool import Pool, Variant
 from ext_proc.routing.values.request import Features, Form
 from tidegate_api.pools import MAX_WEIGHT_SUM

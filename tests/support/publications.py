@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from tidegate_api.names import CLUSTER_TYPE, ENDPOINT_TYPE, POOL_TYPE, ROUTE_TYPE
+from xds_server.protocol.course import Sent
 from xds_server.protocol.messages import ResourceResponse, SotwRequest, short_type
-from xds_server.protocol.publication import QUORUM
-from xds_server.protocol.snapshot import Snapshot
-from xds_server.protocol.stream import SotwStream
-from xds_server.protocol.transaction import (
+from xds_server.protocol.publication import (
+    QUORUM,
     Audience,
     OnReject,
     PickerLoad,
     PublicationOutcome,
     PublicationRun,
-    Publisher,
-    Sent,
     Stage,
 )
+from xds_server.protocol.snapshot import Snapshot
+from xds_server.protocol.stream import SotwStream
+from xds_server.protocol.transaction import Publisher
 
 
 def envoys(clusters: str, routes: str = "1") -> Snapshot:

@@ -194,10 +194,9 @@ FORBIDDEN = (
     ("xds_server.fleet.model", "xds_server.fleet.store"),
     # The admin API shows the protocol's values (messages, publication), not its machines.
     ("xds_server.admin", "xds_server.protocol.client"),
-    ("xds_server.admin", "xds_server.protocol.retired"),
+    ("xds_server.admin", "xds_server.protocol.course"),
     ("xds_server.admin", "xds_server.protocol.snapshot"),
     ("xds_server.admin", "xds_server.protocol.stream"),
-    ("xds_server.admin", "xds_server.protocol.subscription"),
     ("xds_server.admin", "xds_server.protocol.tracker"),
     ("xds_server.admin", "xds_server.protocol.transaction"),
     ("xds_server.admin", "xds_server.protocol.wire"),

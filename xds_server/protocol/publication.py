@@ -110,7 +110,7 @@ class PublicationRun:
     quorum: float = QUORUM
     """With ``quorum``: the share of refusals, above 0 and at most 1, that ends the publication."""
     waves: bool = False
-    """Stages go to Envoys in waves (``waves``)."""
+    """Stages go to Envoys in waves (``Waves``)."""
     index: int = -1
     """Index of the current stage; -1 = none yet."""
     entered: float = 0.0

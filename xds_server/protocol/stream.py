@@ -45,8 +45,7 @@ from xds_server.protocol.messages import (
     SotwRequest,
     Standing,
 )
-from xds_server.protocol.subscription import MAX_NAMES
-from xds_server.protocol.tracker import TypeTracker
+from xds_server.protocol.tracker import MAX_NAMES, TypeTracker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -8,7 +8,7 @@ Rules:
    is SYNCED, has rejected a resource (NACKED), is late (STALLED) or has never answered (NEW):
    ``patience`` says when it is late, by a clock of each client's own, which a newer publication
    does not restart. An ``urgent`` stage waits for no answer.
-2. A stage with ``wait_for_drained`` waits for the pickers' reports (``drains``). A stage with
+2. A stage with ``wait_for_drained`` waits for the pickers' reports (``Drains``). A stage with
    ``grace_s`` begins that long after the answers to the previous stage: an Envoy acknowledges
    before its workers apply the change, and requests may be in progress.
 3. A NACKED, STALLED or NEW client delays no stage: it stays on the one that it has reached while
@@ -24,9 +24,9 @@ Rules:
 5. A newer publication supersedes the running one. The state reached stays in force, and the new
    stages must be computed from it (``in_force``).
 6. A client that connects gets its audience's newest snapshot and counts until it disconnects. With
-   routes to clusters withdrawn in the meantime it gets a bridge first (``retired``).
+   routes to clusters withdrawn in the meantime it gets a bridge first (``Retired``).
 7. A plan that fails changes nothing.
-8. With ``waves`` a stage comes to one Envoy first (``waves``). Envoys whose wave has not come stay
+8. With ``waves`` a stage comes to one Envoy first (``Waves``). Envoys whose wave has not come stay
    on the newest stage that was for all. A publication that is abandoned in ``switch`` before the
    last wave returns all Envoys there. One that is superseded before it leaves that stage in force,
    so that a newer plan never carries to all what few have tried: the caller finds ``in_waves``.
@@ -37,17 +37,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from xds_server.protocol.client import Client, outcome_of
+from xds_server.protocol.client import Client, Nodes, outcome_of
 from xds_server.protocol.course import Course, Sent
-from xds_server.protocol.gate.drains import Drains
-from xds_server.protocol.gate.nodes import Nodes
-from xds_server.protocol.gate.verdict import judge
+from xds_server.protocol.gate.verdict import Drains, judge
 from xds_server.protocol.publication import (
     MAX_STAGES,
     QUORUM,
     SWITCH,
     Audience,
-    ClientProblem,
     OnReject,
     PickerLoad,
     Plan,
@@ -63,19 +60,6 @@ if TYPE_CHECKING:
     from xds_server.protocol.messages import AckVerdict, DeltaRequest, SotwRequest
     from xds_server.protocol.snapshot import Snapshot
     from xds_server.protocol.stream import DeltaStream, SotwStream
-
-__all__ = [
-    "Audience",
-    "ClientProblem",
-    "OnReject",
-    "PickerLoad",
-    "Plan",
-    "PublicationOutcome",
-    "PublicationRun",
-    "Publisher",
-    "Sent",
-    "Stage",
-]
 
 
 class Publisher:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from tidegate_common.tls.settings import Secured
     from xds_server.fleet.findings import Findings
     from xds_server.observability import XdsMetrics
+    from xds_server.protocol.course import Sent
     from xds_server.protocol.messages import ClientView, ResourceView, XdsVariant
     from xds_server.protocol.publication import (
         Audience,
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
         PublicationRun,
     )
     from xds_server.protocol.snapshot import Snapshot
-    from xds_server.protocol.transaction import Sent
     from xds_server.server.lost_history import LostHistory
     from xds_server.settings import Serve
 

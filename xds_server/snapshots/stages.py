@@ -28,8 +28,8 @@ from tidegate_api.names import CLUSTER_TYPE, EXTENSION_TYPE, LISTENER_TYPE, ROUT
 from xds_server.fleet.memo import ByIdentity, with_pools
 from xds_server.fleet.model.fleet import Match, VariantMatch
 from xds_server.fleet.view import View
+from xds_server.protocol.publication import Stage
 from xds_server.protocol.snapshot import Snapshot
-from xds_server.protocol.transaction import Stage
 from xds_server.resources.routes.weights import merged, weights_of
 from xds_server.snapshots.build import (
     envoy_snapshot,

@@ -30,10 +30,10 @@ from xds_server.server.service import Publication
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from xds_server.protocol.course import Sent
     from xds_server.protocol.messages import ResourceResponse
     from xds_server.protocol.publication import Audience, OnReject, Stage
     from xds_server.protocol.snapshot import Snapshot
-    from xds_server.protocol.transaction import Sent
 
 Manner = Literal["correct", "mute", "silent", "refusing"]
 PICKER = 5

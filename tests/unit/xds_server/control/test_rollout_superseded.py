@@ -28,6 +28,7 @@ from xds_server.protocol.transaction import Publisher
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from xds_server.protocol.course import Sent
     from xds_server.protocol.messages import ResourceResponse
     from xds_server.protocol.publication import (
         Audience,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
         Stage,
     )
     from xds_server.protocol.snapshot import Snapshot
-    from xds_server.protocol.transaction import Sent
 
 ENVOYS = (1, 2, 3)
 PICKER = 9

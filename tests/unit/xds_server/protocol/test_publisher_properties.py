@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 
 from support.publications import envoys, five, pools
 from tidegate_api.names import CLUSTER_TYPE, ENDPOINT_TYPE, POOL_TYPE, ROUTE_TYPE
+from xds_server.protocol.course import Sent
 from xds_server.protocol.gate.quarantine import LIMIT
 from xds_server.protocol.messages import DeltaRequest, SotwRequest
-from xds_server.protocol.publication import OnReject, PublicationRun
+from xds_server.protocol.publication import OnReject, PublicationRun, Stage
 from xds_server.protocol.stream import DeltaStream, SotwStream
-from xds_server.protocol.transaction import Publisher, Sent, Stage
+from xds_server.protocol.transaction import Publisher
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tidegate_api.names import CLUSTER_TYPE, ENDPOINT_TYPE, ROUTE_TYPE
-from xds_server.protocol import retired as retired_module
-from xds_server.protocol.course import BRIDGE_S
+from xds_server.protocol import course as module
+from xds_server.protocol.course import BRIDGE_S, Retired, bridged
 from xds_server.protocol.messages import DeltaRequest, SotwRequest
-from xds_server.protocol.retired import Retired, bridged
+from xds_server.protocol.publication import Stage
 from xds_server.protocol.snapshot import Snapshot
 from xds_server.protocol.stream import DeltaStream
-from xds_server.protocol.transaction import Publisher, Stage
+from xds_server.protocol.transaction import Publisher
 
 
 def envoys(clusters: str) -> Snapshot:
@@ -63,7 +63,7 @@ def test_what_is_in_force_again_is_forgotten() -> None:
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rule 1: the oldest are dropped first."""
-    monkeypatch.setattr(retired_module, "MAX_RETIRED", 2)
+    monkeypatch.setattr(module, "MAX_RETIRED", 2)
     kept = Retired()
     kept.withdraw(envoys("abcd"), envoys("d"))
     bridge = bridged(envoys("d"), kept.needed(had("abcd"), envoys("d")))

@@ -7,7 +7,7 @@ import pytest
 from support.ads_clients import BASE, BOTH, Delta, Sotw, settled, snap, state
 from tidegate_api.names import CLUSTER_TYPE, ENDPOINT_TYPE
 from xds_server.protocol.messages import ProtocolError, SotwRequest
-from xds_server.protocol.subscription import MAX_NAMES
+from xds_server.protocol.tracker import MAX_NAMES
 
 # --- state of the world ---------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 import pytest
 
 from xds_server.protocol.messages import ProtocolError
-from xds_server.protocol.subscription import MAX_NAME_CHARS, MAX_NAMES, Subscription
+from xds_server.protocol.tracker import MAX_NAME_CHARS, MAX_NAMES, Subscription
 
 
 def _new(*, legacy: bool = True) -> Subscription:

@@ -11,11 +11,10 @@ from support.publications import Simulation, envoys, five, pools, running
 from tidegate_api.names import CLUSTER_TYPE
 from xds_server.protocol.gate.patience import LEAST_S, WARMING_S
 from xds_server.protocol.messages import SotwRequest, short_type
-from xds_server.protocol.publication import MAX_STAGES
+from xds_server.protocol.publication import MAX_STAGES, PublicationOutcome, Stage
 from xds_server.protocol.snapshot import Snapshot
 from xds_server.protocol.stream import SotwStream
 from xds_server.protocol.tracker import Content, TypeTracker
-from xds_server.protocol.transaction import PublicationOutcome, Stage
 
 if TYPE_CHECKING:
     from xds_server.protocol.publication import Audience

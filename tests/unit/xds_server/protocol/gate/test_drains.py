@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from support.publications import Simulation, five, running
-from xds_server.protocol.gate.drains import REPORT_PATIENCE_S
-from xds_server.protocol.transaction import PublicationRun
+from xds_server.protocol.gate.verdict import REPORT_PATIENCE_S
+from xds_server.protocol.publication import PublicationRun
 
 
 def _draining() -> tuple[Simulation, PublicationRun]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tidegate_api.names import CLUSTER_TYPE, POOL_TYPE
-from xds_server.protocol.client import Client
-from xds_server.protocol.gate.nodes import Nodes
+from xds_server.protocol.client import Client, Nodes
 from xds_server.protocol.gate.patience import (
     BACK_S,
     FACTOR,

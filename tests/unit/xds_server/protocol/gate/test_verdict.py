@@ -10,9 +10,8 @@ from support.publications import Simulation, envoys, five, running
 from tidegate_api.names import CLUSTER_TYPE
 from xds_server.protocol.gate.quarantine import LIMIT
 from xds_server.protocol.messages import SotwRequest
-from xds_server.protocol.publication import PublicationRun
+from xds_server.protocol.publication import PublicationRun, Stage
 from xds_server.protocol.stream import SotwStream
-from xds_server.protocol.transaction import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable

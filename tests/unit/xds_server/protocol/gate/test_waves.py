@@ -8,10 +8,9 @@ import pytest
 
 from support.publications import Simulation, envoys, five, pools
 from xds_server.protocol.gate.patience import WARMING_S
-from xds_server.protocol.gate.waves import MAX_TRIES
-from xds_server.protocol.publication import PublicationRun
+from xds_server.protocol.gate.verdict import MAX_TRIES
+from xds_server.protocol.publication import PublicationRun, Stage
 from xds_server.protocol.snapshot import Snapshot
-from xds_server.protocol.transaction import Stage
 
 GROUPS = ("a", "a", "b", "b")
 

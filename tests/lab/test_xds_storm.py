@@ -15,7 +15,7 @@ from envoy.extensions.filters.http.ext_proc.v3 import ext_proc_pb2
 
 from support.in_process_stack import Flow, InProcessStack
 from tidegate_api.names import PICKER_FILTER
-from xds_server.snapshots import build, memo
+from xds_server.snapshots import build
 
 pytestmark = pytest.mark.timeout(170)
 
@@ -130,7 +130,7 @@ class Operator:
 
 def bend_resources(monkeypatch: pytest.MonkeyPatch) -> None:
     """Build marked clusters, routes and filter settings so that Envoy rejects them."""
-    cluster, routes = memo.variant_cluster, build.route_configuration
+    cluster, routes = build.variant_cluster, build.route_configuration
     extensions = build.extensions
 
     def bent_cluster(pool, variant, ref):
@@ -163,7 +163,7 @@ def bend_resources(monkeypatch: pytest.MonkeyPatch) -> None:
         return built
 
     monkeypatch.setattr(build, "extensions", bent_extensions)
-    monkeypatch.setattr(memo, "variant_cluster", bent_cluster)
+    monkeypatch.setattr(build, "variant_cluster", bent_cluster)
     monkeypatch.setattr(build, "route_configuration", bent_routes)
 
 

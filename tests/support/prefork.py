@@ -137,7 +137,7 @@ def write_once() -> None:
     """Write the resources of a fleet."""
     loading, views, memos, stages = (
         import_module(f"xds_server.{name}")
-        for name in ("fleet.load", "fleet.view", "snapshots.memo", "snapshots.stages")
+        for name in ("fleet.load", "fleet.view", "snapshots.build", "snapshots.stages")
     )
     fleet = loading.load_text(FLEET.read_text())
     list(stages.plan(None, views.View(fleet), memos.Memo()))

@@ -6,7 +6,7 @@ Rules:
    change leaves them between two fleets. A rejected change leaves them with the fleet before it or,
    if they had switched already, between the two. What few Envoys have, because waves were not over,
    is no part of that state: it would come to all with the first stage of the next change.
-2. Replicas that are to be left alone are so first of all, in a stage of its own (``urgent``); after
+2. Replicas that are to be left alone are so first of all, in a stage of its own (``stages``); after
    a restart with what pickers may name whatever Envoys have (``restart``).
    So are weights and limits, but in the stages of a change where these have waves.
    With waves, load is shed likewise. What differs from the good state in nothing else comes to all
@@ -26,12 +26,19 @@ from xds_server.fleet.members.placed import bounding, leaving, placing
 from xds_server.fleet.members.standbys import standing
 from xds_server.fleet.view import View
 from xds_server.protocol.snapshot import Snapshot
-from xds_server.snapshots.build import upstream_contents
-from xds_server.snapshots.memo import Memo
+from xds_server.snapshots.build import Memo, upstream_contents
 from xds_server.snapshots.preview import preview
 from xds_server.snapshots.restart import restart_stage
-from xds_server.snapshots.stages import Acknowledged, plan, widened
-from xds_server.snapshots.urgent import URGENT, lightened, lighter, shed_stage, urgent_stage
+from xds_server.snapshots.stages import (
+    URGENT,
+    Acknowledged,
+    lightened,
+    lighter,
+    plan,
+    shed_stage,
+    urgent_stage,
+    widened,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

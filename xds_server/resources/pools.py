@@ -1,7 +1,7 @@
 """Pool resources for pickers: the message ``Pool`` of ``protos/tidegate/fleet/v1/pool.proto``.
 
 Each endpoint is serialized once; the message is put together from these parts. What changes most
-often, and comes to pickers before all else (``snapshots.urgent``), is written last (``lighten``).
+often, and comes to pickers before all else (``snapshots.stages``), is written last (``lighten``).
 """
 
 from __future__ import annotations

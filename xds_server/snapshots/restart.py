@@ -24,14 +24,13 @@ from xds_server.fleet.view import View
 from xds_server.protocol.publication import Stage
 from xds_server.protocol.snapshot import Snapshot
 from xds_server.snapshots.build import picker_contents
-from xds_server.snapshots.stages import draws_of, host_of, widened, without_draw
-from xds_server.snapshots.urgent import URGENT, marked
+from xds_server.snapshots.stages import URGENT, draws_of, host_of, marked, widened, without_draw
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from xds_server.fleet.model.fleet import Fleet, PoolSpec
-    from xds_server.snapshots.memo import Memo
+    from xds_server.snapshots.build import Memo
 
 
 def restart_stage(past: Sequence[Fleet], new: View, memo: Memo | None = None) -> Stage:

@@ -16,8 +16,7 @@ from xds_server.fleet.channels import CHANNELS, channels_of, drains
 from xds_server.fleet.members.standbys import standing
 from xds_server.fleet.model.fleet import Fleet
 from xds_server.fleet.view import View
-from xds_server.snapshots.build import front_resources, picker_resources, upstream_resources
-from xds_server.snapshots.memo import Memo
+from xds_server.snapshots.build import Memo, front_resources, picker_resources, upstream_resources
 from xds_server.snapshots.preview import preview
 from xds_server.snapshots.stages import plan
 

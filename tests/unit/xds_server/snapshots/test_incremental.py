@@ -20,7 +20,7 @@ from xds_server.fleet.rules.fleet import problems
 from xds_server.fleet.stored.pieces import stored
 from xds_server.fleet.view import View, defaults_of
 from xds_server.resources.routes.weights import neutral, weights_of
-from xds_server.snapshots.memo import Memo
+from xds_server.snapshots.build import Memo
 from xds_server.snapshots.stages import plan
 
 if TYPE_CHECKING:

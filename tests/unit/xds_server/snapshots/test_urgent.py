@@ -12,7 +12,7 @@ from tidegate_api.names import POOL_TYPE
 from xds_server.fleet.view import View
 from xds_server.protocol.snapshot import Snapshot
 from xds_server.snapshots.build import picker_resources
-from xds_server.snapshots.urgent import urgent_stage
+from xds_server.snapshots.stages import urgent_stage
 
 SICK = {"llm": {"r1": ("ejected",)}}
 

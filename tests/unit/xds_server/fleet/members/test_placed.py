@@ -9,8 +9,7 @@ from tidegate_api.names import ENDPOINT_TYPE, LB_NAMESPACE, PLACED_KEY
 from xds_server.fleet.diff import diff
 from xds_server.fleet.members.placed import placing
 from xds_server.resources.endpoints import with_drop
-from xds_server.snapshots.build import upstream_resources
-from xds_server.snapshots.memo import Memo
+from xds_server.snapshots.build import Memo, upstream_resources
 
 FLEET = fleet(
     pool("a", endpoints=[endpoint(1), endpoint(2), endpoint(3, variant="canary")]),

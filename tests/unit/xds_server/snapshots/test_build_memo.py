@@ -13,9 +13,8 @@ from xds_server.fleet.view import View, clusters_of
 from xds_server.resources.clusters import variant_cluster
 from xds_server.resources.endpoints import assignment
 from xds_server.resources.pools import pool_resource
-from xds_server.snapshots import memo as memo_module
-from xds_server.snapshots.build import front_resources
-from xds_server.snapshots.memo import KEPT, Memo
+from xds_server.snapshots import build as build_module
+from xds_server.snapshots.build import KEPT, Memo, front_resources
 
 VARIANTS = [{"name": "stable", "weight": 1}, {"name": "canary", "weight": 9}]
 CHANGES: tuple[dict, ...] = (
@@ -62,7 +61,7 @@ def test_a_change_of_weights_and_endpoints_builds_no_cluster(
     """These are the frequent changes, and clusters the costly resources."""
     built: list[ClusterRef] = []
     monkeypatch.setattr(
-        memo_module, "variant_cluster", lambda _pool, _variant, ref: built.append(ref) or b"c"
+        build_module, "variant_cluster", lambda _pool, _variant, ref: built.append(ref) or b"c"
     )
     memo, ref = Memo(), ClusterRef("llm", "stable", "http")
     for change in CHANGES[:3]:
@@ -80,7 +79,7 @@ def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(built) == KEPT + 1
     memo.recall("key", 0, lambda: built.append(1) or b"")
     assert len(built) == KEPT + 2
-    monkeypatch.setattr(memo_module, "MAX_KEYS", 2)
+    monkeypatch.setattr(build_module, "MAX_KEYS", 2)
     for key in ("a", "b", "c"):
         memo.recall(key, 1, lambda: b"")
     assert list(memo._known) == ["b", "c"]

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from tidegate_common.tls.settings import Secured
-    from xds_server.fleet.members.standbys import Promoted
+    from xds_server.fleet.members.members import Promoted
     from xds_server.settings import ControlSettings
 
 EXIT_OK = 0

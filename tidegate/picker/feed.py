@@ -30,8 +30,7 @@ from tidegate.picker.finding import EVERY_S, ReplicaFinder
 from tidegate_api.fleet.v1 import pool_pb2
 from xds_server.applications.discovery.file import FileWatch
 from xds_server.fleet.load import load_text
-from xds_server.fleet.members.members import Members
-from xds_server.fleet.members.standbys import standing
+from xds_server.fleet.members.members import Members, standing
 from xds_server.fleet.revision import next_incarnations
 from xds_server.fleet.view import View
 from xds_server.resources.pools import pool_resource

@@ -54,8 +54,7 @@ if TYPE_CHECKING:
     from xds_server.control.rollout import Planned, Published
     from xds_server.control.steps import Step
     from xds_server.fleet.findings import PublishedSick
-    from xds_server.fleet.members.placed import Leaving, Placed, Unpicked
-    from xds_server.fleet.members.standbys import Promoted
+    from xds_server.fleet.members.members import Leaving, Placed, Promoted, Unpicked
     from xds_server.fleet.model.fleet import Fleet
     from xds_server.fleet.revision import FileState, FleetState
     from xds_server.fleet.store import RevisionStore

@@ -21,9 +21,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from xds_server.fleet.diff import is_relief
-from xds_server.fleet.members.members import Members
-from xds_server.fleet.members.placed import bounding, leaving, placing
-from xds_server.fleet.members.standbys import standing
+from xds_server.fleet.members.members import Members, bounding, leaving, placing, standing
 from xds_server.fleet.view import View
 from xds_server.protocol.snapshot import Snapshot
 from xds_server.snapshots.build import Memo, upstream_contents
@@ -45,7 +43,7 @@ if TYPE_CHECKING:
 
     from xds_server.control.publisher import PublicationHandle, SnapshotPublisher
     from xds_server.fleet.findings import PublishedSick
-    from xds_server.fleet.members.placed import Leaving, Placed, Unpicked
+    from xds_server.fleet.members.members import Leaving, Placed, Unpicked
     from xds_server.fleet.model.fleet import Fleet, PoolSpec
     from xds_server.fleet.revision import FleetState
     from xds_server.fleet.view import CanaryMark

@@ -20,8 +20,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
-from xds_server.fleet.members.members import Members
-from xds_server.fleet.members.standbys import Promoted, standbys_of, standing
+from xds_server.fleet.members.members import Members, Promoted, standbys_of, standing
 from xds_server.fleet.memo import ByIdentity
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from support.fleets import endpoint, pool
 from tidegate_api.names import SHORT_TYPE
 from xds_server.fleet.channels import CHANNELS, channels_of, drains
-from xds_server.fleet.members.standbys import standing
+from xds_server.fleet.members.members import standing
 from xds_server.fleet.model.fleet import Fleet
 from xds_server.fleet.view import View
 from xds_server.snapshots.build import Memo, front_resources, picker_resources, upstream_resources

@@ -22,7 +22,7 @@ from xds_server.applications.traffic.placements import READY
 
 if TYPE_CHECKING:
     from xds_server.applications.traffic.placements import ReplicaModels
-    from xds_server.fleet.members.placed import Placed
+    from xds_server.fleet.members.members import Placed
     from xds_server.fleet.model.fleet import Fleet, PoolSpec
 
 _States: TypeAlias = tuple[Mapping[str, bool | None], bool | None]

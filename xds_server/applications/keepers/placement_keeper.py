@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from xds_server.applications.traffic.placements import PlacementBook
     from xds_server.control.fleet_control import Control
-    from xds_server.fleet.members.placed import Placed
+    from xds_server.fleet.members.members import Placed
     from xds_server.fleet.model.fleet import Fleet
 
 

@@ -19,7 +19,7 @@ import structlog
 
 from xds_server.applications.traffic.replicas import UNKNOWN
 from xds_server.applications.traffic.standbys import StandbyMachine, VariantSight
-from xds_server.fleet.members.standbys import standbys_of
+from xds_server.fleet.members.members import standbys_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from xds_server.applications.traffic.picker_runs import Key
     from xds_server.applications.traffic.replicas import State
     from xds_server.control.fleet_control import Control
-    from xds_server.fleet.members.standbys import Promoted
+    from xds_server.fleet.members.members import Promoted
     from xds_server.fleet.model.fleet import PoolSpec
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from xds_server.applications.traffic.picker_runs import Key
     from xds_server.applications.traffic.replicas import State
     from xds_server.control.fleet_control import Control
-    from xds_server.fleet.members.placed import Unpicked
+    from xds_server.fleet.members.members import Unpicked
     from xds_server.fleet.model.fleet import Fleet, PoolSpec
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from xds_server.applications.traffic.stopping import PickerUses
     from xds_server.control.fleet_control import Control
-    from xds_server.fleet.members.placed import Leaving
+    from xds_server.fleet.members.members import Leaving
     from xds_server.protocol.messages import ClientView
 
 

@@ -1,1 +1,1 @@
-"""Replicas that were found: who they are, and the fleet that is published with them."""
+"""Replicas that were found, and what else is published beside a revision."""

@@ -1,34 +1,49 @@
-"""Members: the found replicas of all pools, and the fleet with them in place. Pure.
+"""What is published beside a revision: found replicas, standbys that came in, listed models. Pure.
 
-Rules:
+It comes and goes without a revision, and a revision does not contain it. Fleets and pools of which
+nothing is told stay the same objects, and so do equal results.
 
-1. Membership is state beside the revision: it comes and goes without a revision, and a revision
-   does not contain it. The fleet that is published has the written replicas with addresses and the
-   members; replicas that are written with a name are in it as members only.
+Rules of members, which are the found replicas of all pools:
+
+1. The fleet that is published has the written replicas with addresses and the members; replicas
+   that are written with a name are in it as members only.
 2. The published fleet breaks no rule if the written one breaks none. What would is left out, and
    ``left_out`` says why. What is written goes first, then members that are listed, then the rest.
 3. One id is one replica: in all pools it has the addresses at which it was found last. One address
    is one replica: found again under another id, in another pool, it keeps the first id.
 4. Clusters and routes do not depend on members (``PoolSpec.serves``): a change of them is endpoints
    for Envoys and pools for pickers, nothing else.
+
+Rules of standbys, which keep their models loaded and take no requests until they come in:
+
+1. A written replica with ``standby`` that has not come in is published as draining: new requests go
+   elsewhere, and what it has ends by itself.
+2. Which ones have come in by themselves is known with the time of each: its ramp begins then.
+   Promotion by an operator is another revision, in which it is no standby.
+
+What is listed for Envoys follows from pickers' reports (``applications.keepers.placed``), as do the
+bounds of requests without a pick (``keepers.unpicked_keeper``); what leaves replicas, for
+pickers, from operations (``applications.loading.leaving``).
 """
 
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from xds_server.fleet.guards.tokens import guard_of
 from xds_server.fleet.members.origins import origins_of
-from xds_server.fleet.memo import ByIdentity, shared
+from xds_server.fleet.memo import ByIdentity, shared, with_pools
 from xds_server.fleet.model.fields import split_host_port
+from xds_server.fleet.model.fleet import EndpointSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
-    from xds_server.fleet.model.fleet import EndpointSpec, Fleet, PoolSpec
+    from xds_server.fleet.model.fleet import Fleet, PoolSpec
 
 MAX_MEMBERS: Final = 4096
 """Most members of one pool."""
@@ -258,3 +273,105 @@ def _unreachable(fleet: Fleet, spec: EndpointSpec) -> str:
         if address in fleet.pickers.addresses:
             return f"{address} is a picker's (pickers.addresses)"
     return ""
+
+
+Promoted = Mapping[str, Mapping[str, int]]
+"""Standbys that have come in by themselves: pool -> endpoint id -> Unix milliseconds."""
+
+
+def standing(fleet: Fleet, promoted: Promoted) -> Fleet:
+    """Return a fleet whose standbys, but those that have come in, drain."""
+    at = _with_standbys(fleet)
+    key = tuple((n, frozenset(promoted.get(fleet.pools[n].name, ()))) for n in at)
+    return _standing(fleet, key) if key else fleet
+
+
+@ByIdentity
+def _standing(fleet: Fleet, promoted: tuple[tuple[int, frozenset[str]], ...]) -> Fleet:
+    pools = list(fleet.pools)
+    for n, ids in promoted:
+        pools[n] = _standing_pool(pools[n], ids)
+    return with_pools(fleet, pools)
+
+
+@ByIdentity
+def _standing_pool(pool: PoolSpec, promoted: frozenset[str]) -> PoolSpec:
+    endpoints = tuple(
+        _drained(each) if each.standby and each.id not in promoted else each
+        for each in pool.endpoints
+    )
+    return pool.model_copy(update={"endpoints": endpoints})
+
+
+@ByIdentity
+def standbys_of(pool: PoolSpec) -> frozenset[str]:
+    """Return the ids of a written pool's standbys."""
+    return frozenset(each.id for each in pool.endpoints if each.standby)
+
+
+@ByIdentity
+def _with_standbys(fleet: Fleet) -> tuple[int, ...]:
+    return tuple(position for position, pool in enumerate(fleet.pools) if standbys_of(pool))
+
+
+@ByIdentity
+def _drained(endpoint: EndpointSpec) -> EndpointSpec:
+    return endpoint.model_copy(update={"draining": True})
+
+
+_OfPool: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
+"""Endpoint ids and the models listed for each."""
+Placed: TypeAlias = tuple[tuple[str, _OfPool], ...]
+"""Pools and what is listed for their replicas; a pool that is missing has nothing listed."""
+
+Leaving: TypeAlias = _OfPool
+"""Endpoint ids and the models that leave each, in all pools."""
+Unpicked: TypeAlias = tuple[tuple[str, int], ...]
+"""Clusters and the most requests without a pick to each; one that is missing has no such bound."""
+_Tell: TypeAlias = "Callable[[EndpointSpec, tuple[str, ...]], EndpointSpec]"
+
+
+def placing(fleet: Fleet, placed: Placed) -> Fleet:
+    """Return a fleet whose replicas have these models listed."""
+    return _told(fleet, placed, EndpointSpec.listing)
+
+
+def leaving(fleet: Fleet, marks: Leaving) -> Fleet:
+    """Return a fleet whose replicas these models leave."""
+    by_pool: list[tuple[str, _OfPool]] = []
+    for pool in fleet.pools if marks else ():
+        ids = {each.id for each in pool.endpoints}
+        here = tuple(each for each in marks if each[0] in ids)
+        if here:
+            by_pool.append((pool.name, here))
+    return _told(fleet, tuple(by_pool), EndpointSpec.losing)
+
+
+def bounding(fleet: Fleet, unpicked: Unpicked) -> Fleet:
+    """Return a fleet whose requests without a pick are bounded so."""
+    return _bounded(fleet, unpicked) if unpicked else fleet
+
+
+@ByIdentity
+def _bounded(fleet: Fleet, unpicked: Unpicked) -> Fleet:
+    return fleet.bounding(unpicked)
+
+
+def _told(fleet: Fleet, placed: Placed, tell: _Tell) -> Fleet:
+    return _told_fleet(fleet, placed, tell) if placed else fleet
+
+
+@ByIdentity
+def _told_fleet(fleet: Fleet, placed: Placed, tell: _Tell) -> Fleet:
+    here = dict(placed)
+    pools = (_told_pool(p, here[p.name], tell) if p.name in here else p for p in fleet.pools)
+    return with_pools(fleet, pools)
+
+
+@ByIdentity
+def _told_pool(pool: PoolSpec, listed: _OfPool, tell: _Tell) -> PoolSpec:
+    models = dict(listed)
+    endpoints = tuple(
+        tell(each, models[each.id]) if each.id in models else each for each in pool.endpoints
+    )
+    return pool.model_copy(update={"endpoints": endpoints})

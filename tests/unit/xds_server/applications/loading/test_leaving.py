@@ -17,7 +17,7 @@ from xds_server.applications.loading.leaving import (
     ModelDrained,
     TooManyHeld,
 )
-from xds_server.fleet.members.placed import leaving
+from xds_server.fleet.members.members import leaving
 from xds_server.fleet.view import View
 from xds_server.server.reports import PickerReports
 from xds_server.snapshots.client_view import ClientSnapshots

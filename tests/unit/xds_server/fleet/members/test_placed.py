@@ -7,7 +7,7 @@ from envoy.config.endpoint.v3.endpoint_pb2 import ClusterLoadAssignment
 from support.fleets import endpoint, fleet, pool
 from tidegate_api.names import ENDPOINT_TYPE, LB_NAMESPACE, PLACED_KEY
 from xds_server.fleet.diff import diff
-from xds_server.fleet.members.placed import placing
+from xds_server.fleet.members.members import placing
 from xds_server.resources.endpoints import with_drop
 from xds_server.snapshots.build import Memo, upstream_resources
 

@@ -28,8 +28,8 @@ from rich.table import Table
 from bench.control import clients_process, simulated_fleet
 from tidegate_api.names import ENDPOINT_TYPE
 from tidegate_common import logs
+from xds_server.control.operation import FleetText, stepped
 from xds_server.control.rollout import Rollout
-from xds_server.control.steps import FleetText, stepped
 from xds_server.fleet.change import set_draining, set_weights
 from xds_server.fleet.revision import FleetState, Revision, following
 from xds_server.fleet.store import RevisionStore
@@ -39,7 +39,7 @@ from xds_server.server.port import SERVER_OPTIONS
 from xds_server.server.service import AdsServer
 
 if TYPE_CHECKING:
-    from xds_server.control.steps import Step
+    from xds_server.control.operation import Step
 
 SIZES: Final = ((10, 40), (50, 200), (200, 800), (1, 10_000), (50, 10_000), (200, 10_000))
 STEPS: Final = ("load", "judge and compare", "plan", "store", "publish")

@@ -10,34 +10,37 @@ Rules:
 4. A revision that clients reject does not stay in force: their error messages are stored with it,
    and before any other change a new revision falls back to the last good state. Drains and the
    addition or removal of replicas survive this (``xds_server.fleet.fallback``).
-5. A change that has begun is completed even if its caller leaves. Their line is bounded (``line``).
+5. A change that has begun is completed even if its caller leaves. Those that wait for their turn
+   are bounded (``ChangeQueue``).
 6. What would take the last usable replica of a variant is refused unless it is forced; the history
    says so (``xds_server.fleet.guards.last``). Members that go are logged: they are gone already.
 7. A change that names the revision on which it is based is refused if another one is in force, and
    so is a whole fleet that names none and would undo drains or canaries (``guards.others``).
 8. What takes time (loading, checking, comparing, planning) runs in a worker thread, so that clients
-   are answered meanwhile. A text is loaded in its change's place in the line, so that no later
-   change overtakes it, but before the state's lock is taken: findings and fallbacks do not wait.
+   are answered meanwhile. A text is loaded in its change's turn, so that no later change overtakes
+   it, but before the state's lock is taken: findings and fallbacks do not wait.
 """
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from xds_server.control.journal import Journal
-from xds_server.control.line import Line
 from xds_server.control.operation import (
     MAX_TIMEOUT_S,
+    Busy,
     Change,
     ChangeOptions,
+    FleetText,
+    Loaded,
     log_problems,
     log_taken,
+    stepped,
     summary,
 )
 from xds_server.control.rollout import Rollout
-from xds_server.control.steps import FleetText, Loaded, stepped
 from xds_server.fleet.diff import diff, is_relief
 from xds_server.fleet.fallback import fallback_fleet, fallback_state
 from xds_server.fleet.guards.last import LastReplica, taken
@@ -48,11 +51,11 @@ from xds_server.fleet.revision import Revision, following, text_hash
 from xds_server.fleet.store import MAX_REVISIONS, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
+    from xds_server.control.operation import Step
     from xds_server.control.publisher import SnapshotPublisher
     from xds_server.control.rollout import Planned, Published
-    from xds_server.control.steps import Step
     from xds_server.fleet.findings import PublishedSick
     from xds_server.fleet.members.members import Leaving, Placed, Promoted, Unpicked
     from xds_server.fleet.model.fleet import Fleet
@@ -60,7 +63,63 @@ if TYPE_CHECKING:
     from xds_server.fleet.store import RevisionStore
     from xds_server.fleet.view import CanaryMark
 
+MAX_WAITING = 64
+MAX_WAITING_CHARS = 32 * 2**20
+"""Most characters of the texts in the queue; one text has at most 4 MiB."""
+
 _T = TypeVar("_T")
+
+
+class ChangeQueue:
+    """Runs changes one at a time, in the order of the calls.
+
+    Rules:
+
+    1. A change that has begun is completed even if its caller no longer waits.
+    2. At most ``MAX_WAITING`` changes are in the queue, and at most ``MAX_WAITING_CHARS`` of their
+       texts; further ones are refused. A text alone in the queue always has room.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._chars = 0
+
+    async def run(self, change: Callable[[], Coroutine[Any, Any, _T]], chars: int = 0) -> _T:
+        """Run a change in its turn, and return its result.
+
+        Args:
+            change: The change; what it raises is raised here.
+            chars: Length of its text.
+
+        Raises:
+            Busy: Too many changes wait.
+        """
+        if len(self._tasks) >= MAX_WAITING:
+            raise Busy(f"{MAX_WAITING} changes already wait for their turn; try again")
+        if self._tasks and self._chars + chars > MAX_WAITING_CHARS:
+            raise Busy("large fleets already wait for their turn; try again")
+        task = asyncio.create_task(self._alone(change))
+
+        def done(_: object) -> None:
+            self._tasks.discard(task)
+            self._chars -= chars
+            if not task.cancelled():
+                task.exception()  # asyncio logs an exception that is never read
+
+        self._tasks.add(task)
+        self._chars += chars
+        task.add_done_callback(done)
+        return await asyncio.shield(task)
+
+    async def _alone(self, change: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        async with self._lock:
+            return await change()
+
+    async def stop(self) -> None:
+        """Complete the changes in the queue."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
 
 FALLBACK_AUTHOR = "tidegate"  # of the revisions that fall back to an earlier state
 
@@ -96,7 +155,7 @@ class Control:
         self._unix_ms, self._monotonic_s = unix_ms, monotonic_s
         self._on_revision = on_revision
         self._left_alone = left_alone
-        self._line = Line()
+        self._queue = ChangeQueue()
         self._turn = asyncio.Lock()
         """Held while the state changes."""
         self._state: FleetState | None = None
@@ -254,7 +313,7 @@ class Control:
 
     async def stop(self) -> None:
         """Complete the running changes; closing the store is the caller's task."""
-        await self._line.stop()
+        await self._queue.stop()
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
@@ -370,7 +429,7 @@ class Control:
     async def _make(self, wanted: FleetText | Step, options: ChangeOptions) -> Change:
         began = self._monotonic_s()
         chars = len(wanted.text) if isinstance(wanted, FleetText) else 0
-        change, published = await self._line.run(lambda: self._take_turn(wanted, options), chars)
+        change, published = await self._queue.run(lambda: self._take_turn(wanted, options), chars)
         if not options.wait or published is None:
             return change
         outcome = await published.wait(options.timeout_s, self._monotonic_s)

@@ -12,8 +12,7 @@ import pytest
 from support.controls import TEXT, WAIT, World, settle, weight
 from support.fleets import endpoint, fleet, pool
 from tidegate_api.names import CLUSTER_TYPE
-from xds_server.control import line as line_module
-from xds_server.control import rollout, steps
+from xds_server.control import fleet_control, operation, rollout
 from xds_server.control.operation import Busy, ChangeOptions
 from xds_server.fleet.change import UnknownName, set_draining, set_weights
 from xds_server.fleet.load import FleetError
@@ -286,7 +285,7 @@ async def test_changes_are_made_one_after_the_other(world: World) -> None:
 
 async def test_waiting_changes_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Changes up to the bound wait; a further one is refused."""
-    monkeypatch.setattr(line_module, "MAX_WAITING", 2)
+    monkeypatch.setattr(fleet_control, "MAX_WAITING", 2)
     results = await asyncio.gather(
         *(
             world.control.change(
@@ -301,11 +300,11 @@ async def test_waiting_changes_are_bounded(world: World, monkeypatch: pytest.Mon
 
 async def test_waiting_texts_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts up to the bound wait; one alone is always taken."""
-    monkeypatch.setattr(line_module, "MAX_WAITING_CHARS", len(TEXT) * 2 - 1)
+    monkeypatch.setattr(fleet_control, "MAX_WAITING_CHARS", len(TEXT) * 2 - 1)
     calls = [world.control.apply_text(TEXT, "x", ChangeOptions()) for _ in range(2)]
     results = await asyncio.gather(*calls, return_exceptions=True)
     assert [isinstance(result, Busy) for result in results] == [False, True]
-    monkeypatch.setattr(line_module, "MAX_WAITING_CHARS", 1)
+    monkeypatch.setattr(fleet_control, "MAX_WAITING_CHARS", 1)
     assert (await world.control.apply_text(TEXT, "x", ChangeOptions())).revision == 1
 
 
@@ -314,8 +313,8 @@ class SlowLoading:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.go_on = threading.Event(), threading.Event()
-        self._load = steps.load_text
-        monkeypatch.setattr(steps, "load_text", self.load)
+        self._load = operation.load_text
+        monkeypatch.setattr(operation, "load_text", self.load)
 
     def load(self, text: str, source: str) -> Fleet:
         """Load after the signal."""

@@ -52,7 +52,7 @@ from xds_server.applications.loading.leaving import LeavingModels
 from xds_server.applications.loading.replicas import TritonCalls
 from xds_server.applications.traffic.book import TrafficBook
 from xds_server.control.fleet_control import Control
-from xds_server.fleet.guards.last import LastReplica
+from xds_server.fleet.guards.last_replica import LastReplica
 from xds_server.fleet.load import FleetError, load_text
 from xds_server.fleet.members.members import Members
 from xds_server.fleet.members.stored import dump, load

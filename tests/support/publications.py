@@ -14,9 +14,9 @@ from xds_server.protocol.publication import (
     PublicationRun,
     Stage,
 )
+from xds_server.protocol.publisher import Publisher
 from xds_server.protocol.snapshot import Snapshot
 from xds_server.protocol.stream import SotwStream
-from xds_server.protocol.transaction import Publisher
 
 
 def envoys(clusters: str, routes: str = "1") -> Snapshot:

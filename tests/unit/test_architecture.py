@@ -198,7 +198,7 @@ FORBIDDEN = (
     ("xds_server.admin", "xds_server.protocol.snapshot"),
     ("xds_server.admin", "xds_server.protocol.stream"),
     ("xds_server.admin", "xds_server.protocol.tracker"),
-    ("xds_server.admin", "xds_server.protocol.transaction"),
+    ("xds_server.admin", "xds_server.protocol.publisher"),
     ("xds_server.admin", "xds_server.protocol.wire"),
     ("xds_server.admin", "xds_server.server"),
     ("tidegate_common", "tidegate_api"),

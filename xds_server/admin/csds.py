@@ -17,7 +17,7 @@ from envoy.admin.v3 import config_dump_shared_pb2
 from envoy.service.status.v3 import csds_pb2, csds_pb2_grpc
 
 if TYPE_CHECKING:
-    from xds_server.control.publisher import ClientDirectory
+    from xds_server.control.ads import ClientDirectory
     from xds_server.protocol.messages import ClientView, TypeView
 
 _STATUS: Final = {

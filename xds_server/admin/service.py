@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from xds_server.applications.keepers.canary_keeper import CanaryKeeper
     from xds_server.applications.loading.keeper import LoadKeeper
     from xds_server.applications.traffic.inquiry import FoundRequest
+    from xds_server.control.ads import ClientDirectory
     from xds_server.control.fleet_control import Control
     from xds_server.control.operation import Change
-    from xds_server.control.publisher import ClientDirectory
     from xds_server.fleet.findings import Sick
     from xds_server.fleet.model.fleet import Fleet
     from xds_server.protocol.messages import ClientView, RefusedPeer

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from xds_server.applications.traffic.placements import PlacementBook
     from xds_server.applications.traffic.replicas import ReplicaBook, State
     from xds_server.applications.traffic.verdict import CertificateState, Verdict
+    from xds_server.control.ads import ClientDirectory
     from xds_server.control.fleet_control import Control
-    from xds_server.control.publisher import ClientDirectory
     from xds_server.fleet.model.fleet import EndpointSpec, PoolSpec
     from xds_server.protocol.messages import ClientView
     from xds_server.snapshots.preview import Preview

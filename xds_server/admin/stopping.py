@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from xds_server.applications.traffic.stopping import PickerUses
+    from xds_server.control.ads import ClientDirectory
     from xds_server.control.fleet_control import Control
-    from xds_server.control.publisher import ClientDirectory
     from xds_server.fleet.model.fleet import EndpointSpec, PoolSpec
     from xds_server.protocol.messages import ClientView
     from xds_server.snapshots.client_view import ClientSnapshots

@@ -13,7 +13,7 @@ Rules:
 5. A change that has begun is completed even if its caller leaves. Those that wait for their turn
    are bounded (``ChangeQueue``).
 6. What would take the last usable replica of a variant is refused unless it is forced; the history
-   says so (``xds_server.fleet.guards.last``). Members that go are logged: they are gone already.
+   says so (``guards.last_replica``). Members that go are logged: they are gone already.
 7. A change that names the revision on which it is based is refused if another one is in force, and
    so is a whole fleet that names none and would undo drains or canaries (``guards.others``).
 8. What takes time (loading, checking, comparing, planning) runs in a worker thread, so that clients
@@ -43,7 +43,7 @@ from xds_server.control.operation import (
 from xds_server.control.rollout import Rollout
 from xds_server.fleet.diff import diff, is_relief
 from xds_server.fleet.fallback import fallback_fleet, fallback_state
-from xds_server.fleet.guards.last import LastReplica, taken
+from xds_server.fleet.guards.last_replica import LastReplica, taken
 from xds_server.fleet.guards.others import ChangedMeanwhile, UndoesOthers, undone, with_drains
 from xds_server.fleet.load import check
 from xds_server.fleet.members.members import Members
@@ -53,8 +53,8 @@ from xds_server.fleet.store import MAX_REVISIONS, StoreError
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
+    from xds_server.control.ads import SnapshotPublisher
     from xds_server.control.operation import Step
-    from xds_server.control.publisher import SnapshotPublisher
     from xds_server.control.rollout import Planned, Published
     from xds_server.fleet.findings import PublishedSick
     from xds_server.fleet.members.members import Leaving, Placed, Promoted, Unpicked

@@ -20,7 +20,7 @@ from xds_server.fleet.revision import ACCEPTED, MAX_OUTCOME_CHARS, REFUSED, File
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from xds_server.fleet.guards.last import Taken
+    from xds_server.fleet.guards.last_replica import Taken
     from xds_server.fleet.model.fleet import Fleet
     from xds_server.fleet.revision import FleetState
     from xds_server.protocol.publication import PublicationOutcome

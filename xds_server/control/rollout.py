@@ -41,7 +41,7 @@ from xds_server.snapshots.stages import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from xds_server.control.publisher import PublicationHandle, SnapshotPublisher
+    from xds_server.control.ads import PublicationHandle, SnapshotPublisher
     from xds_server.fleet.findings import PublishedSick
     from xds_server.fleet.members.members import Leaving, Placed, Unpicked
     from xds_server.fleet.model.fleet import Fleet, PoolSpec

@@ -29,8 +29,8 @@ from xds_server.builds.features import lacking
 from xds_server.protocol import wire
 from xds_server.protocol.messages import ProtocolError, short_type
 from xds_server.protocol.publication import QUORUM
+from xds_server.protocol.publisher import Publisher
 from xds_server.protocol.stream import DeltaStream, SotwStream
-from xds_server.protocol.transaction import Publisher
 from xds_server.server.connection import AdsConnection
 from xds_server.server.drains import ModelDrainService
 from xds_server.server.port import ENDING_S, FIRST_REQUEST_S, MAX_OUTBOX, MAX_STREAMS, AdsPort

@@ -29,7 +29,7 @@ from xds_server.applications.loading.keeper import TooManyOperations
 from xds_server.applications.traffic.inquiry import TooManyInquiries
 from xds_server.control.operation import DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S, Busy, ChangeOptions
 from xds_server.fleet.change import BadChange, UnknownName
-from xds_server.fleet.guards.last import LastReplica
+from xds_server.fleet.guards.last_replica import LastReplica
 from xds_server.fleet.guards.others import ChangedMeanwhile, UndoesOthers
 from xds_server.fleet.load import FleetError
 from xds_server.fleet.store import StoreError, UnknownRevision

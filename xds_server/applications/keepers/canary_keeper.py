@@ -44,7 +44,7 @@ from xds_server.applications.canary.plan import (
 from xds_server.applications.canary.rollout import ActionError, RolloutPhase
 from xds_server.control.operation import Busy, ChangeOptions
 from xds_server.fleet.change import BadChange, UnknownName, find_pool, set_shadow, set_weights
-from xds_server.fleet.guards.last import LastReplica
+from xds_server.fleet.guards.last_replica import LastReplica
 from xds_server.fleet.load import FleetError
 from xds_server.fleet.model.resilience import Shadow
 from xds_server.fleet.store import StoreError

@@ -12,7 +12,7 @@ from support.controls import WAIT, weight
 from support.fleets import endpoint, fleet, pool
 from xds_server.control.operation import ChangeOptions
 from xds_server.fleet.change import set_draining, set_weights
-from xds_server.fleet.guards.last import LastReplica
+from xds_server.fleet.guards.last_replica import LastReplica
 from xds_server.fleet.members.members import Member, Members
 from xds_server.fleet.model.fleet import EndpointSpec
 

@@ -23,8 +23,8 @@ from tidegate_api.names import (
 from xds_server.control.rollout import Rollout
 from xds_server.fleet.revision import FleetState, Revision
 from xds_server.protocol.messages import SotwRequest
+from xds_server.protocol.publisher import Publisher
 from xds_server.protocol.stream import SotwStream
-from xds_server.protocol.transaction import Publisher
 from xds_server.server.service import Publication
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from tidegate_api.names import (
 from xds_server.control.rollout import Published, Rollout
 from xds_server.fleet.revision import FleetState, Revision
 from xds_server.protocol.messages import SotwRequest
+from xds_server.protocol.publisher import Publisher
 from xds_server.protocol.stream import SotwStream
-from xds_server.protocol.transaction import Publisher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

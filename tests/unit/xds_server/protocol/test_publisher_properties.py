@@ -22,8 +22,8 @@ from xds_server.protocol.course import Sent
 from xds_server.protocol.gate.quarantine import LIMIT
 from xds_server.protocol.messages import DeltaRequest, SotwRequest
 from xds_server.protocol.publication import OnReject, PublicationRun, Stage
+from xds_server.protocol.publisher import Publisher
 from xds_server.protocol.stream import DeltaStream, SotwStream
-from xds_server.protocol.transaction import Publisher
 
 if TYPE_CHECKING:
     from collections.abc import Callable

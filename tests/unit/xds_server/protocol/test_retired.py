@@ -9,9 +9,9 @@ from xds_server.protocol import course as module
 from xds_server.protocol.course import BRIDGE_S, Retired, bridged
 from xds_server.protocol.messages import DeltaRequest, SotwRequest
 from xds_server.protocol.publication import Stage
+from xds_server.protocol.publisher import Publisher
 from xds_server.protocol.snapshot import Snapshot
 from xds_server.protocol.stream import DeltaStream
-from xds_server.protocol.transaction import Publisher
 
 
 def envoys(clusters: str) -> Snapshot:

@@ -12,7 +12,7 @@ from xds_server.applications.keepers.standby_keeper import StandbyKeeper, dump, 
 from xds_server.applications.traffic.replicas import Condition, State
 from xds_server.control.operation import ChangeOptions
 from xds_server.fleet.change import set_draining, set_standby
-from xds_server.fleet.guards.last import LastReplica
+from xds_server.fleet.guards.last_replica import LastReplica
 from xds_server.fleet.store import RevisionStore
 
 EJECTED = State((Condition("ejected", "5 errors"),), pickers=1)

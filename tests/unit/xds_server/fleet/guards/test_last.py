@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from support.fleets import endpoint, fleet, pool
 from xds_server.fleet.change import set_draining, set_weights
-from xds_server.fleet.guards.last import MAX_NAMED, LastReplica, Taken, taken
+from xds_server.fleet.guards.last_replica import MAX_NAMED, LastReplica, Taken, taken
 from xds_server.fleet.model.fleet import Fleet
 
 BEFORE = fleet()

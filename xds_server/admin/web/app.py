@@ -3,7 +3,7 @@
 Rules:
 
 1. What reads is ``GET /v1/METHOD`` with arguments in the query, what changes is ``POST`` with a
-   JSON object as its body. Browsers send neither for pages of other origins (``hosts``).
+   JSON object as its body. Browsers send neither for pages of other origins (``foreign``).
 2. A failed call is answered with the HTTP status of its gRPC status, and a JSON object with
    ``code`` and ``message``.
 3. Bounds: ``MAX_MESSAGE_BYTES`` of a body, ``BODY_S`` seconds in which it must have come, and
@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import json
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 import grpc
 import structlog
@@ -29,7 +31,6 @@ from tidegate_common.tls.roles import Peer
 from tidegate_common.unix import SCHEME, UnixListener, connected_user, is_unix, path_of
 from xds_server.admin.access.caller import CallEnded, CallOrigin
 from xds_server.admin.server import MAX_CONCURRENT_CALLS, MAX_MESSAGE_BYTES
-from xds_server.admin.web.hosts import foreign
 from xds_server.admin.web.openapi import (
     DOCUMENT_PATH,
     HTTP_STATUS,
@@ -276,3 +277,56 @@ def _plain(error: web.HTTPException) -> web.Response:
     text = texts.get(error.status, error.reason)
     allowed = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
     return web.json_response({"code": code, "message": text}, status=error.status, headers=allowed)
+
+
+_OWN_SITES: Final = frozenset({"same-origin", "none"})
+_SCHEMES: Final = ("http", "https")
+
+
+def foreign(
+    host: str | None, origin: str | None, site: str | None, names: Collection[str] = ()
+) -> str | None:
+    """Return why a request may not come from a browser, in one sentence; ``None`` if it may.
+
+    A page of another site can let a browser send requests to addresses that only the browser's
+    machine reaches, and can let its own name point to such an address (DNS rebinding). So only
+    pages are let in that this server itself could serve:
+
+    1. ``Host`` is an IP address, ``localhost`` or a name that the server was given. A page whose
+       name was pointed here has another one.
+    2. ``Origin``, if there is one, is that of ``Host``: only browsers send it.
+    3. ``Sec-Fetch-Site``, if there is one, is ``same-origin`` or ``none``.
+
+    Args:
+        host: The header ``Host``.
+        origin: The header ``Origin``; ``None`` = there is none.
+        site: The header ``Sec-Fetch-Site``; ``None`` = there is none.
+        names: Names besides ``localhost`` that may be the host, in lower case.
+    """
+    named = _host_of(f"//{host or ''}")
+    if named is None or not (named == "localhost" or named in names or _is_address(named)):
+        return "the host of the request is none of this server; --admin-host gives it another name"
+    if origin is not None and origin not in {f"{scheme}://{host}" for scheme in _SCHEMES}:
+        return "requests of pages of another origin are not taken"
+    if site is not None and site not in _OWN_SITES:
+        return "requests of pages of another site are not taken"
+    return None
+
+
+def _host_of(url: str) -> str | None:
+    try:
+        found = urlsplit(url)
+        _ = found.port  # raises if it is no number
+    except ValueError:
+        return None
+    if found.path or found.query or found.fragment or "@" in found.netloc:
+        return None
+    return found.hostname
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

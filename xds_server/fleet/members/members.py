@@ -21,7 +21,7 @@ Rules of standbys, which keep their models loaded and take no requests until the
 2. Which ones have come in by themselves is known with the time of each: its ramp begins then.
    Promotion by an operator is another revision, in which it is no standby.
 
-What is listed for Envoys follows from pickers' reports (``applications.keepers.placed``), as do the
+What is listed for Envoys follows from pickers' reports (``keepers.placement_keeper``), as do the
 bounds of requests without a pick (``keepers.unpicked_keeper``); what leaves replicas, for
 pickers, from operations (``applications.loading.leaving``).
 """

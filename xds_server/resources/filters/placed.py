@@ -3,7 +3,7 @@
 Rules:
 
 1. Where models are not everywhere, replicas carry those that they have as metadata
-   (``applications.keepers.placed``), and the cluster's policy takes one that carries the request's
+   (``keepers.placement_keeper``), and the cluster's policy takes one that carries the request's
    model. A model that no replica carries goes to any.
 2. The filter puts the model into the request's metadata: out of the path, the header for it, or
    what Envoy has read of the body. It runs behind ext_proc, on routes that enable it, and not for

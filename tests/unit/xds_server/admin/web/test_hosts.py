@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xds_server.admin.web.hosts import foreign
+from xds_server.admin.web.app import foreign
 
 
 @pytest.mark.parametrize(

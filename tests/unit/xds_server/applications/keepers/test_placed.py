@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.fleets import endpoint, fleet, pool
-from xds_server.applications.keepers import placed as module
-from xds_server.applications.keepers.placed import placed_in
+from xds_server.applications.keepers import placement_keeper as module
+from xds_server.applications.keepers.placement_keeper import placed_in
 from xds_server.applications.traffic.placements import PlacedState, ReplicaModels
 from xds_server.fleet.model.fleet import Fleet
 

@@ -15,9 +15,8 @@ from tidegate_api.admin.v1 import admin_pb2_grpc
 from tidegate_common.readable import ReadableServer
 from tidegate_common.tls.rpc import add_port, age_options, peer_of
 from tidegate_common.unix import SCHEME, UnixListener, is_unix, path_of
-from xds_server.admin.access.caller import CallEnded, CallOrigin
+from xds_server.admin.access.caller import ACCESS, CallEnded, CallOrigin
 from xds_server.admin.access.relay import ABSTRACT, UserRelay
-from xds_server.admin.access.table import ACCESS
 from xds_server.fleet.document import MAX_BYTES
 
 if TYPE_CHECKING:

@@ -36,8 +36,7 @@ from xds_server.server.drains import ModelDrainService
 from xds_server.server.port import ENDING_S, FIRST_REQUEST_S, MAX_OUTBOX, MAX_STREAMS, AdsPort
 from xds_server.server.refusals import RefusedPeers
 from xds_server.server.reports import PickerReports
-from xds_server.server.served import ServedTypes
-from xds_server.server.unsupported import Unsupported
+from xds_server.server.unsupported import ServedTypes, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

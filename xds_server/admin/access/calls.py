@@ -20,9 +20,8 @@ import grpc
 from google.protobuf.message import Message
 
 from tidegate_common.tls.roles import NONE, Peer
-from xds_server.admin.access.caller import CallEnded, Caller
-from xds_server.admin.access.record import CallRecord, arguments_of
-from xds_server.admin.access.table import ACCESS, CHANGES
+from xds_server.admin.access.caller import ACCESS, CHANGES, CallEnded, Caller
+from xds_server.admin.access.trail import CallRecord, arguments_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

@@ -14,7 +14,7 @@ import grpc
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from tidegate_api.admin.v1 import admin_pb2
-from xds_server.admin.access.table import ACCESS, ADMIN_SERVICE, CHANGES
+from xds_server.admin.access.caller import ACCESS, ADMIN_SERVICE, CHANGES
 from xds_server.admin.service import AdminService
 
 VERSION: Final = "v1"

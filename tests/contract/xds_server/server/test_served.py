@@ -27,7 +27,7 @@ from tidegate_api.names import (
 )
 from xds_server.fleet.view import View
 from xds_server.observability import XdsMetrics
-from xds_server.server import served as module
+from xds_server.server import unsupported as module
 from xds_server.server.service import AdsServer
 from xds_server.snapshots.stages import plan
 

@@ -12,8 +12,7 @@ import pytest
 from support.operators import PLAIN, bearer, calls, machine, user
 from tidegate_api.admin.v1 import admin_pb2
 from tidegate_common.tls.roles import ADMINS, OPERATORS, table
-from xds_server.admin.access.caller import CallEnded
-from xds_server.admin.access.table import ACCESS, CHANGES
+from xds_server.admin.access.caller import ACCESS, CHANGES, CallEnded
 from xds_server.admin.access.tokens import Tokens, line_of, new_token
 from xds_server.admin.access.trail import CHANGES_NAME, OTHERS_NAME
 

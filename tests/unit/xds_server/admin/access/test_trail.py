@@ -16,19 +16,17 @@ from structlog.testing import capture_logs
 from tidegate_api.admin.v1 import admin_pb2
 from xds_server.admin.access import trail as module
 from xds_server.admin.access.caller import Caller
-from xds_server.admin.access.record import (
-    MAX_ENTRIES,
-    MAX_LINE_CHARS,
-    CallRecord,
-    arguments_of,
-)
 from xds_server.admin.access.trail import (
     CHANGES_NAME,
     KEPT,
+    MAX_ENTRIES,
     MAX_HELD,
+    MAX_LINE_CHARS,
     OTHERS_NAME,
     AuditFile,
     AuditTrail,
+    CallRecord,
+    arguments_of,
 )
 
 ANN = Caller("ipv4:10.0.0.7:5", "ann", "token", frozenset({"operator"}))

@@ -12,7 +12,7 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from tidegate_api.admin.v1 import admin_pb2
-from xds_server.admin.access.table import ACCESS, CHANGES
+from xds_server.admin.access.caller import ACCESS, CHANGES
 from xds_server.admin.answers import explained
 from xds_server.admin.web.openapi import HTTP_STATUS, document, methods, verb_of
 

@@ -291,6 +291,8 @@ class Picker:
             )
             self._stack.callback(self._bus.close)
             self._router.owners = self._bus.owners
+            if settings.group_members is not None:
+                _log.warning("group_unlisted", reason="halves may place a sequence twice")
             try:
                 self._bus.open()
             except OSError as error:

@@ -48,6 +48,7 @@ from ext_proc.workers.encode import Encoder
 from ext_proc.workers.group.clock import moved
 from ext_proc.workers.group.members import GroupMembers, GroupPlace
 from ext_proc.workers.group.owners import AGAIN_S, OwnerLinks, Owners
+from ext_proc.workers.group.untold import Untold
 from ext_proc.workers.links import Inlet, Outlet, dialled, path_of
 from ext_proc.workers.news import (
     HeldLease,
@@ -246,6 +247,7 @@ class Bus:
         """Set when ``standing`` may differ."""
         self._told = None if self.owners is None else self.owners.view
         """What the owners told last."""
+        self._untold = Untold()
         self._needs_index = True
         """The index has not been requested from a peer yet."""
         self._open = False
@@ -543,12 +545,26 @@ class Bus:
         if self.owners is not None and self.owners.sure(leased.key):
             self._shared.follow(peer_worker, Released(leased.key), now)
         self._shared.follow(peer_worker, leased, now)
+        if self.owners is not None:
+            self._untold.add(leased.key, self._lasts)
 
     def _held(self, peer_worker: int, held: HeldLease) -> None:
         now = self._clock()
         if self.owners is None or self.owners.holds(held, self._shared.lease(held.key, now)):
             self._shared.follow(peer_worker, Released(held.key), now)
             self._shared.follow(peer_worker, Leased(held.key, held.lease), now)
+            self._untold.add(held.key, self._lasts)
+
+    def _lasts(self, key: LeaseKey) -> bool:
+        return self._shared.lease(key, self._clock()) is not None
+
+    def _tell_learned(self) -> None:
+        """Tell all what this worker has learned of leases since it did so last."""
+        for key in self._untold.take():
+            lease = self._shared.lease(key, self._clock())
+            if lease is not None:
+                self._events.append((self._leased(key, lease), self._clock()))
+        self.flush()
 
     def _read(self, peer_worker: int, message: TelemetryUpdate) -> None:
         """Take what a peer read of a replica."""
@@ -635,6 +651,7 @@ class Bus:
         if owners.view != self._told:
             self._told = owners.view
             self._changed.set()
+            self._tell_learned()
             self._outlet.send(self._list() + self._hello())
         self.group_changed.set()
         asked, now = owners.asked, self._loop.time()

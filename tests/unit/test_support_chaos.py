@@ -11,7 +11,7 @@ from ext_proc.routing.peers import PeerWorkers
 from ext_proc.workers import bus
 from ext_proc.workers.bus import Bus
 from ext_proc.workers.group.owners import Owners
-from support.chaos.group import BrokenError, play, schedule, smallest
+from support.chaos.group import BrokenError, Fault, play, schedule, smallest
 from support.tries import tries
 
 if TYPE_CHECKING:
@@ -42,6 +42,24 @@ def test_a_seed_repeats_a_schedule():
 def test_a_late_lease_on_a_removed_replica_displaces_none():
     """Seed 2010715 was refused a sequence for it."""
     play(2010715, listed=True)
+
+
+@pytest.mark.parametrize("seed", [3019472, 3021099])
+def test_what_an_owner_told_one_reaches_the_other(seed):
+    """In both the owner and its link to a third member were lost, and who knew did not tell it."""
+    play(seed)
+
+
+def test_a_lease_outlives_all_that_were_told_of_it_by_its_owner():
+    """The owner ends, and then the one that it told; that has told the third before."""
+    faults = [
+        Fault(1.389, "cut", 2, 1, 2.922, 0.0),
+        Fault(1.915, "kill", 1, 1, 3.934, 0.0),
+        Fault(2.578, "kill", 0, 0, 1.463, 0.0),
+    ]
+    play(9, faults)
+    with patch.object(Bus, "_tell_learned", lambda _: None), pytest.raises(BrokenError):
+        play(9, faults)
 
 
 _share = PeerWorkers._share

@@ -17,21 +17,25 @@ Rules:
    more than half of the list hold it in one view, which is what members know while they agree.
    Each tells all what it holds (``HeldLease``), stamped with the greatest count of the view. This
    is Paxos: the stamp is the ballot, as a later view that shares a member has a greater one, and
-   the owner is its only proposer. Who agrees on a view has told all that it held before, and holds
-   no more for earlier ones. So an owner on whose view all agree knows what any that are more than
-   half held, without a question: it proposes the lease with the greatest stamp, or a new one where
-   there is none, and others take it in place of what they held in earlier views. Successive lists
-   differ by one member, and more than half of a list agree before the next is made
-   (``xds_server.server.group_list``), so halves that are cut off from each other never place a
-   sequence twice.
+   the owner is its only proposer. A member that leaves a view first tells all what it has learned
+   in it of others, which may not have reached all, and holds no more for it. So an owner on whose
+   view all agree knows what any that are more than half held, without a question: it proposes the
+   lease with the greatest stamp, or a new one where there is none, and others take it in place of
+   what they held in earlier views. Successive lists differ by one member, and more than half of a
+   list agree before the next is made (``xds_server.server.group_list``), so halves that are cut
+   off from each other never place a sequence twice.
 5. Whoever gets a new sequence that another member owns asks that member, and again after
    ``AGAIN_S``, at each change, and where another one owns it now; after ``PLACED_S``, or
    when the request must have a reply, it gives up. Answers of an earlier view do not count.
    At most ``MAX_ASKS`` are open.
 6. A count or a stamp that is more than ``AHEAD_S`` ahead of this machine's time ends a connection:
    counts begin with the time and rise more slowly, and a greater one would leave others no room.
-7. A member that starts has lost what it held. In a list it agrees with none before it has read what
-   so many others of the list hold that any half of them which held a lease with it includes one.
+7. A member that starts has lost what it held, and says so (``READS``) until it knows that again; it
+   agrees with none before. It does once all that it knows tell its own digest, and among them are
+   so many of the list which do not read themselves that each half which held a lease with it has
+   one of these. They know this life of it: so they hold nothing more together with the one before,
+   and have told what they did. Where more have restarted than leaves so many, all of the list must
+   be there: then what none of them holds is lost.
 """
 
 from __future__ import annotations
@@ -54,6 +58,8 @@ if TYPE_CHECKING:
 AGAIN_S: Final = 0.05
 MAX_ASKS: Final = 1024
 AHEAD_S: Final = 86_400.0
+READS: Final = "?"
+"""Comes before the digest of a member that does not know yet what it held before its start."""
 MAX_UNSURE: Final = 65_536
 """Most leases that this member holds without knowing that more than half do."""
 
@@ -74,11 +80,13 @@ class OwnerLinks(NamedTuple):
 class _Peer:
     """What a peer has said of itself."""
 
-    __slots__ = ("count", "digest", "id", "joined")
+    __slots__ = ("count", "digest", "id", "joined", "view")
 
     def __init__(self) -> None:
         self.id = ""
         self.count = 0
+        self.view = ""
+        """The digest as it was told."""
         self.digest = ""
         self.joined = False
 
@@ -164,7 +172,7 @@ class Owners:
     @property
     def view(self) -> tuple[int, str]:
         """What is told to peers: count and digest."""
-        return self._count, self._digest if self._recovers else ""
+        return self._count, self._digest if self._knows else READS + self._digest
 
     @property
     def asked(self) -> set[int]:
@@ -180,7 +188,7 @@ class Owners:
     def agrees(self, peer: int) -> bool:
         """Return whether a peer is known, and knows the same members."""
         known = self._peers.get(peer)
-        return known is not None and known.joined and known.digest == self._digest
+        return known is not None and known.joined and known.view == self._digest
 
     @property
     def listed(self) -> Listed | None:
@@ -243,8 +251,9 @@ class Owners:
         self._judge(hello.changes)
         known = self._peers.setdefault(peer, _Peer())
         told = hello.member, hello.changes, hello.view
-        if (known.id, known.count, known.digest) != told:
-            known.id, known.count, known.digest = told
+        if (known.id, known.count, known.view) != told:
+            known.id, known.count, known.view = told
+            known.digest = known.view.removeprefix(READS)
             self._changed()
 
     def _judge(self, count: int) -> None:
@@ -274,19 +283,26 @@ class Owners:
             self._digest = digest
             for asked in tuple(self._open.values()):
                 self._begin(asked)
-        self._recovered = self._recovered or self._recovers
-        self.agreed = self._recovers and all(each.digest == digest for each in joined)
+        if all(each.digest == digest for each in joined):
+            self._recovered = self._recovered or self._recovers
+        self.agreed = self._knows and all(each.view == digest for each in joined)
         self.look()
         self._links.changed()
 
     @property
+    def _knows(self) -> bool:
+        """Whether it knows what it may have held in an earlier life (rule 7)."""
+        return self._recovered or self._list is None
+
+    @property
     def _recovers(self) -> bool:
-        """Whether it has read what it may have held in an earlier life (rule 7)."""
-        if self._recovered or self._list is None:
-            return True
-        others = len(self._list.members) - (self.own in self._list.members)
-        enough = min(others, len(self._list.members) - self._needed + 1)
-        return self._list.number > 0 and len(self._seen() - {self.own}) >= enough
+        """Whether those that tell its digest know that, or are all that there are (rule 7)."""
+        if self._list is None or not self._list.number:
+            return False
+        others = set(self._list.members) - {self.own}
+        here = [each for each in self._peers.values() if each.joined and each.id in others]
+        know = sum(each.view == each.digest for each in here)
+        return len(here) == len(others) or know > len(self._list.members) - self._needed
 
     def _digest_of(self) -> str:
         known = [(each.id, each.count) for each in self._peers.values() if each.joined]

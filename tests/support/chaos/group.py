@@ -88,7 +88,7 @@ REPLICAS: Final = 4
 def schedule(seed: int) -> tuple[int, list[Fault]]:
     """Return the number of members and the faults of a schedule."""
     rng = Random(seed)
-    members = rng.choice((2, 2, 3, 3, 3, 4))
+    members = rng.choice((2, 5, 3, 3, 3, 4))
     kinds = KINDS if rng.random() < 0.8 else (*KINDS, *RARE, *RARE)
     faults = []
     for _ in range(rng.choice((1, 1, 2, 2, 3, 5))):
@@ -143,8 +143,12 @@ class Group:
         if member is not None:
             member.end(power=power)
             left = self.members.values()
-            if not any(each.ready and each.knows(member.id) for each in left):
+            if not any(each.ready and self.reads(each, member) for each in left):
                 self.exempt |= set(range(SEQUENCES))  # no living member knows them
+
+    def reads(self, member: Member, other: Member) -> bool:
+        """Return whether a member knows another, and what that sends arrives."""
+        return member.knows(other.id) and self.network.whole(other.id, member.id)
 
     def hears(self, member: Member) -> int:
         """Return how many members one knows that live and that it can hear now, itself included."""

@@ -1,4 +1,4 @@
-"""One of three listed members: what it holds, proposes and believes as views follow each other."""
+"""One of some listed members: what it holds, proposes and believes as views follow each other."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import pytest
 from ext_proc.routing.state.leases import Lease, LeaseKey
 from ext_proc.routing.values.proposal import PlacedAs, Proposal
 from ext_proc.routing.values.request import SequenceKey
-from ext_proc.workers.group.owners import AHEAD_S, OwnerLinks, Owners
+from ext_proc.workers.group.owners import AHEAD_S, READS, OwnerLinks, Owners
 from ext_proc.workers.news import HeldLease, Hello, Listed, OwnerAnswer
 from ext_proc.workers.records import GarbledError
 from support.crew import POOL, key
 
-PEERS = {64: "p2", 65: "p3"}
+PEERS = {64: "p2", 65: "p3", 66: "p4", 67: "p5"}
 
 
 class One:
-    """Member p1, and p2 and p3 as it hears them."""
+    """Member p1, and the others of its list as it hears them."""
 
-    def __init__(self) -> None:
+    def __init__(self, peers: int = 2) -> None:
         self.leases: dict[LeaseKey, Lease] = {}
         self.gone: set[str] = set()
         """Replicas that are in no pool any more."""
@@ -26,8 +26,9 @@ class One:
         self.told: list = []
         links = OwnerLinks(self.send, self.grant, lambda call: call(), lambda: None)
         self.owners = Owners("p1", 100, links, lambda: 0.0, lambda: 0.0)
-        self.owners.take(Listed(1, 1, ("p1", "p2", "p3")))
-        self.counts = {64: 300, 65: 400}
+        self.peers = dict(tuple(PEERS.items())[:peers])
+        self.owners.take(Listed(1, 1, ("p1", *self.peers.values())))
+        self.counts = {64: 300, 65: 400, 66: 300, 67: 300}
 
     def meet(self, *peers: int) -> None:
         """Read the snapshots of peers."""
@@ -37,13 +38,13 @@ class One:
 
     def say(self, peer: int, digest: str | None = None) -> None:
         """Let a peer say what it knows: what this member does, if nothing else is given."""
-        view = self.owners.view[1] if digest is None else digest
+        view = self.owners._digest if digest is None else digest
         self.owners.heard(peer, Hello(PEERS[peer], 0.0, self.counts[peer], view))
 
-    def agree(self) -> None:
-        """Let both peers know what this member does."""
-        for peer in PEERS:
-            self.say(peer)
+    def agree(self, *but: int) -> None:
+        """Let peers know what this member does; some do not know what they held yet."""
+        for peer in self.peers:
+            self.say(peer, (READS if peer in but else "") + self.owners._digest)
 
     def sequence(self, owner: int | None) -> LeaseKey:
         """Return a sequence of an owner."""
@@ -156,10 +157,34 @@ def test_a_member_that_starts_agrees_with_none_before_it_knows_what_it_held():
     """With two others it was half of three with either, so it reads what both hold."""
     one = One()
     one.meet(64)
-    assert one.owners.view[1] == ""
-    one.say(64, one.owners._digest)
+    one.say(64)
+    assert one.owners.view[1].startswith(READS)
     assert not one.owners.places_any
     one.meet(65)
+    one.say(64)
+    assert one.owners.view[1].startswith(READS)
+    one.say(65)
+    assert not one.owners.view[1].startswith(READS)
+    assert one.owners.places_any
+
+
+def test_those_that_have_just_started_do_not_tell_what_was_held():
+    """Of five, two that start held a lease with one of three others; it is among any three."""
+    one = One(peers=4)
+    one.meet(64, 65, 66)
+    one.agree(64)
+    assert one.owners.view[1].startswith(READS)
+    one.say(64)
+    assert not one.owners.view[1].startswith(READS)
+
+
+def test_members_that_have_all_just_started_begin_together():
+    """What none of them knows nobody does."""
+    one = One(peers=4)
+    one.meet(*one.peers)
+    one.agree(64, 65, 66)
+    assert not one.owners.view[1].startswith(READS)
+    assert not one.owners.places_any
     one.agree()
     assert one.owners.places_any
 

@@ -17,7 +17,7 @@ from random import Random
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from bench.report.paired import difference
-from ext_proc.routing.pipeline.decision import Decision
+from ext_proc.routing.pipeline.scheduler import Decision
 from ext_proc.routing.router import Router
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
 from ext_proc.routing.values.reading import Reading

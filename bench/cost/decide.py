@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from ext_proc.packages import load_policies
 from ext_proc.requests import prompt_blocks, read_body, read_head
 from ext_proc.routing.cache.prefix_index import PrefixIndex
-from ext_proc.routing.pipeline.decision import Decision
+from ext_proc.routing.pipeline.scheduler import Decision
 from ext_proc.routing.policies import POLICIES
 from ext_proc.routing.router import Router
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant

@@ -34,7 +34,7 @@ from bench.cost.access_log import router_of, service_of, written
 from bench.cost.bare_picker import BODIES, Scripted, messages
 from ext_proc.observability.metrics import Metrics
 from ext_proc.requests import prompt_blocks, read_body, read_head
-from ext_proc.routing.pipeline.decision import Decision
+from ext_proc.routing.pipeline.scheduler import Decision
 from ext_proc.routing.values.request import Features, Form, Request
 from ext_proc.routing.values.ticket import Outcome
 from ext_proc.server.service import PickerServer

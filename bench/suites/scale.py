@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from bench.control import many
 from bench.cost.decide import microseconds, requests_of
 from bench.suites.script import json_lines, output
-from ext_proc.routing.pipeline.decision import Decision
+from ext_proc.routing.pipeline.scheduler import Decision
 from ext_proc.routing.router import Router
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
 from ext_proc.routing.values.request import Request

@@ -144,7 +144,7 @@ if TYPE_CHECKING:
     from ext_proc.exchange.known import ExchangeOptions, KnownRequest
     from ext_proc.exchange.messages import Action, Event, Pick
     from ext_proc.requests import Chats, Tokenizer
-    from ext_proc.routing.pipeline.decision import Decision
+    from ext_proc.routing.pipeline.scheduler import Decision
     from ext_proc.routing.router import Router
     from ext_proc.routing.values.pool import Pool
     from ext_proc.routing.values.proposal import Proposal

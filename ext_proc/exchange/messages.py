@@ -32,7 +32,7 @@ from tidegate_api.names import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ext_proc.routing.pipeline.decision import Decision
+    from ext_proc.routing.pipeline.scheduler import Decision
     from ext_proc.routing.values.request import Request
 
 

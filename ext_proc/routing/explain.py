@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from ext_proc.routing.cache.prefix_index import PrefixIndex
     from ext_proc.routing.health.conditions import Conditions
     from ext_proc.routing.limits import Limits
-    from ext_proc.routing.pipeline.decision import Decision
-    from ext_proc.routing.pipeline.scheduler import Choice, Scheduler
+    from ext_proc.routing.pipeline.scheduler import Choice, Decision, Scheduler
     from ext_proc.routing.state.candidates import PoolState, Replica
     from ext_proc.routing.state.leases import Leases
     from ext_proc.routing.state.ledger import Ledger

@@ -34,8 +34,12 @@ from ext_proc.routing.health.conditions import Conditions
 from ext_proc.routing.health.slowness import Slowness
 from ext_proc.routing.learner import Learner
 from ext_proc.routing.peers import PeerWorkers
-from ext_proc.routing.pipeline.decision import (
+from ext_proc.routing.pipeline.experiments import assigned
+from ext_proc.routing.pipeline.filters import is_drawn
+from ext_proc.routing.pipeline.sampling import SMALL, worth_remembering
+from ext_proc.routing.pipeline.scheduler import (
     Decision,
+    Scheduler,
     cheapest,
     first_answer_s,
     listed,
@@ -43,10 +47,6 @@ from ext_proc.routing.pipeline.decision import (
     unpriced,
     work_of,
 )
-from ext_proc.routing.pipeline.experiments import assigned
-from ext_proc.routing.pipeline.filters import is_drawn
-from ext_proc.routing.pipeline.sampling import SMALL, worth_remembering
-from ext_proc.routing.pipeline.scheduler import Scheduler
 from ext_proc.routing.queue.queue import Queue
 from ext_proc.routing.queue.waiting import lane_of
 from ext_proc.routing.registry import EndpointRegistry

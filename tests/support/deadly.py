@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ext_proc.blame.deaths import Condemned
-    from ext_proc.routing.pipeline.decision import Decision
+    from ext_proc.routing.pipeline.scheduler import Decision
 
 STEP_S = 0.1
 LOG_S = 0.4

@@ -6,7 +6,7 @@ import heapq
 from itertools import count
 from random import Random
 
-from ext_proc.routing.pipeline.decision import Decision
+from ext_proc.routing.pipeline.scheduler import Decision
 from ext_proc.routing.state.leases import Leased, LeaseKey, Released
 from ext_proc.routing.values.proposal import PlacedAs, Proposal
 from ext_proc.workers.group.owners import AGAIN_S, OwnerLinks, Owners

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from bench.simulate.schedulers.base import SimulatedSample, World
     from bench.simulate.workload import Job
     from ext_proc.routing.limits import Limit
-    from ext_proc.routing.pipeline.decision import Decision
+    from ext_proc.routing.pipeline.scheduler import Decision
 
 POOL: Final = "simulated"
 LOG_DELAY_S: Final = 1.0

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ext_proc.blame.evidence import Attempt
     from ext_proc.exchange import Pick, Refuse
-    from ext_proc.routing.pipeline.decision import Decision
+    from ext_proc.routing.pipeline.scheduler import Decision
 
 KEPT: Final = 4096
 REFUSALS: Final = 256

@@ -24,7 +24,7 @@ Rules:
    and each client. Either the model itself answers 404, or what the client asks for is missing (an
    adapter, a region of shared memory), or the model was unloaded and loaded again between two
    looks. What a client finds on ``OWN_REPLICAS`` replicas is its own: meanwhile its requests for
-   the model are not repeated, and bar nothing. A request that names shared memory (``decision``)
+   the model are not repeated, and bar nothing. A request that names shared memory (``scheduler``)
    changes nothing at all.
 6. Triton answers a request without a version by the highest version that is READY. Where that is
    not the version of the request's variant (``answering``), the replica is *wrong* for the model:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.routing.health.experiment import FEW, MANY, identity
-from ext_proc.routing.pipeline.decision import cheapest
+from ext_proc.routing.pipeline.scheduler import cheapest
 
 if TYPE_CHECKING:
     from ext_proc.routing.health.conditions import Conditions

@@ -34,7 +34,7 @@ from ext_proc.routing.values.request import HIGH, LOW
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from ext_proc.routing.pipeline.decision import Decision
+    from ext_proc.routing.pipeline.scheduler import Decision
     from ext_proc.routing.queue.waiting import QueuedRequest
     from ext_proc.routing.values.rng import Rng
 

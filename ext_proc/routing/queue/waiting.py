@@ -12,7 +12,7 @@ from tidegate_api.pools import MAX_WAIT_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from ext_proc.routing.pipeline.decision import Decision
+    from ext_proc.routing.pipeline.scheduler import Decision
     from ext_proc.routing.state.leases import Leases
     from ext_proc.routing.values.pool import Pool
     from ext_proc.routing.values.refusal import Refusal

@@ -26,7 +26,7 @@ from unittest.mock import patch
 
 from ext_proc.blame.law import Effect
 from ext_proc.feedback.entries import Judged
-from ext_proc.routing.pipeline.decision import Decision
+from ext_proc.routing.pipeline.scheduler import Decision
 from ext_proc.routing.values.proposal import PlacedAs
 from ext_proc.routing.values.ticket import DONE
 from ext_proc.workers import links

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from ext_proc.exchange import Pick
 from ext_proc.observability.counts import MAX_SERIES
 from ext_proc.observability.metrics import Metrics, debug_app
-from ext_proc.routing.pipeline.decision import Decision
+from ext_proc.routing.pipeline.scheduler import Decision
 from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.routing.values.ticket import Ticket
 

@@ -6,7 +6,7 @@ import pytest
 
 from ext_proc.exchange import Body
 from ext_proc.exchange.messages import MAX_PASS_THROUGH_BYTES, passed_through, write_pick
-from ext_proc.routing.pipeline.decision import Decision
+from ext_proc.routing.pipeline.scheduler import Decision
 from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.routing.values.request import Features, Form, Request
 from ext_proc.routing.values.ticket import Ticket

@@ -13,7 +13,7 @@ from ext_proc.canary import KNOWN_S, Arms
 from ext_proc.feedback.canary_ends import has_failed, times_of
 from ext_proc.feedback.entries import Usage
 from ext_proc.feedback.fold import Feedback
-from ext_proc.routing.pipeline.decision import Decision
+from ext_proc.routing.pipeline.scheduler import Decision
 from ext_proc.routing.router import Router
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
 from ext_proc.routing.values.request import Features, Form, Request

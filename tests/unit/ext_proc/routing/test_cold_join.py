@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ext_proc.routing.pipeline.decision import Decision
+from ext_proc.routing.pipeline.scheduler import Decision
 from ext_proc.routing.pipeline.slow_start import factor
 from ext_proc.routing.values.settings import SlowStart
 from ext_proc.routing.values.ticket import Outcome

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ext_proc.routing.explain import EVERY, GAP_S, KEPT
-from ext_proc.routing.pipeline.decision import Decision
+from ext_proc.routing.pipeline.scheduler import Decision
 from ext_proc.routing.values.pool import Variant
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.settings import ModelNeeds

@@ -8,7 +8,7 @@ import pytest
 
 from ext_proc.routing.limits import MAX_NAMES, Limit
 from ext_proc.routing.peers import Share
-from ext_proc.routing.pipeline.decision import Decision
+from ext_proc.routing.pipeline.scheduler import Decision
 from ext_proc.routing.queue.waiting import QueuedRequest
 from ext_proc.routing.router import Router
 from ext_proc.routing.state.candidates import BURST_S, CALM_S

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ext_proc.routing.cache.index_events import Inserted, Purged
 from ext_proc.routing.cache.prefix_index import PrefixIndex
-from ext_proc.routing.pipeline.decision import Decision
+from ext_proc.routing.pipeline.scheduler import Decision
 from ext_proc.routing.state.ledger import Charged, EndpointRemoved, Ledger, Settled
 from ext_proc.routing.values.pool import Endpoint, EndpointKey
 from ext_proc.routing.values.reading import Reading

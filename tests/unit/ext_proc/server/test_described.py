@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ext_proc.exchange import Pick, ReplyBody, ReplyHead
-from ext_proc.routing.pipeline.decision import Decision
+from ext_proc.routing.pipeline.scheduler import Decision
 from ext_proc.server import described
 from ext_proc.server.wire import Writer
 from support.streams import Answer

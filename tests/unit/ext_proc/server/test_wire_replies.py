@@ -20,7 +20,7 @@ from ext_proc.exchange import (
     ReplyTrailers,
     ResponsePart,
 )
-from ext_proc.routing.pipeline.decision import Decision
+from ext_proc.routing.pipeline.scheduler import Decision
 from ext_proc.server.wire import Writer
 from support.streams import MODE, Answer
 

@@ -23,7 +23,7 @@ from ext_proc.observability.requests.records import (
     SLOWEST,
     RequestRecords,
 )
-from ext_proc.routing.pipeline.decision import Decision
+from ext_proc.routing.pipeline.scheduler import Decision
 from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.routing.values.ticket import Ticket
 

@@ -12,7 +12,7 @@ from ext_proc.routing.cache.index_events import Reporting, Stored
 from ext_proc.routing.cache.prefix_index import PrefixIndex
 from ext_proc.routing.cache.prefix_table import LONG
 from ext_proc.routing.cache.prefix_uses import DOUBTS, MAX_EXPECTED, SPECULATIVE_S
-from ext_proc.routing.pipeline.decision import Decision
+from ext_proc.routing.pipeline.scheduler import Decision
 from ext_proc.routing.values.pool import EndpointKey
 from support.prefix_caches import A, B, reporting
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ext_proc.routing.pipeline.decision import Decision, cheapest
+from ext_proc.routing.pipeline.scheduler import Decision, cheapest
 
 if TYPE_CHECKING:
     from .conftest import Build

@@ -13,7 +13,7 @@ from ext_proc.routing.values.request import Care
 from ext_proc.routing.values.ticket import Outcome
 
 if TYPE_CHECKING:
-    from ext_proc.routing.pipeline.decision import Decision
+    from ext_proc.routing.pipeline.scheduler import Decision
     from ext_proc.routing.router import Router
     from ext_proc.routing.values.request import Request
 

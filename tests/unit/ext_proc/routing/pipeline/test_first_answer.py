@@ -10,7 +10,7 @@ from ext_proc.routing.values.request import Form
 from support.routing import decide
 
 if TYPE_CHECKING:
-    from ext_proc.routing.pipeline.decision import Decision
+    from ext_proc.routing.pipeline.scheduler import Decision
     from ext_proc.routing.router import Router
 
     from .conftest import Build

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ext_proc.routing.latency.model import FleetLatencyModel, LatencyModel
-from ext_proc.routing.pipeline.decision import Decision
 from ext_proc.routing.pipeline.filters import MEMORY_FRESH_S, adapter_grade
+from ext_proc.routing.pipeline.scheduler import Decision
 from ext_proc.routing.state.candidates import Candidate, Replica
 from ext_proc.routing.state.ledger import Load
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Variant

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ext_proc.routing.pipeline.decision import Decision
 from ext_proc.routing.pipeline.sampling import HOLDERS, REMEMBERED, SAMPLE, SMALL
+from ext_proc.routing.pipeline.scheduler import Decision
 from ext_proc.routing.values.refusal import Refusal
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from collections import deque
 
 import pytest
 
-from ext_proc.routing.pipeline.decision import Decision
+from ext_proc.routing.pipeline.scheduler import Decision
 from ext_proc.routing.queue.waiting import QueuedRequest
 from ext_proc.routing.router import Router
 from ext_proc.routing.state.ledger import Outcome

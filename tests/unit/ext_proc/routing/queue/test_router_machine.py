@@ -12,7 +12,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from ext_proc.routing.pipeline.decision import Decision
+from ext_proc.routing.pipeline.scheduler import Decision
 from ext_proc.routing.queue.waiting import QueuedRequest
 from ext_proc.routing.router import Router
 from ext_proc.routing.state.ledger import Outcome

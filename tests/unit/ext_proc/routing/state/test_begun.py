@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from ext_proc.routing.pipeline.decision import Decision
+from ext_proc.routing.pipeline.scheduler import Decision
 from ext_proc.routing.router import Router
 from ext_proc.routing.state.begun import (
     FIRST,

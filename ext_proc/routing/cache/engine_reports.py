@@ -34,9 +34,9 @@ from typing import TYPE_CHECKING, Any
 from ext_proc.routing.cache.prefix_uses import Trial, Use
 
 if TYPE_CHECKING:
+    from ext_proc.routing.cache.inserts import Retention
     from ext_proc.routing.cache.prefix_table import PrefixTable
     from ext_proc.routing.cache.prefix_uses import Holder, ReportedUse
-    from ext_proc.routing.cache.retention import Retention
     from ext_proc.routing.values.pool import EndpointKey
 
 

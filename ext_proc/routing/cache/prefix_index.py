@@ -4,8 +4,7 @@ It is approximate where it records what this picker sent, not what an engine evi
 where engines report their caches. It is composed of
 
 * ``prefix_table``: the blocks, their holders and owners, and all queries;
-* ``retention``: the confirmed inserts, by age and tenant;
-* ``provisional``: the inserts whose answer has not begun;
+* ``inserts``: what was sent, confirmed by age and tenant, and provisional until the answer begins;
 * ``engine_reports``: what engines report.
 
 Inserts, purges and reports are events; applying the same events gives the same index.
@@ -21,10 +20,9 @@ from typing import TYPE_CHECKING, Final
 
 from ext_proc.routing.cache.engine_reports import EngineReports
 from ext_proc.routing.cache.index_events import Cleared, Inserted, Removed, Reporting, Stored
+from ext_proc.routing.cache.inserts import ProvisionalInserts, Retention
 from ext_proc.routing.cache.prefix_table import PrefixTable
 from ext_proc.routing.cache.prefix_uses import SHARED_TENANT
-from ext_proc.routing.cache.provisional import ProvisionalInserts
-from ext_proc.routing.cache.retention import Retention
 
 if TYPE_CHECKING:
     from ext_proc.routing.cache.index_events import IndexEvent

@@ -2,7 +2,7 @@
 
 Rules:
 
-1. A request's prompt is inserted provisionally with its ticket (``provisional``). It is confirmed
+1. A request's prompt is inserted provisionally with its ticket (``inserts``). It is confirmed
    at the replica on which the answer began with a status below 400, as the proxy's log says. A
    request that was refused, failed, or was left before that leaves nothing.
 2. A retry moves the insert to the replica that serves it; the one before has nothing of it.

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ext_proc.routing.cache.index_events import Inserted, Purged
+from ext_proc.routing.cache.inserts import RECLAIM_BUDGET
 from ext_proc.routing.cache.prefix_index import PrefixIndex
 from ext_proc.routing.cache.prefix_uses import SharedUse, Use
-from ext_proc.routing.cache.retention import RECLAIM_BUDGET
 from ext_proc.routing.values.pool import EndpointKey
 from support.tries import tries
 

@@ -68,7 +68,7 @@ CONSTANTS = (
     Constant("routing.latency.model", "TOO_FAST"),
     Constant("routing.latency.model", "IN_FLIGHT_TOKENS"),
     Constant("routing.latency.model", "NOISE"),
-    Constant("routing.latency.estimates", "PRIOR_TOKENS"),
+    Constant("routing.latency.model", "PRIOR_TOKENS"),
     Constant("routing.policies.auto", "ALPHA"),
     Constant("routing.policies.auto", "BETA"),
     Constant("routing.policies.auto", "LAMBDA_S"),

@@ -28,7 +28,7 @@ from engines.asking import (
 from engines.first_bodies import first_bodies
 from engines.lab import BLOCK, BLOCKS, VERSION
 from engines.stacks import stack_of
-from ext_proc.routing.latency.estimates import Estimate
+from ext_proc.routing.latency.model import Estimate
 from ext_proc.telemetry.dialects import read_all
 from support.traffic import eventually, metric, picker_state
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from ext_proc.blame.origins import ANONYMOUS
 from ext_proc.routing.health.experiment import MAX_CLIENTS, OTHERS, Experiment
 from ext_proc.routing.health.pool_results import is_improbable
-from ext_proc.routing.latency.estimates import Estimate
+from ext_proc.routing.latency.model import Estimate
 
 if TYPE_CHECKING:
     from ext_proc.routing.health.pool_results import PoolResults

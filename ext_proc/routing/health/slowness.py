@@ -31,7 +31,7 @@ from __future__ import annotations
 from math import exp, log, sqrt
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ext_proc.routing.latency.estimates import Estimate
+from ext_proc.routing.latency.model import Estimate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

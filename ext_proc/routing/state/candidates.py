@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ext_proc.routing.latency.estimates import Served
-from ext_proc.routing.latency.model import LatencyModel
+from ext_proc.routing.latency.model import LatencyModel, Served
 from ext_proc.routing.latency.pending_first_bytes import PendingFirstBytes
 from ext_proc.routing.values.capacity import NO_BOUNDS
 from ext_proc.routing.values.plain import Plain

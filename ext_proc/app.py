@@ -43,8 +43,8 @@ from ext_proc.observability.counts import Scraped
 from ext_proc.observability.group_metrics import of_group
 from ext_proc.observability.metrics import Metrics, debug_app
 from ext_proc.observability.pages import serve_page
+from ext_proc.observability.records import RequestRecords
 from ext_proc.observability.replica_metrics import of_requests, show_replicas
-from ext_proc.observability.requests.records import RequestRecords
 from ext_proc.observability.spans import tracing_to
 from ext_proc.observability.traffic import Places, TrafficCounts
 from ext_proc.probing import Probing

@@ -26,7 +26,7 @@ from tidegate_common.backoff import Backoff
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ext_proc.observability.requests.records import RequestRecords
+    from ext_proc.observability.records import RequestRecords
 
 MAX_ANSWER_BYTES: Final = 256 * 1024
 

@@ -32,7 +32,7 @@ from ext_proc.feedback.wire import (
     entries_of,
     reply,
 )
-from ext_proc.observability.requests.records import RequestRecords
+from ext_proc.observability.records import RequestRecords
 from ext_proc.observability.traffic import TrafficCounts
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from grpc_health.v1 import health_pb2_grpc
 
 from ext_proc.exchange.known import USUAL
 from ext_proc.exchange.machine import NO_CHATS, NO_TOKENIZERS
-from ext_proc.observability.requests.records import TRACEPARENT
+from ext_proc.observability.records import TRACEPARENT
 from ext_proc.routing.values.refusal import NO_PICK
 from ext_proc.server.answers import Cut, ExchangeHandler, failed, released
 from ext_proc.server.holds import Holds
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from ext_proc.exchange import ExchangeOptions
     from ext_proc.observability.metrics import Metrics
-    from ext_proc.observability.requests.records import RequestRecords
+    from ext_proc.observability.records import RequestRecords
     from ext_proc.observability.tracing import Tracing
     from ext_proc.requests import Chats, Tokenizer
     from ext_proc.routing.router import Router

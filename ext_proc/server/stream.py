@@ -30,7 +30,7 @@ from ext_proc.exchange import (
 from ext_proc.exchange.known import USUAL
 from ext_proc.exchange.machine import DECIDED, QUEUED, WAITING
 from ext_proc.exchange.refusals import is_move
-from ext_proc.observability.requests.records import TRACEPARENT, RequestRecords
+from ext_proc.observability.records import TRACEPARENT, RequestRecords
 from ext_proc.requests.parsing.budget import FREE_BYTES
 from ext_proc.routing.policies.base import HELD
 from ext_proc.server.wire import event_of, parse_request

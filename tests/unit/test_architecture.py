@@ -108,7 +108,7 @@ PURE = (
     "ext_proc.telemetry.orca",
     "ext_proc.control.fields",
     "ext_proc.control.pools",
-    "ext_proc.observability.requests",
+    "ext_proc.observability.records",
     "ext_proc.observability.traffic",
     "ext_proc.server.described",
     "ext_proc.server.stream",

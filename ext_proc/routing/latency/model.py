@@ -485,7 +485,8 @@ the same error may cause it, and a correct detection gains less than a false ala
 SUSPECT: Final = NOISE / 4.0
 """Deviation from which on a replica's own durations are looked at; most never reach it."""
 SIGNIFICANT: Final = 3.0
-"""Standard errors by which a replica's cost of a token must differ from its fleet's (rule 5 of the model)."""
+"""Standard errors by which a replica's cost of a token must differ from its fleet's (model, rule
+5)."""
 SERVICE_NOISE: Final = 0.5
 """Usual deviation of the duration of a request without a prompt, as a share of its expectation."""
 EWMA_GAIN: Final = 0.2
@@ -774,7 +775,7 @@ class LatencyModel:
         self._capacity = capacity
         self._ratio = Ratio()
         self._slope: Slope | None = None
-        """Its own cost of a token by durations, while these are the source (rule 5 of the model)."""
+        """Its own cost of a token by durations, while these are the source (model, rule 5)."""
         self.slowness = 1.0 / capacity
         """Factor by which it takes longer than the usual replica of capacity 1."""
         self.latency_s: float | None = None
@@ -864,7 +865,7 @@ class LatencyModel:
             self.slowness = exp(bounded) / self._capacity
 
     def _agreed(self, deviation: float, own: Slope) -> float:
-        """Return a deviation of durations as far as the cost of a token confirms it (rule 5 of the model)."""
+        """Return a deviation of durations as far as a token's cost confirms it (model, rule 5)."""
         if self._fleet.knows_first_bytes:
             self._slope = None
             return deviation

@@ -10,7 +10,7 @@ import pytest
 
 from ext_proc.control.inquiries import MAX_ANSWER_BYTES, InquiryAnswerer, fitting
 from ext_proc.exchange import Refuse
-from ext_proc.observability.requests.records import RequestRecords
+from ext_proc.observability.records import RequestRecords
 from tidegate_api.fleet.v1 import report_pb2
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ext_proc.blame.evidence import Attempt, Ended
 from ext_proc.exchange import Pick, Refuse
-from ext_proc.observability.requests.records import (
+from ext_proc.observability.records import (
     FAILURES,
     KEPT,
     MAX_ANSWER,

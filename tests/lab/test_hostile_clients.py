@@ -24,7 +24,7 @@ from support.traffic import (
 )
 from tidegate_api.names import REASON_HEADER
 
-SERVED = (("none", "grpc"), ("peek", "grpc"), ("full", "grpc"), ("full", "nghttp2"))
+SERVED = (("none", "grpc"), ("peek", "nghttp2"), ("full", "nghttp2"))
 """Body mode and transport of each stack."""
 RSS_TOLERANCE = 24 * 2**20
 """Allowed growth of the picker, bytes: arenas that gRPC and Python keep for reuse."""
@@ -32,7 +32,7 @@ RSS_TOLERANCE = 24 * 2**20
 
 @pytest.fixture(scope="module", params=SERVED, ids="-".join)
 async def mode_stack(request, new_module_stack):
-    """Run one stack per body mode with short timeouts, and one with the fast transport."""
+    """Run one stack per body mode with short timeouts, one of them over the slow transport."""
     mode, transport = request.param
     routing = {"max_body": 1_000_000}
     pools = {name: {"routing": routing, "timeouts": {"idle": "3s"}} for name in ("llm", "vision")}

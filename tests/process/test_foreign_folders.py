@@ -1,4 +1,4 @@
-"""``up``, ``xds`` and ``picker`` really run from a folder that holds packages of our names."""
+"""``up`` and its parts really run from a folder that holds packages of our names."""
 
 from __future__ import annotations
 
@@ -47,15 +47,14 @@ async def tidegate(folder, *arguments):
 
 @pytest.fixture
 async def place(tmp_path):
-    """Return a hostile folder with a fleet file for two pickers, and free addresses."""
+    """Return a hostile folder with a fleet file for a picker of two workers, and free addresses."""
     async with instant_upstreams(1) as upstreams:
         with HeldPorts() as ports:
             names = ("listener", "ads", "admin", "envoy", "page", "page 1", "page 2")
             free = {name: ports.address() for name in names}
-            pickers = [ports.address(), ports.address()]
             fleet = {
                 "listener": {"address": free["listener"]},
-                "pickers": {"addresses": pickers, "timeout": PATIENT},
+                "pickers": {"addresses": [ports.address(), ports.address()], "timeout": PATIENT},
                 "pools": [
                     {
                         "name": "llm",
@@ -66,7 +65,7 @@ async def place(tmp_path):
                 ],
             }
             (tmp_path / "fleet.yaml").write_text(yaml.safe_dump(fleet))
-            yield fill(tmp_path), free, pickers
+            yield fill(tmp_path), free
 
 
 async def test_up_runs(place, http):
@@ -74,7 +73,7 @@ async def test_up_runs(place, http):
 
     A part that is killed is started again, and a second ``up`` finds the first.
     """
-    folder, free, _ = place
+    folder, free = place
     command = (
         *("up", "-f", "fleet.yaml", "--ads", free["ads"], "--admin", free["admin"]),
         *("--envoy-admin", free["envoy"], "--metrics", free["page"]),
@@ -121,23 +120,3 @@ async def test_a_triton_runs(tmp_path, monkeypatch):
         assert [replica.name for replica in running.replicas] == ["r1"]
         await running.kill("r1")
         await running.restart("r1")
-
-
-async def test_the_services_run(place, http):
-    """A control server and a picker of two workers, started one by one, find each other."""
-    folder, free, pickers = place
-    xds = ("xds", "--fleet", "fleet.yaml", "--ads", free["ads"], "--admin", free["admin"])
-    picker = ("picker", "--listen", ",".join(pickers), "--xds", free["ads"], "--workers", "2")
-    with HeldPorts() as ports:
-        pages = [ports.address(), ports.address()]
-        async with (
-            tidegate(folder, *xds, "--metrics", free["page"]),
-            tidegate(folder, *picker, "--metrics", ",".join(pages)),
-        ):
-            for page in pages:
-                await wait_until(
-                    lambda page=page: http_ok(http, f"http://{page}/healthz"),
-                    "a worker",
-                    timeout_s=90,
-                    supervisors=(),
-                )

@@ -18,15 +18,15 @@ from xds_server.fleet.store import StoreError, StoreSilent
 from xds_server.fleet.stored.epochs import Tenure
 
 POINTS = [
-    *(Point("change", "kill", number) for number in (4, 9, 25)),
+    *(Point("change", "kill", number) for number in (4, 25)),
     *(Point("drain", "cut", number) for number in (1, 5)),
-    *(Point("drain", "stop", number) for number in (5, 8)),
-    *(Point("canary", "kill", number) for number in (5, 11, 40)),
-    *(Point("canary", "full", number) for number in (13, 21)),
-    *(Point("load", "kill", number) for number in (6, 14, 30)),
-    *(Point("change", "lose-reply", number) for number in (5, 7)),
-    *(Point("canary", "end", number) for number in (4, 20)),
-    *(Point("load", "kill-twice", number) for number in (7, 20)),
+    Point("drain", "stop", 5),
+    *(Point("canary", "kill", number) for number in (5, 11)),
+    Point("canary", "full", 13),
+    *(Point("load", "kill", number) for number in (6, 14)),
+    Point("change", "lose-reply", 5),
+    Point("canary", "end", 4),
+    Point("load", "kill-twice", 7),
 ]
 
 

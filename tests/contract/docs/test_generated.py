@@ -30,27 +30,24 @@ def generate(*arguments: str, script: Path = GENERATE) -> subprocess.CompletedPr
 def copy(tmp_path: Path) -> Path:
     """Return a copy of the documentation's text and generator."""
     for path in ROOT.joinpath("docs").rglob("*"):
-        if path.suffix in {".md", ".py", ".sequence", ".svg"}:
+        if path.suffix in {".md", ".py", ".sequence", ".svg", ".json"}:
             target = tmp_path / path.relative_to(ROOT)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(path.read_bytes())
     return tmp_path / "docs"
 
 
-def test_the_committed_pages_are_current():
-    """Fields, verbs, metrics, names and diagrams agree with the code."""
-    done = generate("--check")
-    assert (done.returncode, done.stderr) == (0, "")
+def test_the_committed_pages_are_current_and_a_stale_one_is_written_anew(copy):
+    """Fields, verbs, metrics, names and diagrams agree with the code.
 
-
-def test_a_stale_page_is_named_and_written_anew(copy):
-    """The check names a page that was edited by hand, and the generator restores it."""
+    The check names the one page that was edited by hand, and the generator restores it.
+    """
     page = copy / "reference" / "metrics.md"
     before = page.read_text()
     page.write_text(before.replace("| gauge |", "| counter |", 1))
     done = generate("--check", script=copy / "generate")
     assert done.returncode == 1
-    assert "docs/reference/metrics.md" in done.stderr
+    assert done.stderr.split("\n")[1:] == ["  docs/reference/metrics.md", ""]
     assert generate(script=copy / "generate").returncode == 0
     assert page.read_text() == before
 

@@ -26,6 +26,7 @@ from support.identities import KINDS, Machines, Presented
 from support.random_messages import filled, garbled
 from support.secured_stack import Stack, secured_stack
 from support.traffic import eventually
+from support.tries import tries
 from tidegate_api.admin.v1 import admin_pb2 as api
 from tidegate_api.admin.v1 import admin_pb2_grpc
 from tidegate_api.fleet.v1 import report_pb2
@@ -51,7 +52,7 @@ WHOLE = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregated
 REPORTS = "/tidegate.fleet.v1.PickerReports/Report"
 ADMIN = "/tidegate.admin.v1.Admin"
 ENTRIES = 50
-ROUNDS = 25
+ROUNDS = tries(10)
 """Messages of each kind that are sent to each method."""
 
 

@@ -87,15 +87,10 @@ async def test_a_name_server_that_cannot_be_used_is_said(tmp_path, fleet, server
     assert words in said.decode()
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [(None, "no such file"), ("pools: [{name: X}]", "fleet.yaml:1"), ("pools: []", "pools")],
-)
-async def test_a_file_that_cannot_be_used_ends_with_2(tmp_path, text, words):
+async def test_a_file_that_cannot_be_used_ends_with_2(tmp_path):
     """With its faults on stderr, as the control server writes them."""
     file = tmp_path / "fleet.yaml"
-    if text is not None:
-        file.write_text(text)
+    file.write_text("pools: [{name: X}]")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tidegate", "picker", "--fleet", str(file)),
         stderr=asyncio.subprocess.PIPE,
@@ -103,7 +98,7 @@ async def test_a_file_that_cannot_be_used_ends_with_2(tmp_path, text, words):
     )
     _, said = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 2
-    assert words in said.decode()
+    assert "fleet.yaml:1" in said.decode()
 
 
 def found_in(folder):
@@ -113,12 +108,10 @@ def found_in(folder):
     return {"endpoints": [], "endpoints_from": [{"file": str(listed), "protocols": ["http"]}]}
 
 
-@pytest.mark.parametrize("found", [False, True])
-async def test_workers_read_the_file_each_and_agree(tmp_path, found):
+async def test_workers_read_the_file_each_and_agree(tmp_path):
     """They have the same replicas, the same incarnations and the same seed."""
     file = tmp_path / "fleet.yaml"
-    given = found_in(tmp_path) if found else {"endpoints": [endpoint(1), endpoint(2)]}
-    pools = [pool(variants=[{"name": "stable"}], **given)]
+    pools = [pool(variants=[{"name": "stable"}], **found_in(tmp_path))]
     file.write_text(json.dumps({"pools": pools}))
     log = tmp_path / "log"
     with HeldPorts() as ports, log.open("wb") as written:

@@ -18,6 +18,7 @@ from bench.simulate.schedulers.base import SimulatedChoice, SimulatedSample, Wor
 from bench.simulate.schedulers.production import ProductionScheduler
 from bench.simulate.schedulers.registry import make_scheduler, names
 from bench.simulate.workload import Job
+from support.tries import tries
 
 
 class Scripted:
@@ -204,7 +205,7 @@ jobs_strategy = st.lists(
 
 
 @pytest.mark.parametrize("policy", names())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=tries(6), deadline=None)
 @given(jobs_strategy, st.integers(0, 3), st.booleans(), st.booleans())
 def test_every_job_ends_once(
     policy: str, drawn: list[tuple[float, int, int, int]], seed: int, fail: bool, join: bool

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import product
 from pathlib import Path
 
 import orjson
@@ -68,14 +67,6 @@ def test_where_replicas_fail_peers_check_health_like_envoy() -> None:
     assert str(check["healthy_threshold"]) == options["--health-success-threshold"]
 
 
-def test_a_missing_peer_is_left_out() -> None:
-    """The contenders of a package that could not be installed do not take part."""
-    missing = Environment(Path(), missing={"vllm-router": "no wheel"})
-    names = fleet_plan.available(context(environment=missing))
-    assert not set(names) & set(contenders.VLLM)
-    assert contenders.TIDEGATE in names
-
-
 def test_the_compiled_picker_takes_part_where_it_is_of_this_source(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -102,14 +93,6 @@ def test_the_long_form_has_every_contender_on_every_workload_and_load() -> None:
     assert len(set(heads)) == 3
 
 
-def test_every_main_contender_meets_every_fault_under_every_seed() -> None:
-    """Every main contender runs every fault with every seed."""
-    made = fleet_plan.cells(context(full=True, seeds=3), contenders.NAMES)
-    faulty = [(cell.fault, cell.contender, cell.seed) for cell in made if cell.fault]
-    wanted = product(fleet_plan.FAULTS, fleet_plan.MAIN, range(3))
-    assert sorted(faulty) == sorted(wanted)
-
-
 def test_who_is_named_has_all_seeds() -> None:
     """Contenders named by the user have all seeds."""
     named = context(full=True, seeds=3, contenders=("vllm-round_robin",))
@@ -124,15 +107,6 @@ def test_the_forms_are_bounded() -> None:
     assert usual_s("fleet", context(full=True, seeds=3)) < 80 * 60
     for form in (short, context(full=True, seeds=3), context(seeds=50)):
         assert all(usual_s(name, form) < limit_s(name, form) for name in LIMITS)
-
-
-def test_what_runs_took_refines_the_estimate() -> None:
-    """Without finished runs, a run takes its length plus the overhead."""
-    todo = [fleet_plan.FleetCell("sessions", 0.65, seed, "tidegate") for seed in range(3)]
-    found = fleet_plan.estimate_s(todo, 10.0)
-    assert found == 3 * (10.0 + fleet_plan.AROUND_S) + fleet_plan.CALIBRATE_S
-    assert fleet_plan.estimate_s(todo, 10.0, [20.0, 22.0]) == 63.0 + fleet_plan.CALIBRATE_S
-    assert fleet_plan.estimate_s([], 10.0) == 0
 
 
 def test_tidegate_also_meets_engines_that_send_headers_at_once() -> None:

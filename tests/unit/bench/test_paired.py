@@ -10,14 +10,6 @@ import pytest
 from bench.report.paired import Compared, by_seed, difference, ratio
 
 
-def test_a_ratio_is_paired() -> None:
-    """A ratio of 0.5 for each seed is 0.5 with width 0, even if seeds differ."""
-    found = ratio({0: 1.0, 1: 50.0, 2: 7.0}, {0: 2.0, 1: 100.0, 2: 14.0})
-    assert found is not None
-    assert (found.mean, found.low, found.high) == (pytest.approx(0.5),) * 3
-    assert found.seeds == 3
-
-
 def test_only_common_seeds_count() -> None:
     """Only common seeds count; without any, the result is ``None``."""
     found = difference({0: 1.0, 1: 2.0}, {1: 0.5, 2: 9.0})

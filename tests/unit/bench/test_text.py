@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.emulator.text import (
-    BLOCK_CHARS,
     CHARS_PER_TOKEN,
     blocks_of,
     prompt_text,
@@ -30,12 +29,6 @@ def test_equal_ids_give_equal_blocks_and_nothing_else_does() -> None:
     assert one[2] != other[2]
 
 
-def test_prompts_of_different_salts_share_nothing() -> None:
-    """Prompts with different salts share no block."""
-    one = blocks_of(prompt_text(job((1, 2)), "a").encode())
-    assert not set(one) & set(blocks_of(prompt_text(job((1, 2)), "b").encode()))
-
-
 def test_a_hash_stands_for_all_before_it() -> None:
     """The same text after another prefix has another hash."""
     one = blocks_of(prompt_text(job((1, 2)), "a").encode())
@@ -52,14 +45,3 @@ def test_a_prompt_has_its_jobs_tokens_and_wish(blocks: list[int], rest: int, out
     assert wished_output(prompt) == output
     least = -(-len(f" Answer in {output} tokens.") // CHARS_PER_TOKEN)
     assert tokens_of(prompt) == len(blocks) * BLOCK_TOKENS + max(rest, least)
-
-
-def test_only_full_blocks_count() -> None:
-    """One character less than a block is none."""
-    assert blocks_of(b"x" * (BLOCK_CHARS - 1)) == ()
-    assert len(blocks_of(b"x" * BLOCK_CHARS)) == 1
-
-
-def test_no_wish_is_unknown() -> None:
-    """A prompt without a requested length has none, even if it contains a number."""
-    assert wished_output(b"Answer in 5 tokens. Please.") is None

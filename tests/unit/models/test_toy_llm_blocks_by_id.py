@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -61,28 +59,6 @@ def test_what_does_not_fit_changes_nothing() -> None:
     cache.commit(admit(cache, (1, 2)), (1, 2))
     assert cache.lease((3, 4, 5), 3, 3) is None
     assert (cache.used, cache.match((1, 2))) == (2, 2)
-
-
-def test_two_that_compute_the_same_keep_one_copy() -> None:
-    """The second commit of a block shares the first one."""
-    cache = BlockCache(4)
-    leases = [admit(cache, (1,)), admit(cache, (1,))]
-    for lease in leases:
-        cache.commit(lease, (1,))
-    assert cache.used == 1
-    cache.release(leases[0])
-    assert cache.used == 1
-    cache.release(leases[1])
-    assert (cache.used, cache.held) == (0, 1)
-
-
-def test_a_trace_like_stream_at_capacity() -> None:
-    """A cache of n blocks holds exactly n once more than n have passed."""
-    cache = BlockCache(50)
-    rng = random.Random(3)
-    for number in range(200):
-        run(cache, *range(number * 10, number * 10 + rng.randint(1, 9)))
-    assert cache.held == 50
 
 
 class CacheMachine(RuleBasedStateMachine):

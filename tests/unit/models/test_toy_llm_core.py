@@ -34,11 +34,6 @@ def stride(subject: EngineCore[Task]) -> tuple[list[int], list[int]]:
     return [each.index for each in ended.first], [each.index for each in ended.finished]
 
 
-def test_with_nothing_to_do_there_is_no_stride() -> None:
-    """An idle core plans no step."""
-    assert core().begin() == 0
-
-
 def test_like_steps_are_one_stride() -> None:
     """Without prompts, a stride lasts until the next answer ends."""
     subject = core()
@@ -59,15 +54,6 @@ def test_a_stride_can_be_cut() -> None:
     subject.cut(3)
     assert not subject.end().finished
     assert subject.begin() == 6
-
-
-def test_a_cut_does_not_lengthen_a_stride() -> None:
-    """A prompt's stride stays one step."""
-    subject = core()
-    subject.arrive(task(1, 4))
-    subject.begin()
-    subject.cut(5)
-    assert subject.steps == 1
 
 
 def test_who_gets_a_token() -> None:
@@ -146,14 +132,6 @@ def test_a_cached_prompt_computes_a_token_or_a_block(recompute: bool, tokens: in
     assert subject.computed_tokens == 8 + tokens
 
 
-def test_an_empty_prompt_computes_nothing() -> None:
-    """Its first token comes with the next step."""
-    subject = core()
-    subject.arrive(task(1, 0))
-    assert stride(subject) == ([1], [1])
-    assert subject.computed_tokens == 0
-
-
 def test_a_request_can_be_cancelled_in_each_state() -> None:
     """Waiting, in its prompt or decoding: it is gone and holds nothing."""
     subject = core(max_running=2)
@@ -176,21 +154,3 @@ def test_a_request_that_ended_cannot_be_cancelled() -> None:
     stride(subject)
     with pytest.raises(ValueError, match="request 1 is not running"):
         subject.cancel(one)
-
-
-def test_what_can_never_run_is_refused() -> None:
-    """A request larger than the cache is an error."""
-    subject = core(cache_blocks=2)
-    with pytest.raises(ValueError, match="request 1 needs 3 cache blocks and a replica has 2"):
-        subject.arrive(task(1, 8))
-
-
-def test_everything_can_be_lost() -> None:
-    """``clear`` returns all requests, oldest of the batch first, and empties the cache."""
-    subject = core(max_running=2)
-    for each in (task(1, 4, 9), task(2, 40), task(3, 4)):
-        subject.arrive(each)
-    stride(subject)
-    subject.begin()
-    assert [each.index for each in subject.clear()] == [1, 2, 3]
-    assert (subject.begin(), subject.cache.held, subject.cache.used) == (0, 0, 0)

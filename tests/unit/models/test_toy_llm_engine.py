@@ -65,24 +65,6 @@ def test_decode_costs_a_base_and_a_share_per_running_request():
     assert subject.step().seconds == pytest.approx(0.012)
 
 
-def test_time_scale_multiplies_all_costs():
-    """A tenth of the scale is a tenth of the time."""
-    subject = engine(time_scale=0.1)
-    subject.submit(1, BLOCK * 2, 1)
-    assert subject.step().seconds == pytest.approx(0.0032)
-
-
-def test_a_repeated_prompt_is_prefilled_from_the_cache():
-    """Only the uncached rest is computed, and the tokens say how much was cached."""
-    subject = engine()
-    subject.submit(1, BLOCK * 3 + "tail", 1)
-    run(subject)
-    subject.submit(2, BLOCK * 3 + "tail", 1)
-    iteration = subject.step()
-    assert iteration.seconds == pytest.approx(0.001)
-    assert (iteration.tokens[0].input_tokens, iteration.tokens[0].cached_tokens) == (49, 48)
-
-
 def test_at_least_one_prompt_token_is_computed():
     """A prompt that is cached to its end still needs a last step to yield a token."""
     subject = engine()
@@ -120,16 +102,6 @@ def test_prefill_is_first_come_first_served_within_a_chunk():
     assert [token.key for token in subject.step().tokens] == [2]
 
 
-def test_requests_wait_for_a_batch_slot():
-    """No more run than there are slots."""
-    subject = engine(max_running=2)
-    for key in range(3):
-        subject.submit(key, "a", 2)
-    subject.step()
-    load = subject.load()
-    assert (load.active, load.scheduled, load.waiting, load.max_requests) == (3, 2, 1, 2)
-
-
 def test_requests_wait_for_memory_in_order():
     """A request that does not fit blocks later ones, so it cannot starve."""
     subject = engine(cache_blocks=8)
@@ -146,15 +118,6 @@ def test_an_empty_prompt_is_answered():
     subject = engine()
     subject.submit(1, "", 2)
     assert [token.input_tokens for token in run(subject)] == [0, 0]
-
-
-def test_cancelling_a_running_request_frees_its_blocks():
-    """A cancelled request releases its blocks."""
-    subject = engine()
-    subject.submit(1, BLOCK, 100)
-    subject.step()
-    assert subject.cancel(1)
-    assert (subject.load().used_blocks, subject.idle) == (0, True)
 
 
 def test_cancelling_a_waiting_request_takes_it_out_of_the_queue():

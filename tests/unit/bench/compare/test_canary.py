@@ -27,7 +27,6 @@ from bench.compare.canary import (
     strata_of,
     stress,
     table,
-    together,
     upper,
 )
 from ext_proc.canary import stratum_of
@@ -131,13 +130,6 @@ def test_published_rules_promote_what_never_fails_and_is_fast(rule: str) -> None
     assert (ended.end, ended.minutes) == ("promoted", {"flagger": 5, "argo": 40}[rule])
 
 
-def test_published_rules_roll_back_after_their_last_check() -> None:
-    """Flagger a minute after the fifth, Argo at the fourth, of which the first is at minute 10."""
-    world = World("all fail", 20.0, canary=1.0)
-    assert CONTROLLERS["flagger"](world, 1).minutes == 6
-    assert CONTROLLERS["argo"](world, 1).minutes == 25
-
-
 def test_flagger_takes_no_requests_for_a_failed_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """As its controller does."""
     monkeypatch.setitem(canary.LONGEST, 0.0, 30)
@@ -182,21 +174,6 @@ def test_the_table_has_bounds_and_what_is_undecided() -> None:
     row = measured(World("w", 20.0, canary=1.0), "tidegate", 2)
     assert "100.0 % (≤ 100.0) | 0.0 % (≤ 57.5) | 0 %" in table([row])
     assert upper(50, 1_000) == pytest.approx(0.0625, abs=1e-3)
-
-
-@pytest.mark.parametrize(
-    "world",
-    [
-        World("times", 200.0, 0.0, 0.0, slower=1.1, failures=False),
-        World("+5 points", 20.0, canary=0.06, cold=COLD),
-    ],
-)
-def test_runs_together_end_as_they_do_one_by_one(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The evidence of many runs' times at once is that of ``TimeEvidence``."""
-    monkeypatch.setitem(canary.LONGEST, world.rate, 15)
-    assert together(world, 3, 1) == [controlled(world, seed) for seed in (1, 2, 3)]
 
 
 def test_evidence_of_many_runs_is_that_of_each() -> None:

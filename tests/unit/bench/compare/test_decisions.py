@@ -6,15 +6,9 @@ from random import Random
 
 import pytest
 
-from bench.compare.decisions import Cell, answered, cells, slice_of
+from bench.compare.decisions import answered, cells, slice_of
 from bench.simulate.generators import sessions
 from bench.simulate.workload import Job, Workload
-
-
-def test_seeds_are_the_outer_loop() -> None:
-    """An interrupted measurement has all traffics and loads of its first seeds."""
-    made = list(cells(["a", "b"], [0.7], 2))
-    assert made == [Cell("a", 0.7, 0), Cell("b", 0.7, 0), Cell("a", 0.7, 1), Cell("b", 0.7, 1)]
 
 
 def test_a_restart_is_measured_beside_a_run_without() -> None:

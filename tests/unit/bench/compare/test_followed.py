@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from bench.compare.followed import Compared, Follower, compare, simulated, summary
+from bench.compare.followed import Compared, Follower, simulated, summary
 from bench.simulate.fleet import SimulatedFleet
 from bench.simulate.generators import sessions
 from bench.simulate.replica import SimulatedReplica
@@ -14,18 +14,6 @@ from bench.simulate.scenario import Scenario
 from bench.simulate.schedulers.base import World
 from bench.simulate.schedulers.production import ProductionScheduler
 from bench.simulate.workload import arrivals
-
-CANDIDATES = [
-    {"id": "r1", "behind": 0.0, "parts": {"drain_s": 0.5, "own_s": 0.1}},
-    {"id": "r0", "behind": 0.0004, "parts": {"drain_s": 0.5, "own_s": 0.1004}},
-    {"id": "r2", "behind": 0.3, "parts": {"drain_s": 0.1, "own_s": 0.8}},
-]
-
-
-def test_a_choice_is_compared_by_price() -> None:
-    """Replicas of the same price are one choice; others differ by the part that is larger most."""
-    assert compare(CANDIDATES, "r1") == compare(CANDIDATES, "r0") == Compared(0.0, "")
-    assert compare(CANDIDATES, "r2") == Compared(0.3, "own_s")
 
 
 def test_the_summary_counts_equal_and_close_choices() -> None:

@@ -9,7 +9,7 @@ from statistics import mean, pstdev
 import pytest
 
 from bench.simulate.generators import GENERATORS
-from bench.simulate.workload import BLOCK_TOKENS, Workload, ideal_hit_ratio
+from bench.simulate.workload import BLOCK_TOKENS, Workload
 
 
 def make(name: str, count: int = 3000, seed: int = 1) -> Workload:
@@ -34,14 +34,6 @@ def test_a_seed_repeats(name: str) -> None:
     assert make(name, 50) != make(name, 50, seed=2)
 
 
-def test_what_can_be_shared() -> None:
-    """Shared prefixes and sessions have reusable blocks; bursts and mixed prompts have none."""
-    ideal = {name: ideal_hit_ratio(make(name).jobs, BLOCK_TOKENS) for name in GENERATORS}
-    assert ideal["shared-prefix"] > 0.7
-    assert ideal["sessions"] > 0.6
-    assert ideal["bursts"] == ideal["mixed"] == 0.0
-
-
 def test_bursts_are_bursty() -> None:
     """The gaps of the bursts vary about 13 times their mean, those of the others once."""
     gaps = {}
@@ -51,13 +43,6 @@ def test_bursts_are_bursty() -> None:
         gaps[name] = pstdev(steps) / mean(steps)
     assert 9 < gaps["bursts"] < 17
     assert 0.9 < gaps["mixed"] < 1.1
-
-
-def test_every_fiftieth_of_the_mixed_prompts_is_long() -> None:
-    """About 2 % of the mixed prompts have 60,000 tokens or more, and the others at most 8,001."""
-    lengths = [job.input_tokens for job in make("mixed", 5000).jobs]
-    assert 60 < sum(1 for each in lengths if each >= 60_000) < 140
-    assert not any(8_001 < each < 60_000 for each in lengths)
 
 
 def test_a_session_grows() -> None:

@@ -17,7 +17,6 @@ from bench.simulate.plots import (
     FIGURES,
     PlotsMissingError,
     require_matplotlib,
-    svg,
     write_pngs,
 )
 from bench.simulate.report import Report, build
@@ -58,16 +57,6 @@ def test_several_reports_share_a_page(report: Report) -> None:
     assert text.count("<svg") == 2 * len(FIGURES)
     assert "<a href='#c1'>another</a>" in text
     assert "<h2 id='c1'>another</h2>" in text
-
-
-def test_plots_can_have_a_name_of_their_own(report: Report, tmp_path: Path) -> None:
-    """The given name is the prefix of the file names."""
-    assert all(path.name.startswith("x-") for path in write_pngs(report, tmp_path, "x"))
-
-
-def test_the_same_report_draws_the_same(report: Report) -> None:
-    """A plot contains no dates or random ids."""
-    assert svg(report, "ttft_p99") == svg(report, "ttft_p99")
 
 
 def test_without_the_extra_the_error_says_how(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,31 +47,6 @@ def test_one_request_alone() -> None:
     assert replica.busy_s == pytest.approx(seen[-1][0] - 10.0)
 
 
-def test_an_answer_of_one_token_ends_with_the_prompt() -> None:
-    """The first token and the end have the same time."""
-    replica = SimulatedReplica(ENGINE)
-    replica.arrive(task(1, 100, 1), 0.0)
-    (first, _, _), (end, _, _) = drain(replica)
-    assert first == end == pytest.approx(BASE + 100 / RATE)
-
-
-def test_a_long_prompt_is_chunked() -> None:
-    """5,000 tokens take three steps of at most 2,048."""
-    replica = SimulatedReplica(ENGINE)
-    replica.arrive(task(1, 5000, 1), 0.0)
-    assert drain(replica)[0][0] == pytest.approx(3 * BASE + 5000 / RATE)
-
-
-def test_short_prompts_share_a_step() -> None:
-    """Two queued prompts are computed in one step after the first one."""
-    replica = SimulatedReplica(ENGINE)
-    for index in (1, 2, 3):
-        replica.arrive(task(index, 400, 1), 0.0)
-    times = [at for at, kind, _ in drain(replica) if kind == "first"]
-    one = BASE + 400 / RATE
-    assert times == pytest.approx([one, one + BASE + 800 / RATE, one + BASE + 800 / RATE])
-
-
 def test_a_prompt_delays_the_tokens_of_others() -> None:
     """During a prompt, each step gives a decoding request one token."""
     replica = SimulatedReplica(ENGINE)
@@ -141,16 +116,6 @@ def test_a_prefix_that_is_still_computed_is_matched_when_its_turn_comes() -> Non
     assert follower.matched == 8
 
 
-def test_half_the_speed_takes_twice_the_time() -> None:
-    """A slow replica stretches every step."""
-    times = []
-    for speed in (1.0, 0.5):
-        replica = SimulatedReplica(ENGINE, speed)
-        replica.arrive(task(1, 3000, 50), 0.0)
-        times.append(drain(replica)[-1][0])
-    assert times[1] == pytest.approx(2 * times[0])
-
-
 def test_the_batch_is_bounded() -> None:
     """No more than max_running run; the next is admitted when one ends."""
     replica = SimulatedReplica(EngineConfig(max_running=2))
@@ -177,13 +142,6 @@ def test_what_can_never_run_is_refused() -> None:
     replica = SimulatedReplica(EngineConfig(cache_blocks=4))
     with pytest.raises(ValueError, match="request 9 needs 5 cache blocks"):
         replica.arrive(task(9, 2048, 100), 0.0)
-
-
-def test_the_predicted_wait_is_right_for_an_idle_replica() -> None:
-    """On an idle replica the oracle's estimate is the time itself."""
-    replica = SimulatedReplica(ENGINE)
-    request = task(1, 5000, 1)
-    assert replica.wait_s(request.job) == pytest.approx(3 * BASE + 5000 / RATE)
 
 
 def test_a_failure_loses_everything() -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import random
-from dataclasses import replace
 from io import StringIO
 
 from rich.console import Console
 
 from bench.simulate.experiment import Result, RunPlan, run_many
 from bench.simulate.generators import GENERATORS
-from bench.simulate.report import Report, as_json, build, cells, columns, headline, tables
+from bench.simulate.report import Report, build, cells, columns, headline, tables
 from bench.simulate.scenario import Scenario
 
 SCENARIO = Scenario(replicas=2)
@@ -55,14 +53,6 @@ def test_rows_keep_the_order_of_the_plans() -> None:
     assert made.seeds == 2
 
 
-def test_json_holds_everything() -> None:
-    """The JSON report contains everything, including the settings."""
-    data = json.loads(json.dumps(as_json(report())))
-    assert data["scenario"]["engine"]["prefill_rate"] == 8000.0
-    assert data["rows"][1]["metrics"]["ttft_p99"]["mean"] > 0
-    assert data["saturation"] == 2.0
-
-
 def test_the_tables_for_people() -> None:
     """One table per load, headed by share and rate, with a column per number."""
     made = report()
@@ -75,15 +65,3 @@ def test_the_tables_for_people() -> None:
     assert "mean vs round-robin" in text
     assert "least-in-flight sustains 2 requests/s" in headline(made)
     assert len(cells(made.rows[0])) == len(columns(made))
-
-
-def test_unknown_is_a_dash() -> None:
-    """Without served jobs the times are dashes."""
-    runs = [
-        replace(one, metrics=replace(one.metrics, ttft_mean=None, goodput=None))
-        for one in results()
-    ]
-    row = cells(report(runs).rows[0])
-    assert row[1] == "-"
-    assert row[-3] == "-"
-    assert row[-1] == "-"

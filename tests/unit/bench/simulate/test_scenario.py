@@ -51,10 +51,3 @@ def test_what_is_measured() -> None:
     times = [0.0, 1.0, 2.0, 3.0]
     assert Scenario(warmup=0.5).measured(times) == slice(2, 4)
     assert Scenario(window_s=(1.0, 3.0)).measured(times) == slice(1, 3)
-
-
-def test_readings_freeze_for_a_while() -> None:
-    """Telemetry is frozen from its start up to its end."""
-    scenario = Scenario(freeze_at_s=10.0, freeze_s=5.0)
-    assert [scenario.frozen(now) for now in (9.9, 10.0, 14.9, 15.0)] == [False, True, True, False]
-    assert not Scenario().frozen(10.0)

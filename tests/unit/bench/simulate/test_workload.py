@@ -32,12 +32,6 @@ def test_a_rate_divides_all_gaps_alike() -> None:
     assert arrivals(workload, workload.rate * 2, random.Random(0)) == [0.0, 0.5, 2.0]
 
 
-def test_no_rate_keeps_the_pace() -> None:
-    """Without a rate the gaps are the trace's own."""
-    workload = Workload("w", [job(0, 5.0), job(1, 6.5)])
-    assert arrivals(workload, None, random.Random(0)) == [0.0, 1.5]
-
-
 def test_jobs_of_one_instant_have_no_rate() -> None:
     """A rate for simultaneous jobs is an error that names the workload."""
     workload = Workload("all-at-once", [job(0, 1.0), job(1, 1.0)])

@@ -19,16 +19,6 @@ def transcript(seed: str) -> list[str]:
     return prompts
 
 
-def test_one_seed_gives_one_set() -> None:
-    """The same seed yields the same prompts, word for word."""
-    assert transcript("a") == transcript("a")
-
-
-def test_two_seeds_share_no_beginning() -> None:
-    """Prompts of two seeds differ in their first block, so each set starts with cold caches."""
-    assert {one[:64] for one in transcript("a")}.isdisjoint(one[:64] for one in transcript("b"))
-
-
 def test_sessions_of_a_set_share_the_system_prompt() -> None:
     """All sessions start with the same system prompt and then differ."""
     first, second, third = (session.ask() for session in conversations(SHAPE, "a"))

@@ -29,11 +29,6 @@ def test_the_toy_models_own_count_wins() -> None:
     assert read_counts(PAGE).served["toy-llm", "1"] == 3
 
 
-def test_an_empty_page_counts_nothing() -> None:
-    """Absent series add nothing."""
-    assert read_counts("") == ReplicaCounters()
-
-
 def test_a_difference_counts_what_came_between() -> None:
     """The difference of two readings counts requests between them, also of new models."""
     before = ReplicaCounters({("vision", "1"): 5}, 10, 4)
@@ -51,8 +46,3 @@ def test_a_counter_that_fell_was_reset() -> None:
 def test_reuse_is_the_share_of_prompt_tokens() -> None:
     """The replicas' tokens are summed before the share is taken."""
     assert reuse([ReplicaCounters({}, 100, 10), ReplicaCounters({}, 300, 90)]) == 0.25
-
-
-def test_reuse_without_prompts_is_unknown() -> None:
-    """No prompt means no share, not 0."""
-    assert reuse([ReplicaCounters()]) is None

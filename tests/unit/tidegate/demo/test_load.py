@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tidegate.demo.load import MAX_ERROR_CHARS, Tally, closed_loop
+from tidegate.demo.load import MAX_ERROR_CHARS, closed_loop
 
 
 async def test_a_total_is_met_exactly() -> None:
@@ -78,16 +78,3 @@ async def test_a_load_needs_an_end() -> None:
 
     with pytest.raises(ValueError, match="needs an end"):
         await closed_loop(ask, workers=1)
-
-
-async def test_a_given_tally_is_filled_while_the_load_runs() -> None:
-    """A given tally is updated while the load runs."""
-    tally = Tally()
-    seen: list[int] = []
-
-    async def ask(_: int) -> str:
-        seen.append(tally.answered)
-        return "r"
-
-    assert await closed_loop(ask, workers=1, total=3, tally=tally) is tally
-    assert seen == [0, 1, 2]

@@ -9,9 +9,6 @@ from rich.console import Console
 from tidegate.demo.report import (
     DemoVerdict,
     PhaseFinding,
-    judge,
-    milliseconds,
-    percent,
     show,
     show_summary,
 )
@@ -59,17 +56,3 @@ def test_the_summary_counts_passed_phases() -> None:
     assert "1. gates open: ok: 3" in text
     assert "2. gates close: NOT ok" in text
     assert "1 of 2 passed; logs are in run-1" in text
-
-
-def test_a_verdict_holds_without_problems_only() -> None:
-    """Problems are joined; without problems the given text is returned."""
-    assert judge([], "fine") == DemoVerdict(True, "fine")
-    assert judge(["a", "b"], "fine") == DemoVerdict(False, "a; b")
-
-
-def test_unknown_stays_unknown() -> None:
-    """An unknown value stays unknown."""
-    assert milliseconds(None) is None
-    assert percent(None) is None
-    assert milliseconds(0.0123) == "12 ms"
-    assert percent(0.2) == "20.0%"

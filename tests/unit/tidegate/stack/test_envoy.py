@@ -40,25 +40,6 @@ def xds_endpoint(bootstrap):
     return host["address"]["socket_address"]
 
 
-def test_the_node_is_named():
-    """The bootstrap contains node id and cluster."""
-    assert render()["node"] == {"id": "edge-7", "cluster": "edge"}
-
-
-@pytest.mark.parametrize(("protocol", "api"), [("delta", "DELTA_GRPC"), ("sotw", "GRPC")])
-def test_the_protocol_chooses_the_api_type(protocol, api):
-    """The protocol selects the api_type."""
-    assert render(protocol=protocol)["dynamic_resources"]["ads_config"]["api_type"] == api
-
-
-def test_the_addresses_are_filled_in():
-    """The bootstrap contains both addresses."""
-    bootstrap = render(xds_address="10.0.0.1:1", admin_address="127.0.0.2:65535")
-    admin = bootstrap["admin"]["address"]["socket_address"]
-    assert admin == {"address": "127.0.0.2", "port_value": 65535}
-    assert xds_endpoint(bootstrap) == {"address": "10.0.0.1", "port_value": 1}
-
-
 def test_an_ipv6_address_loses_its_brackets():
     """IPv6 addresses are written without brackets."""
     assert xds_endpoint(render(xds_address="[::1]:5"))["address"] == "::1"

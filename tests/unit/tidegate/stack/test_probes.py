@@ -38,11 +38,6 @@ def test_an_absent_client_is_missing():
     assert missing_of(status(both()[0]), {"envoy", "picker"}) == "no picker is connected"
 
 
-def test_a_client_that_is_not_requested_may_be_absent():
-    """Only the requested kinds of clients must be connected."""
-    assert missing_of(status(both()[0]), {"envoy"}) is None
-
-
 def test_a_change_under_way_is_waited_for():
     """A running change is not settled."""
     assert missing_of(status(*both(), settled=False), {"envoy"}) == "a change is under way"

@@ -8,15 +8,6 @@ from bench.simulate.schedulers.cache_aware import CacheAware
 from support.simulated import job, world
 
 
-def test_a_long_match_wins_while_in_balance() -> None:
-    """A match above 0.3 of the prompt decides; 0.3 or less does not."""
-    rule = CacheAware(world(2))
-    holder = rule.choose(job(1, 1, 2, 3, 4), 0.0).replicas[0]
-    assert rule.choose(job(2, 1, 2, 3, 4, 5), 0.0) == ([holder, 1 - holder], 4)
-    few = rule.choose(job(3, 1, *range(50, 60)), 0.0)
-    assert few.replicas[0] == 1 - holder
-
-
 def test_beyond_both_thresholds_the_least_loaded_wins() -> None:
     """Above both thresholds, the least loaded is chosen without affinity."""
     rule = CacheAware(world(2))

@@ -2,23 +2,8 @@
 
 from __future__ import annotations
 
-from bench.simulate.replica import ReplicaTask
 from bench.simulate.schedulers.dynamo import Dynamo
 from support.simulated import job, world
-
-
-def test_overlap_is_credited_and_load_counts() -> None:
-    """The holder wins by its overlap until its active blocks outweigh it."""
-    made = world(2)
-    made.fleet[0].arrive(ReplicaTask(job(0, *range(6)), 0.0), 0.0)
-    while made.fleet[0].running:
-        made.fleet[0].advance()
-    rule = Dynamo(made)
-    first = rule.choose(job(1, *range(6), tokens=3072), 0.0)
-    assert (first.replicas[0], first.matched) == (0, 6)
-    assert rule.choose(job(2, *range(6), tokens=3072), 0.0).replicas[0] in {0, 1}
-    rule.choose(job(3, *range(6), tokens=3072), 0.0)
-    assert rule.own.requests == [2, 1]
 
 
 def test_the_documentation_s_example() -> None:

@@ -37,12 +37,6 @@ def test_the_exact_oracle_waits_for_the_rest_of_a_prompt_only() -> None:
     assert Oracle(made).choose(now, 11.9).replicas[0] == 1
 
 
-def test_the_oracle_counts_what_waits_before_a_slow_one() -> None:
-    """Queue times of a slow replica are scaled by its speed."""
-    made = world(2, slow_replicas=1)
-    assert {Oracle(made).choose(job(n, 1), 0.0).replicas[0] for n in range(20)} == {0}
-
-
 def test_the_probe_leaves_a_holder_only_when_waiting_costs_five_prompts() -> None:
     """A miss costs five times its prefill time, including the cost to other requests."""
     for extra_blocks, stays in ((32, True), (48, False)):  # 2.0 and 3.1 s against 5 * 0.512 s

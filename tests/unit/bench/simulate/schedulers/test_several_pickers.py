@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 
 from bench.simulate.schedulers.local import LocalScheduler
-from bench.simulate.schedulers.registry import make_scheduler
 from bench.simulate.schedulers.several_pickers import SeveralPickers
 from bench.simulate.schedulers.smg import LeastLoad
 from support.simulated import job, sample, world
@@ -59,9 +58,3 @@ def test_readings_and_deaths_reach_all() -> None:
         made.membership(replica, "silent", 1.0)
     assert made.choose(job(9), 1.0) is None
     assert 9 not in made._of
-
-
-def test_a_scenario_with_pickers_makes_them() -> None:
-    """The registry creates several pickers if the scenario has them."""
-    assert isinstance(make_scheduler("auto", world(2, pickers=2)), SeveralPickers)
-    assert not isinstance(make_scheduler("auto", world(2)), SeveralPickers)

@@ -21,17 +21,6 @@ def test_the_shortest_drain_wins_and_is_credited() -> None:
     assert picks == [1, 1, 1, 0, 1]
 
 
-def test_equal_scores_go_to_the_lowest_index() -> None:
-    """Ties go to the lowest index, as published."""
-    assert polled((0, 0, 0), (0.0, 0.0, 0.0)).choose(job(1), 0.0).replicas == [0, 1, 2]
-
-
-def test_memory_pressure_costs() -> None:
-    """At 0.9 the barrier is 1.35 s, the work of 2,700 tokens."""
-    assert polled((0, 2600), (0.9, 0.0)).choose(job(1), 0.0).replicas[0] == 1
-    assert polled((0, 2800), (0.9, 0.0)).choose(job(1), 0.0).replicas[0] == 0
-
-
 def test_the_score_by_hand() -> None:
     """(3,000 + 500) / 2,000 + 0.15 * 0.5 / 0.5 = 1.90 s against 3,790 or 3,810 / 2,000 s."""
     for rival, picked in ((3790, 1), (3810, 0)):

@@ -7,11 +7,6 @@ from xds_server.fleet.change import set_draining, set_weights
 from xds_server.fleet.diff import MAX_LINES, diff
 
 
-def test_equal_fleets_do_not_differ() -> None:
-    """No line, no revision."""
-    assert diff(fleet(), fleet()) == ()
-
-
 def test_the_first_fleet_lists_its_pools() -> None:
     """There is no earlier fleet."""
     assert diff(None, fleet()) == ("pool llm added (3 endpoints)",)

@@ -55,12 +55,6 @@ def test_yaml_1_1_words_are_text(word: str) -> None:
     assert read(f"a: {word}").plain() == {"a": word}
 
 
-def test_scalars_have_their_types() -> None:
-    """The core schema's numbers, booleans and nulls are parsed."""
-    text = "[1, -2, 1.5, 1e3, true, False, null, ~, '1', .inf]"
-    assert read(text).plain() == [1, -2, 1.5, 1000.0, True, False, None, None, "1", float("inf")]
-
-
 def test_nodes_know_their_lines() -> None:
     """Errors name the line."""
     root = read("a:\n- b: 1\n- c:\n    d: 2\n")

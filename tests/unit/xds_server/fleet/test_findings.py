@@ -67,11 +67,6 @@ def test_another_incarnation_is_another_replica() -> None:
     assert [one.endpoint for one in combine(fleet(), {"r1": 5}, [again], {})] == ["r1"]
 
 
-def test_the_only_replica_is_never_published_as_sick() -> None:
-    """Whatever the share, one replica must serve."""
-    assert published(fleet(1, percent=100), report(0)) == []
-
-
 def test_a_share_of_0_publishes_none() -> None:
     """With this share ejection is off."""
     assert published(fleet(percent=0), report(1)) == []

@@ -28,13 +28,6 @@ def with_pool(lines: str) -> str:
     return GOOD + lines
 
 
-def test_a_good_file_is_a_fleet() -> None:
-    """Omitted fields have their defaults."""
-    fleet = load_text(GOOD)
-    assert fleet.pools[0].endpoints[0].grpc == "127.0.0.1:8001"
-    assert fleet.pools[0].routing.policy == "auto"
-
-
 def test_a_fleets_json_can_be_loaded() -> None:
     """The answer of GetFleet can be applied."""
     fleet = load_text(GOOD)
@@ -123,12 +116,6 @@ def test_an_omitted_id_is_not_a_fault_of_its_own() -> None:
 def test_an_endpoint_without_address_is_reported() -> None:
     """It cannot be reached."""
     assert "needs `grpc`, `http` or both" in faults(GOOD.replace("grpc:", "zone:"))[0]
-
-
-def test_an_invalid_document_has_no_location() -> None:
-    """Only file, line and reason."""
-    assert faults("pools: [")[0].startswith("fleet.yaml:1: this is not YAML")
-    assert faults("") == ["fleet.yaml: the text is empty; write at least `pools:`"]
 
 
 def test_a_text_that_is_no_mapping_is_reported() -> None:

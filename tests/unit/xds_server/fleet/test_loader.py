@@ -10,7 +10,6 @@ from support.tries import tries
 from xds_server.fleet import document
 from xds_server.fleet import load as loader_module
 from xds_server.fleet.load import FleetError, FleetLoader, load_text
-from xds_server.fleet.model.fleet import Fleet
 
 FILE = """\
 # The fleet of the tests.
@@ -184,8 +183,3 @@ def test_a_cut_needs_the_proof_of_its_placeholder() -> None:
     cut = loader_module._cut('x: "\npools:\n- a\n"\n', "\npools:\n", ())
     assert cut is not None
     assert not cut.proved(document.parse(cut.rest).root.child("pools"))
-
-
-def test_one_fleet_is_kept() -> None:
-    """The result is a complete fleet of its own."""
-    assert isinstance(FleetLoader().load(FILE), Fleet)

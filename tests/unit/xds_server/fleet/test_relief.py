@@ -27,8 +27,3 @@ def test_a_new_replica_is_no_relief() -> None:
     """Its incarnation would be the number of a revision that a restart may lose."""
     grown = fleet(pool(default=True, endpoints=[*pool()["endpoints"], endpoint(4)]))
     assert not is_relief(fleet(), grown)
-
-
-def test_a_first_fleet_is_no_relief() -> None:
-    """There is nothing to relieve."""
-    assert not is_relief(None, fleet())

@@ -18,13 +18,6 @@ def test_the_first_fleet_is_warm() -> None:
     assert next_incarnations(None, {}, with_replicas(1, 2), 1, 5000) == {"r1": (1, 0), "r2": (1, 0)}
 
 
-def test_a_new_replica_joins_now() -> None:
-    """Its incarnation is the revision that added it; the others keep theirs."""
-    known = {"r1": (1, 0)}
-    after = next_incarnations(with_replicas(1), known, with_replicas(1, 2), 7, 5000)
-    assert after == {"r1": (1, 0), "r2": (7, 5000)}
-
-
 def test_a_returned_replica_is_another_one() -> None:
     """Its cache is empty, and findings of its earlier incarnation do not apply."""
     known = next_incarnations(with_replicas(1, 2), {"r1": (1, 0)}, with_replicas(1), 2, 10)

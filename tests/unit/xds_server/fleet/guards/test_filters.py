@@ -47,12 +47,6 @@ def with_filters(
     )
 
 
-def test_filters_of_envoy_stand_before_and_after() -> None:
-    """With a message of a pool for one that stands behind the picker."""
-    assert found(with_filters([{"@type": RBAC}], [{"@type": RBAC}])) == {}
-    assert found(with_filters([], [{"@type": RBAC}], http_filters={"a0": PER_ROUTE})) == {}
-
-
 def test_before_the_picker_no_filter_has_settings_of_a_pool() -> None:
     """A request whose body names the pool arrives on another route."""
     places = found(with_filters([{"@type": RBAC}], http_filters={"b0": PER_ROUTE}))

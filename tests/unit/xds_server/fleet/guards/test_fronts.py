@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from support.fleets import endpoint, fleet, pool
+from support.fleets import fleet, pool
 from xds_server.fleet.channels import drains
 from xds_server.fleet.model.fleet import Fleet
 from xds_server.fleet.rules.fleet import problems
@@ -107,11 +107,3 @@ def test_a_listener_that_comes_drains_nothing() -> None:
     plain, http3 = three({"tls": TLS}), three({"tls": TLS, "http3": True})
     assert drains(plain, http3) == ()
     assert drains(http3, plain) == ("listener.http3",)
-
-
-def test_the_listener_reaches_all_pools_by_default() -> None:
-    """As a fleet without any of these fields."""
-    assert (
-        found(fleet(pool(default=True, endpoints=[endpoint(1), endpoint(2, variant="canary")])))
-        == []
-    )

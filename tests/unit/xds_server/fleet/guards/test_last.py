@@ -29,20 +29,10 @@ def with_endpoints(*endpoints: dict[str, Any], **more: Any) -> Fleet:
     return fleet(pool(default=True, endpoints=list(endpoints), **more))
 
 
-def test_one_of_two_may_drain() -> None:
-    """The other one serves."""
-    assert lost(BEFORE, set_draining(BEFORE, "r1", True)) == []
-
-
 def test_the_last_one_may_not_drain() -> None:
     """Its variant would have a share and no replica."""
     first = set_draining(BEFORE, "r1", True)
     assert lost(first, set_draining(first, "r2", True)) == [("stable", None)]
-
-
-def test_what_pickers_leave_alone_is_not_usable() -> None:
-    """The one that is healthy is the last."""
-    assert lost(BEFORE, set_draining(BEFORE, "r1", True), r2=EJECTED) == [("stable", None)]
 
 
 def test_a_sick_replica_may_drain_where_it_is_the_last() -> None:
@@ -58,13 +48,6 @@ def test_a_weight_for_nobody_is_refused() -> None:
     assert lost(idle, set_weights(idle, "llm", {"canary": 10})) == [("canary", None)]
 
 
-def test_an_end_of_a_drain_takes_nothing() -> None:
-    """Neither does any other change of a variant that had no replica before."""
-    none = set_draining(set_draining(BEFORE, "r1", True), "r2", True)
-    assert lost(none, set_weights(none, "llm", {"stable": 80})) == []
-    assert lost(none, set_draining(none, "r1", False)) == []
-
-
 def test_the_message_names_what_remains() -> None:
     """Each replica of the variant with its state, and what other variants have."""
     new = set_draining(BEFORE, "r1", True)
@@ -74,13 +57,6 @@ def test_the_message_names_what_remains() -> None:
         " replica: r1 drains, r2 is ejected 12 s more: 5 errors (usable: 1 of canary). Give the"
         " variant another replica or weight 0 first, or force the change (--force)"
     )
-
-
-def test_a_removal_of_the_last_one_is_refused() -> None:
-    """An edit of the file takes as a drain does."""
-    gone = with_endpoints(endpoint(1), endpoint(2))
-    (found,) = taken(BEFORE, gone, {})
-    assert (found.variant, found.remains) == ("canary", "no replica remains (usable: 2 of stable)")
 
 
 def test_a_replacement_in_one_step_is_no_loss() -> None:
@@ -101,18 +77,6 @@ def test_a_protocol_that_is_given_up_is_no_loss() -> None:
         endpoint(1, grpc=None), endpoint(2, grpc=None), endpoint(3, variant="canary")
     )
     assert lost(BEFORE, new) == []
-
-
-def test_new_pools_and_pools_that_go_are_no_losses() -> None:
-    """Nothing was served by the one, and nothing is to be by the other."""
-    new = fleet(pool("other", endpoints=[]))
-    assert lost(BEFORE, new) == []
-
-
-def test_an_untouched_pool_is_not_looked_at() -> None:
-    """What pickers find by themselves is no change of an operator."""
-    other = BEFORE.model_copy(update={"on_reject": "keep"})
-    assert lost(BEFORE, other, r1=EJECTED, r2=EJECTED, r3=EJECTED) == []
 
 
 @pytest.mark.parametrize("many", [MAX_NAMED, MAX_NAMED + 1])

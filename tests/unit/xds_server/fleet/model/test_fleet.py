@@ -69,12 +69,6 @@ def test_an_endpoint_is_named_by_its_address() -> None:
     assert EndpointSpec.model_validate({"http": "1.2.3.4:2"}).id == "1.2.3.4:2"
 
 
-def test_an_endpoint_needs_an_address() -> None:
-    """An endpoint without any address is rejected."""
-    with pytest.raises(ValidationError, match="needs"):
-        EndpointSpec(id="r1")
-
-
 def test_pins_on_reserved_headers_are_rejected() -> None:
     """Envoy strips them from requests, so such a pin would never match."""
     with pytest.raises(ValidationError, match="reserved"):

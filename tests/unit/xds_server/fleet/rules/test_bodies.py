@@ -21,11 +21,6 @@ def two(first: dict[str, Any] | None = None, second: dict[str, Any] | None = Non
     )
 
 
-def test_a_pool_alone_needs_no_body() -> None:
-    """All requests of its forms are its own."""
-    assert body_reads(fleet()) == (NEVER, NEVER, ())
-
-
 def test_pools_over_the_same_replicas_need_no_body() -> None:
     """Any replica can answer, so nothing is read, though the forms are shared, but streams."""
     made = fleet(pool("a", default=True), pool("b"))
@@ -84,10 +79,3 @@ def test_a_pool_without_a_picker_is_told_before_the_picker() -> None:
     reads = body_reads(two(second={"routing": {"policy": "envoy"}}))
     assert reads.unary == reads.stream._replace(without=True) == BodyRead(before=True, without=True)
     assert reads.of_path(CHAT) == BodyRead(before=True, without=True)
-
-
-def test_a_path_of_one_pool_is_not_read() -> None:
-    """Only pools that list a path share it."""
-    reads = body_reads(two(second={"match": {"models": ["two"]}}))
-    assert reads.paths == ()
-    assert reads.unary.without

@@ -11,7 +11,6 @@ from tidegate_api.paths import ANY_MODEL_PATHS
 from tidegate_api.pools import MAX_WEIGHT_SUM
 from xds_server.fleet.load import load_text
 from xds_server.fleet.rules.fleet import problems
-from xds_server.fleet.rules.problem import spell
 from xds_server.fleet.view import defaults_of
 
 CHAT = "/v1/chat/completions"
@@ -31,11 +30,6 @@ def only(*pools, **more) -> tuple[str, str]:
 def other(name: str, number: int, **more) -> dict:
     """Return a pool with one replica of its own."""
     return pool(name, variants=[{"name": "stable"}], endpoints=[endpoint(number)], **more)
-
-
-def test_a_usual_fleet_has_no_problems() -> None:
-    """The fleet that other tests use is valid."""
-    assert found() == []
 
 
 def test_an_edit_of_weights_is_held_to_their_sum() -> None:
@@ -80,11 +74,6 @@ def split(name: str, number: int, paths: list[str], **more) -> dict:
     http = [{"id": f"{name}-1", "http": f"127.0.0.1:80{number}"}]
     usual = {"match": {"models": ["m"], "paths": paths}, "endpoints": http}
     return pool(name, **{"variants": [{"name": "stable"}], **usual, **more})
-
-
-def test_a_model_may_be_in_pools_that_paths_tell_apart() -> None:
-    """Chats and completions of one model need different settings."""
-    assert not found(split("a", 10, ["/v1/completions"]), split("b", 11, ["/v1/chat/completions"]))
 
 
 @pytest.mark.parametrize(
@@ -180,11 +169,6 @@ def test_a_weighted_variant_speaks_what_the_pool_speaks() -> None:
     """Its share of the gRPC requests would fail if only the other variant spoke gRPC."""
     canary = {"id": "c", "http": "127.0.0.1:1", "variant": "canary"}
     assert "gRPC requests" in only(pool(endpoints=[endpoint(1), canary]))[1]
-
-
-def test_a_pool_may_be_empty() -> None:
-    """Replicas may be added later."""
-    assert found(pool(endpoints=[])) == []
 
 
 def test_pins_do_not_hide_each_other() -> None:
@@ -284,23 +268,11 @@ def test_pools_that_share_a_path_need_one_default() -> None:
     assert defaults_of(fleet(*pools)).paths.get(CHAT) == "b"
 
 
-def test_a_pool_alone_is_the_default() -> None:
-    """It needs no mark."""
-    alone = fleet(pool(match={"models": ["m"], "paths": [CHAT]}))
-    assert defaults_of(alone).grpc == "llm"
-    assert defaults_of(alone).paths.get(CHAT) == "llm"
-
-
 def test_without_a_replica_there_is_no_default() -> None:
     """A form that no replica serves has no default."""
     empty = fleet(pool(endpoints=[], match={"paths": [CHAT]}))
     assert defaults_of(empty).grpc is None
     assert defaults_of(empty).paths.get(CHAT) is None
-
-
-def test_the_marked_pool_is_the_default() -> None:
-    """Of pools that share a form, the marked one is the default."""
-    assert defaults_of(fleet(pool(), other("b", 5, default=True))).grpc == "b"
 
 
 def test_the_default_for_http_needs_no_mark_and_may_be_missing() -> None:
@@ -349,11 +321,6 @@ def test_problems_come_in_the_order_of_the_file() -> None:
     ]
     told = [path for path, _ in found(*pools)]
     assert told == [f"pools[{n}].match.models[1]" for n in range(12)]
-
-
-def test_the_fleet_itself_has_a_text() -> None:
-    """An empty location is the whole fleet."""
-    assert spell(()) == "fleet"
 
 
 @pytest.mark.parametrize(

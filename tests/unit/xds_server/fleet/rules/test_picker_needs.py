@@ -77,11 +77,6 @@ def test_a_pool_without_a_picker_has_no_settings_of_pickers(more: dict[str, Any]
     assert any("has `policy: envoy`" in each.message for each in found)
 
 
-def test_a_pool_without_a_picker_is_valid() -> None:
-    """Its defaults are no such settings."""
-    assert problems(fleet(pool(default=True, routing={"policy": "envoy"}))) == []
-
-
 def test_a_request_cannot_choose_envoy() -> None:
     """When the picker reads the header it is too late to leave it out."""
     found = problems(fleet(pool(default=True, routing={"allow_override": ["envoy"]})))

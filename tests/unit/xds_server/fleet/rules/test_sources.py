@@ -34,9 +34,3 @@ def test_a_source_that_breaks_a_rule_is_refused(pools: list[Any], message: str) 
     """Before anything is found: what sources may find counts as replicas."""
     made = fleet(*pools, listener={"jwt": [PROVIDER]})
     assert any(message in each.message for each in problems(made))
-
-
-def test_a_pool_that_only_finds_replicas_is_sound() -> None:
-    """Its variants have what their weights need, as far as is known."""
-    made = fleet(finding("llm", {"file": "/f"}))
-    assert not problems(made)

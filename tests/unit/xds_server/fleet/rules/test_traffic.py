@@ -22,11 +22,6 @@ def shadowed(**shadow: Any) -> dict[str, Any]:
     return pool(variants=SPLIT, shadow=shadow)
 
 
-def test_a_shadow_without_traffic_of_its_own_is_fine() -> None:
-    """A variant of weight 0 may get copies."""
-    assert found(shadowed(variant="canary", percent=12.5)) == []
-
-
 @pytest.mark.parametrize(
     ("given", "path", "words"),
     [

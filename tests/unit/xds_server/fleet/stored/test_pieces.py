@@ -7,25 +7,7 @@ import json
 import pytest
 
 from support.fleets import fleet, pool
-from xds_server.fleet.model.fleet import Fleet
 from xds_server.fleet.stored.pieces import digests_in, stored, whole
-
-
-def test_a_stored_fleet_is_read_back() -> None:
-    """With all pools in their order, and with the size of the whole."""
-    before = fleet(pool("b"), pool("a"), waves=True)
-    form = stored(before)
-    bodies = {digest: each.model_dump_json() for digest, each in form.pools.items()}
-    text = whole(form.text, bodies.__getitem__)
-    assert Fleet.model_validate_json(text) == before
-    assert form.size == len(before.model_dump_json())
-    assert digests_in(form.text) == tuple(form.pools)
-
-
-def test_equal_pools_are_one_piece() -> None:
-    """Whichever objects they are, and in whichever fleet."""
-    one, two = stored(fleet(pool("a"), pool("b"))), stored(fleet(pool("b"), pool("c")))
-    assert len({*one.pools, *two.pools}) == 3
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,7 @@ class WorkerSupervisor:
             code = await self._live(number)
             if self._stop.is_set():
                 if code != 0:
+                    _log.error("worker_ended", worker=self._plans[number].id, code=code)
                     self._fail(1)
                 return
             lived = code != EXIT_USAGE and time.monotonic() - began >= LIVED_S

@@ -7,6 +7,7 @@ ARGS   ?=
 COVERAGE ?=
 BESIDE ?= 1
 MINUTES ?= 30
+REAL   ?= --faults 60
 # Where it is set, each process of the tests compiles all that it imports, and pytest rewrites all
 # assertions again: three quarters of the time of a collection.
 unexport PYTHONDONTWRITEBYTECODE
@@ -67,7 +68,8 @@ cpu-record: $(VENV)/.dev ## take the CPU time of the last `make test` as the new
 soak: $(VENV)/.dev ## long forms of tests, with seeds of their own (MINUTES=30 ARGS="--only storm,churn")
 	$(PY) -m tools.suites soak --minutes $(MINUTES) $(ARGS)
 
-chaos: $(VENV)/.dev ## run simulated schedules of faults over control servers and a group of pickers (MINUTES=30 ARGS="--seed 7")
+chaos: $(VENV)/.dev ## run schedules of faults: real processes (REAL="--faults 500 --seed 7"), then simulated ones (MINUTES=30 ARGS="--seed 7")
+	PYTHONPATH=tests:. $(PY) -m support.chaos.real $(REAL) || test $$? -eq 2
 	PYTHONPATH=tests:. $(PY) -m support.chaos.control
 	PYTHONPATH=tests:. $(PY) -m support.chaos --minutes $(MINUTES) $(ARGS)
 

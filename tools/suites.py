@@ -122,6 +122,15 @@ SOAK: Final = (
     SoakPart("held", "test_queue_adversaries.py", 0.5, lambda _, __: {"TIDEGATE_HELD": "500"}),
     SoakPart("answers", "test_control_load.py", 0.5, lambda _, __: {}),
     SoakPart("partitions", "test_partitions.py", 1, lambda _, __: {}),
+    SoakPart(
+        "chaos",
+        "test_chaos.py",
+        4,
+        lambda s, seed: {
+            "TIDEGATE_CHAOS_FAULTS": _count(0.3, 5000, s),
+            "TIDEGATE_CHAOS_SEED": str(seed),
+        },
+    ),
     SoakPart("incidents", "test_incidents.py", 2, lambda _, __: {}),
     SoakPart(
         "placement",

@@ -1,0 +1,1 @@
+"""Faults of real processes, each on a host of its own."""

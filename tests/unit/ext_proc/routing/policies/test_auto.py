@@ -63,14 +63,6 @@ def test_work_in_flight_bounds_the_clock(context: Callable[..., SchedulingContex
     assert prices[0] - prices[1] == pytest.approx(0.1)
 
 
-def test_without_a_prompt_it_counts_requests(context: Callable[..., SchedulingContext]) -> None:
-    """Equal replicas are ordered as least-in-flight orders them."""
-    made = context(3, pending=[2, 0, 1])
-    prices = Auto().prices(made)
-    assert sorted(range(3), key=prices.__getitem__) == [1, 2, 0]
-    assert Auto().picked(made, 1) == "least"
-
-
 def test_a_slow_replica_costs_more(context: Callable[..., SchedulingContext]) -> None:
     """Its slowness multiplies the cost of computing the prompt."""
     made = context(2, tokens=800.0)

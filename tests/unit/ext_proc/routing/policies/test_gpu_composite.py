@@ -34,12 +34,6 @@ def test_all_terms_count(context: Callable[..., SchedulingContext]) -> None:
     assert GpuComposite().picked(made, 1) == "least"
 
 
-def test_a_term_missing_for_all_is_left_out(context: Callable[..., SchedulingContext]) -> None:
-    """Without readings only the queue counts, with the whole weight."""
-    made = context(2, pending=[8.0, 0.0])
-    assert GpuComposite().prices(made) == pytest.approx([0.5, 0.0])
-
-
 def test_unknown_or_stale_is_the_median_of_the_others(
     context: Callable[..., SchedulingContext],
 ) -> None:

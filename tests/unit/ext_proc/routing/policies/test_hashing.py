@@ -13,14 +13,6 @@ if TYPE_CHECKING:
     from ext_proc.routing.state.candidates import SchedulingContext
 
 
-def test_the_session_goes_before_the_prompt() -> None:
-    """The key is the session, else the first blocks, else a short prompt."""
-    both = Request("p", None, "http", Features(Form.GENERATE, session="s"), (1, 2))
-    session = Request("p", None, "http", Features(Form.GENERATE, session="s"), (3, 4))
-    assert key_of(both) == key_of(session)
-    assert key_of(Request("p", None, "http", Features(Form.GENERATE))) is None
-
-
 def test_a_restart_keeps_a_replica_s_keys(context: Callable[..., SchedulingContext]) -> None:
     """The incarnation is not hashed; negative block hashes are valid keys."""
     made = context(3)

@@ -90,16 +90,6 @@ def share(found: list[tuple[int, str]], candidate: int) -> float:
     return sum(done == candidate for done, _ in found) / len(found)
 
 
-def test_in_the_shadow_auto_decides(context: Callable[..., SchedulingContext]) -> None:
-    """All but the explored share follow its prices, for any predictions of the model."""
-    policy = made(least=10**6)
-    found = run(policy, context, 3000, pending=[0.0, 3.0, 3.0])
-    assert share(found, 0) == 1.0  # the others are not within 25 %
-    found = run(policy, context, 6000)
-    assert policy.guard.state(9.0) is GuardState.SHADOW
-    assert share(found, SLOW) == pytest.approx(1 / 3, abs=0.05)
-
-
 def test_what_prices_do_not_show_is_learned_proven_and_used(
     context: Callable[..., SchedulingContext],
 ) -> None:

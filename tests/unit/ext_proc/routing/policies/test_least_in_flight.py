@@ -15,12 +15,6 @@ if TYPE_CHECKING:
     from ext_proc.routing.state.candidates import SchedulingContext
 
 
-def test_the_price_is_pending_per_strength(context: Callable[..., SchedulingContext]) -> None:
-    """The request being placed counts, so strength matters among idle replicas."""
-    made = context(3, pending=[0, 0, 3], strength=[1.0, 2.0, 4.0])
-    assert LeastInFlight().prices(made) == [1.0, 0.5, 1.0]
-
-
 def test_its_reason_is_least(context: Callable[..., SchedulingContext]) -> None:
     """The label is always ``least``."""
     assert LeastInFlight().picked(context(1), 0) == "least"

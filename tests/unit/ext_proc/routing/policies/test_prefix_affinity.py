@@ -55,12 +55,6 @@ def test_a_replica_above_its_bound_comes_last(context: Callable[..., SchedulingC
     assert PrefixAffinity().picked(made, 2) == "spill"
 
 
-def test_two_requests_never_break_affinity(context: Callable[..., SchedulingContext]) -> None:
-    """In a nearly idle fleet the holder takes a second request, but not a third."""
-    assert ranking(context(8, matched=[5] + [0] * 7, blocks=5, pending=[1] + [0] * 7))[0] == 0
-    assert ranking(context(8, matched=[5] + [0] * 7, blocks=5, pending=[2] + [0] * 7))[0] != 0
-
-
 def test_the_bound_follows_strength(context: Callable[..., SchedulingContext]) -> None:
     """A replica of twice the strength may hold twice the requests."""
     made = context(2, matched=[5, 0], blocks=5, pending=[8, 3], strength=[3.0, 1.0])

@@ -39,28 +39,12 @@ def test_the_start_is_random(context: Callable[..., SchedulingContext]) -> None:
     assert starts == {0, 1, 2, 3}
 
 
-def test_an_ineligible_candidate_is_skipped(context: Callable[..., SchedulingContext]) -> None:
-    """The cursor continues after the candidate that was picked."""
-    policy, made = RoundRobin(random.Random(0)), context(4)
-    walk(policy, made, 1)
-    without = made.changed(candidates=[made.candidates[0], made.candidates[1], made.candidates[3]])
-    order = walk(policy, without, 6)
-    assert sorted(order[:3]) == [0, 1, 3]
-    assert order[3:] == order[:3]
-
-
 def test_variants_have_their_own_cursor(context: Callable[..., SchedulingContext]) -> None:
     """Requests of one variant do not move the other's cursor."""
     policy, made = RoundRobin(random.Random(0)), context(3)
     first = walk(policy, made, 1)[0]
     walk(policy, made.changed(variant="canary"), 2)
     assert walk(policy, made, 1) == [(first + 1) % 3]
-
-
-def test_asking_changes_nothing(context: Callable[..., SchedulingContext]) -> None:
-    """Prices do not move the cursor."""
-    policy, made = RoundRobin(random.Random(0)), context(3)
-    assert policy.prices(made) == policy.prices(made)
 
 
 @given(count=st.integers(1, 9), rounds=st.integers(1, 5), seed=st.integers(0, 99))

@@ -37,16 +37,6 @@ def test_a_session_stays_whatever_the_load(context: Callable[..., SchedulingCont
     assert pick(policy, made.changed(pending=[0, 9, 9], request=keyed(None))) == ("r0", "least")
 
 
-def test_it_moves_once_its_replica_is_not_eligible(
-    context: Callable[..., SchedulingContext],
-) -> None:
-    """It then stays on the new replica, even if the first one is eligible again."""
-    policy, made = SessionSticky(), context(3, pending=[1, 0, 1], request=keyed("a"))
-    pick(policy, made)
-    assert pick(policy, without(made, 1).changed(pending=[0, 1])) == ("r0", "least")
-    assert pick(policy, made) == ("r0", "session")
-
-
 def test_sessions_are_forgotten(context: Callable[..., SchedulingContext]) -> None:
     """Sessions expire after the idle time, and the least recently used is evicted at the bound."""
     policy, made = SessionSticky(max_sessions=2), context(2, pending=[1, 0])

@@ -50,17 +50,6 @@ def test_the_burst_is_bounded(
         assert taken[index] <= BURST_S + MOST_RATE * now + largest + 1e-9
 
 
-def test_an_overdrawn_replica_waits_for_the_others(
-    context: Callable[..., SchedulingContext],
-) -> None:
-    """It is not picked while another has allowance; if all are overdrawn the least is picked."""
-    policy, made = TokenBucket(), context(2, tokens=8000.0)
-    first, _ = pick(policy, made)
-    second, label = pick(policy, made.changed(tokens=4000.0))
-    assert (first + second, label) == (1, "least")
-    assert pick(policy, made) == (second, "spill")
-
-
 @pytest.mark.parametrize(
     ("queued", "tokens", "rate"), [(9.0, 8.0, 0.7), (0.0, 40_000.0, 1.05), (None, 8.0, 1.0)]
 )

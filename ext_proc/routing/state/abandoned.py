@@ -2,8 +2,8 @@
 
 A caller that leaves, or a timeout of the proxy's, ends a request for the ledger. Triton goes on: of
 unary inferences (HTTP ``infer`` and ``generate``, gRPC ``ModelInfer``) neither a running nor a
-queued one stops, streams stop within 0.1 s where their model asks whether it was cancelled (2.51,
-measured by ``support.abandoned_work``). OpenAI's servers stop.
+queued one stops, streams stop within 0.1 s where their model asks whether it was cancelled (2.51).
+OpenAI's servers stop.
 
 Rules:
 

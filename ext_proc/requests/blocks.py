@@ -236,9 +236,8 @@ def _batch(
         if len(found) >= MAX_BLOCKS or (tokenizer is not None and begin > MAX_TEXT_BYTES):
             tokens = None
             break
-        one = features.copy()
-        one.spans, one.prompt = (), prompt[begin:end]
-        one.prompt_is_partial = features.prompt_is_partial and (begin, end) == last
+        partial = features.prompt_is_partial and (begin, end) == last
+        one = features.changed(spans=(), prompt=prompt[begin:end], prompt_is_partial=partial)
         made = token_blocks(
             one, block_chars, block_tokens, tokenizer, seed, bytes_per_token=bytes_per_token
         )

@@ -320,7 +320,5 @@ def split_adapter(features: Features, models: Container[str]) -> Features:
     for found in reversed(list(_SEPARATOR.finditer(whole))):
         base, adapter = whole[: found.start()], whole[found.end() :]
         if adapter and base in models:
-            made = features.copy()
-            made.model, made.adapter = base, adapter
-            return made
+            return features.changed(model=base, adapter=adapter)
     return features

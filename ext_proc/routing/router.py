@@ -384,7 +384,7 @@ class Router:
         request = context.request
         features = request.features
         coming = 0.0
-        if not request.batch:
+        if matched and not request.batch:
             coming = self.index.coming(key, request.blocks, matched) * context.block_tokens
         kind = None if features.form is GRPC_STREAM else features.model or ""
         most = features.max_tokens or 0

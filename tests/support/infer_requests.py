@@ -19,7 +19,7 @@ def frame(message, flag: int = 0) -> bytes:
 
 def read(message, headers=None, *, complete: bool = True, head: Features = HEAD) -> Features:
     body = message if isinstance(message, bytes) else frame(message)
-    return read_grpc(head.copy(), headers or {}, body, complete=complete)
+    return read_grpc(head.changed(), headers or {}, body, complete=complete)
 
 
 def request(**fields):

@@ -171,9 +171,9 @@ class Features(Plain):
         self.token_ids = token_ids
         """``prompt`` holds token ids of 32 bits each instead of text."""
         self.tensor_bytes = tensor_bytes
+        """Bytes that the shape of the largest input declares."""
         self.inflated_bytes = inflated_bytes
         """Bytes to which a replica would inflate the body at most; ``None`` = not compressed."""
-        """Bytes that the shape of the largest input declares."""
         self.plain_text = plain_text
         """The engine adds no special tokens to a text (vLLM's ``add_special_tokens: false``)."""
         self.truncation = truncation
@@ -198,37 +198,6 @@ class Features(Plain):
         if self.sequence_id is None:
             return None
         return SequenceKey(self.model or "", self.version or "", self.sequence_id)
-
-    def copy(self) -> Features:
-        """Return a copy, for the caller to fill in further fields."""
-        return Features(
-            self.form,
-            self.pool,
-            self.model,
-            self.version,
-            self.request_id,
-            self.sequence_id,
-            self.sequence_start,
-            self.sequence_end,
-            self.session,
-            self.adapter,
-            self.salt,
-            self.priority,
-            self.timeout_s,
-            self.streaming,
-            self.max_tokens,
-            self.prompt,
-            self.prompt_is_partial,
-            self.token_ids,
-            self.tensor_bytes,
-            self.inflated_bytes,
-            self.plain_text,
-            self.truncation,
-            self.chat,
-            self.cut,
-            self.recomputed,
-            self.spans,
-        )
 
 
 class Care(NamedTuple):

@@ -16,7 +16,7 @@ HEAD = Features(Form.GENERATE, model="m")
 
 def read(body, *, complete: bool = True) -> Features:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return read_generate(HEAD.copy(), data, complete=complete)
+    return read_generate(HEAD.changed(), data, complete=complete)
 
 
 @pytest.mark.parametrize(

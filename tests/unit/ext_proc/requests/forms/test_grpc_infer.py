@@ -282,7 +282,7 @@ def test_a_large_tensor_is_not_copied():
     message = request(inputs=[tensor("image", "FP32", shape=[5 * 2**20])])
     head = message.SerializeToString() + b"\x3a" + b"\x80\x80\x80\x0a"
     body = bytearray(struct.pack(">BI", 0, len(head) + 20 * 2**20) + head + bytes(20 * 2**20))
-    assert read_grpc(HEAD.copy(), {}, memoryview(body), complete=True).model == "m"
+    assert read_grpc(HEAD.changed(), {}, memoryview(body), complete=True).model == "m"
 
 
 def test_typed_text_bound():
@@ -322,22 +322,22 @@ CALL = Features(Form.MODEL_CALL)
 @pytest.mark.parametrize("kind", CALLS)
 def test_model_call(kind):
     """All calls about a model name it and its version."""
-    features = read_model_call(CALL.copy(), {}, frame(kind(name="m", version="2")), complete=True)
+    features = read_model_call(CALL.changed(), {}, frame(kind(name="m", version="2")), complete=True)
     assert (features.model, features.version, features.is_inference) == ("m", "2", False)
 
 
 def test_model_call_about_no_model():
     """Statistics may be requested for all models."""
     empty = frame(service_pb2.ModelStatisticsRequest())
-    assert read_model_call(CALL.copy(), {}, empty, complete=True) == CALL
+    assert read_model_call(CALL.changed(), {}, empty, complete=True) == CALL
 
 
 def test_unreadable_model_call():
     """A call about a model whose name is not text is refused; an unknown coding yields nothing."""
     with pytest.raises(BadRequest, match="UTF-8"):
-        read_model_call(CALL.copy(), {}, frame(b"\x0a\x01\xff"), complete=True)
+        read_model_call(CALL.changed(), {}, frame(b"\x0a\x01\xff"), complete=True)
     headers = {"grpc-encoding": "snappy"}
-    assert read_model_call(CALL.copy(), headers, frame(b"x", flag=1), complete=True) == CALL
+    assert read_model_call(CALL.changed(), headers, frame(b"x", flag=1), complete=True) == CALL
 
 
 GROUP = b"\xfb\x01\x08\x01\xfc\x01"

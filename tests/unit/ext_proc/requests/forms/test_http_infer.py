@@ -19,7 +19,7 @@ def read(body, headers=None, *, complete: bool = True) -> Features:
     if isinstance(body, dict):
         body = {"inputs": [], **body}
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return read_infer(HEAD.copy(), headers or {}, data, complete=complete)
+    return read_infer(HEAD.changed(), headers or {}, data, complete=complete)
 
 
 def binary(document, *blobs: bytes) -> tuple[bytes, dict[str, str]]:

@@ -21,7 +21,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A
 
 def read(body, *, complete: bool = True, head: Features = HEAD) -> Features:
     data = body if isinstance(body, bytes) else json.dumps(body, ensure_ascii=False).encode()
-    return read_openai(head.copy(), data, complete=complete)
+    return read_openai(head.changed(), data, complete=complete)
 
 
 def test_fields():

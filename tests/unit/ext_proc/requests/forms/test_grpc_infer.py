@@ -322,7 +322,9 @@ CALL = Features(Form.MODEL_CALL)
 @pytest.mark.parametrize("kind", CALLS)
 def test_model_call(kind):
     """All calls about a model name it and its version."""
-    features = read_model_call(CALL.changed(), {}, frame(kind(name="m", version="2")), complete=True)
+    features = read_model_call(
+        CALL.changed(), {}, frame(kind(name="m", version="2")), complete=True
+    )
     assert (features.model, features.version, features.is_inference) == ("m", "2", False)
 
 

@@ -53,6 +53,7 @@ from ext_proc.server.port import security_of
 from ext_proc.server.service import PickerServer
 from ext_proc.server.transport import named
 from ext_proc.settings import AddressError
+from ext_proc.telemetry.hops import HopMeter
 from ext_proc.telemetry.hub import Hub
 from ext_proc.telemetry.push import ending
 from ext_proc.workers.bus import Bus, WorkerPlace
@@ -145,6 +146,7 @@ class Picker:
             contexts=contexts,
             not_named=self._not_named,
         )
+        self._hops = HopMeter(router.hops)
         self._tokenizers = TokenizerFiles()
         self._chats = ChatFiles(self._tokenizers.ready, contexts=contexts)
         self._watching = ReplicaWatch(
@@ -216,6 +218,7 @@ class Picker:
         self._server.set_log_slot(log_slot(pools.values(), self._at))
         self._probing.ask(pools, leading=self._leading)
         self._telemetry.set_pools(pools)
+        self._hops.set_pools(pools)
         self._tokenizers.set_pools(pools)
         self._chats.set_pools(pools)
 
@@ -431,6 +434,7 @@ class Picker:
             asyncio.create_task(fleet.run(), name="fleet"),
             asyncio.create_task(self._telemetry.run(), name="telemetry"),
             asyncio.create_task(self._probing.run(), name="probing"),
+            asyncio.create_task(self._hops.run(), name="hops"),
             asyncio.create_task(self._tokenizers.run(), name="tokenizers"),
             asyncio.create_task(self._chats.run(), name="chats"),
             asyncio.create_task(relieve(router.relief), name="relief"),

@@ -19,6 +19,7 @@ Rules:
 8. The first telemetry is of the idle fleet: pages are read before traffic comes.
 9. While telemetry is frozen, samples arrive with new times and old values, so that a scheduler
    cannot detect that they are stale.
+10. A job reaches a replica of another zone a whole round trip late, so its answer need not.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from heapq import heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING
@@ -234,11 +236,21 @@ class SimulatedFleet:
                 self._held_s.setdefault(job.index, now - task.sent_at)
                 self._at[job.index] = index
                 self._tasks[job.index] = task
-                self._replicas[index].arrive(task, now)
-                self._schedule(index)
+                hop = self._scenario.hop_s(index)
+                if hop:
+                    self._later(now + hop, _TROUBLE, partial(self._reach, index, task))
+                else:
+                    self._reach(index, task, now)
                 return
         self._tasks.pop(job.index, None)
         self._end(task, End.LOST, now)
+
+    def _reach(self, index: int, task: ReplicaTask, now: float) -> None:
+        if index in self._dead:
+            self._move([task], now)
+            return
+        self._replicas[index].arrive(task, now)
+        self._schedule(index)
 
     def _work(self, index: int, now: float) -> None:
         replica = self._replicas[index]

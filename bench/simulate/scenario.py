@@ -61,6 +61,8 @@ class Scenario:
     """Time from which samples keep their old values but have new times; ``None``: never."""
     freeze_s: float = 30.0
     """Duration of the freeze."""
+    zone_hop_s: float = 0.0
+    """Round trip to the second half of the replicas, which are in another zone; 0: one zone."""
     slow_start_s: float = 0.0
     """Slow-start window of the pool."""
     index_blocks: int | None = None
@@ -123,6 +125,7 @@ class Scenario:
                 self.bytes_per_token is None or self.bytes_per_token > 0,
                 "a token must have more than 0 bytes",
             ),
+            (self.zone_hop_s >= 0, "the hop to another zone must not be negative"),
             (self.models >= 1, "there must be a model"),
             (self.per_endpoint_in_flight >= 0, "a limit must not be negative"),
             (
@@ -167,6 +170,10 @@ class Scenario:
         if self.window_s is None:
             return slice(int(len(times) * self.warmup), len(times))
         return slice(bisect_left(times, self.window_s[0]), bisect_left(times, self.window_s[1]))
+
+    def hop_s(self, replica: int) -> float:
+        """Return the round trip to a replica beyond that within the zone, seconds."""
+        return self.zone_hop_s if 2 * replica >= self.replicas else 0.0
 
     def speed(self, replica: int) -> float:
         """Return the speed of a replica."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ext_proc.routing.limits import Limits
     from ext_proc.routing.pipeline.scheduler import Choice, Decision, Scheduler
     from ext_proc.routing.state.candidates import PoolState, Replica
+    from ext_proc.routing.state.hops import ZoneHops
     from ext_proc.routing.state.leases import Leases
     from ext_proc.routing.state.ledger import Ledger
     from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool
@@ -58,14 +59,14 @@ class Explainer:
         scheduler: Prices the candidates.
         limits: Limits of the requests in flight.
         conditions: Health conditions of the replicas.
-        zone: Zone of this picker.
+        hops: Prices of picks in other zones than this picker's.
     """
 
     def __init__(
-        self, scheduler: Scheduler, limits: Limits, conditions: Conditions, zone: str
+        self, scheduler: Scheduler, limits: Limits, conditions: Conditions, hops: ZoneHops
     ) -> None:
         self._scheduler = scheduler
-        self._known = limits, conditions, zone
+        self._known = limits, conditions, hops
 
     def would(
         self, pool_state: PoolState, request: Request, now: float, unix_now: float
@@ -91,7 +92,7 @@ def explain(
     choice: Choice | Refusal,
     limits: Limits,
     conditions: Conditions,
-    zone: str,
+    hops: ZoneHops,
     now: float,
     *,
     most: int | None = None,
@@ -104,7 +105,7 @@ def explain(
         choice: The priced candidates, or the refusal.
         limits: Limits of the requests in flight.
         conditions: Health conditions of the replicas.
-        zone: Zone of this picker.
+        hops: Prices of picks in other zones than this picker's.
         now: Monotonic seconds.
         most: In a pool with more endpoints than this, the reasons why endpoints are no candidates
             are left out; ``None`` = no limit.
@@ -129,7 +130,10 @@ def explain(
             for each in pool.endpoints
             if each.key not in candidates
         }
+    priced = pool.prefer_zone and choice.policy.in_seconds
+    zone = "" if priced else hops.zone
     preferred = preferences(pool, request.features, context.candidates, zone, now)
+    added = hops.seconds(pool, context.candidates) if priced else [0.0] * len(prices)
     return {
         "pool": pool.name,
         "variant": context.variant,
@@ -140,7 +144,7 @@ def explain(
         "tokens": context.tokens,
         "bytes_per_token": round(request.bytes_per_token, 3),
         "candidates": [
-            _candidate(choice, index, prices[order[0]], preferred, pool, limits)
+            _candidate(choice, index, prices[order[0]], preferred, added[index], pool, limits)
             for index in order[:EXPLAINED]
         ],
         "removed": None
@@ -155,12 +159,15 @@ def _candidate(
     index: int,
     cheapest: float,
     preferred: Sequence[tuple[str, Sequence[bool]]],
+    hop: float,
     pool: Pool,
     limits: Limits,
 ) -> dict[str, object]:
     context, price = choice.context, choice.prices[index]
     candidate = context.candidates[index]
     parts = dict(choice.policy.parts(context, index))
+    if hop:
+        parts["hop_s"] = hop
     moved = price - sum(parts.values())
     if parts and abs(moved) > ROUNDING * max(1.0, abs(price)):
         parts["order"] = moved

@@ -52,6 +52,7 @@ from ext_proc.routing.queue.waiting import lane_of
 from ext_proc.routing.registry import EndpointRegistry
 from ext_proc.routing.relief import NAMES, Relief
 from ext_proc.routing.scales import Scales, prompt_bytes
+from ext_proc.routing.state.hops import ZoneHops
 from ext_proc.routing.state.leases import Lease, Leased, LeaseEvent, LeaseKey, Leases, Released
 from ext_proc.routing.state.ledger import MAX_TICKETS, Ledger, LedgerEvent
 from ext_proc.routing.state.starts import SequenceStarts
@@ -169,17 +170,19 @@ class Router:
             self.limits,
         )
         """Folds the replication events of the other workers on this machine."""
+        self.hops = ZoneHops(zone)
+        """Prices of picks in other zones than this picker's."""
         self._scheduler = Scheduler(
             self.index.table,
             self.leases,
             self.conditions,
             self.placement,
-            zone,
+            self.hops,
             spares=self.limits.spares,
             waiting=self.queue.lines,
             relief=self.relief,
         )
-        self._explainer = Explainer(self._scheduler, self.limits, self.conditions, zone)
+        self._explainer = Explainer(self._scheduler, self.limits, self.conditions, self.hops)
         self.pools = self.registry.pools
         """The pools as last set, by name; copied from the registry because each exchange reads
         them."""
@@ -669,6 +672,7 @@ class Router:
             "abandoned": self.registry.abandoned.describe(),
             "queue": self.queue.describe(now),
             "relief": NAMES[self.relief.level],
+            "hops": self.hops.describe(),
             "canaries": self.registry.canaries.describe(),
             "counters": counters(self.ledger, self.peers, self.leases, self.index, self.trials),
         }

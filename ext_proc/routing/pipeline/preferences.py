@@ -2,7 +2,8 @@
 
 Rules:
 
-1. Preferences order the candidates: the model's device, then the adapter, then the picker's zone.
+1. Preferences order the candidates: the model's device, then the adapter, then the picker's zone,
+   unless the policy prices in seconds: then other zones cost a hop (``state.hops``).
    Of the candidates that meet a preference, those within the bound of their share of the requests
    come first:
    ``in flight + 1 <= max(2, ceil(spill_factor * (all in flight + 1) * capacity / all capacity))``.
@@ -46,7 +47,7 @@ def preferences(
         pool: The pool.
         features: The request.
         candidates: The candidates.
-        zone: The picker's zone; empty = unknown.
+        zone: The picker's zone; empty = unknown, or its preference is in the prices.
         now: Monotonic seconds.
     """
     found: list[tuple[str, list[bool]]] = []

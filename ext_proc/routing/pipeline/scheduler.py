@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from ext_proc.routing.policies import Policy
     from ext_proc.routing.relief import Relief
     from ext_proc.routing.state.candidates import Candidate, PoolState
+    from ext_proc.routing.state.hops import ZoneHops
     from ext_proc.routing.state.leases import Leases
     from ext_proc.routing.values.pool import EndpointKey, Pool, Protocol
     from ext_proc.routing.values.request import Request
@@ -134,7 +135,7 @@ class Scheduler:
         leases: Leases of sequences.
         conditions: Health conditions of the replicas.
         placement: Which replicas have which model.
-        zone: Zone of this picker; empty = unknown.
+        hops: Prices of picks in other zones than the picker's.
         waiting: Live view of what waits; where it is empty, requests without priority spare none.
         spares: Returns whether a request leaves the last place of a replica's own limit free.
         relief: What is left out while the picker's CPU does not suffice.
@@ -146,7 +147,7 @@ class Scheduler:
         leases: Leases,
         conditions: Conditions,
         placement: Placement,
-        zone: str = "",
+        hops: ZoneHops,
         *,
         spares: Callable[[Request], bool],
         waiting: Collection[object],
@@ -156,7 +157,7 @@ class Scheduler:
         self._waiting = waiting
         self._spares = spares
         self._placement = placement
-        self._zone = zone
+        self._hops = hops
         self._conditions = conditions
         self._index = index
         self._leases = leases
@@ -308,8 +309,12 @@ class Scheduler:
                 or features.adapter is not None
                 or features.model in self._conditions.adapters
             ):
+                zone = self._hops.zone
+                if pool.prefer_zone and policy.in_seconds:
+                    hops, zone = self._hops.seconds(pool, context.candidates), ""
+                    prices = [price + hop for price, hop in zip(prices, hops, strict=True)]
                 prices = preferred_first(
-                    pool, features, context.candidates, prices, self._zone, context.now
+                    pool, features, context.candidates, prices, zone, context.now
                 )
         return _silent_last(context, prices) if self._conditions.silent else prices
 

@@ -187,6 +187,8 @@ class Pool:
     """Whether a replica with the request's LoRA adapter loaded is ignored, preferred, required."""
     prefer_zone: bool = False
     """Prefer replicas in the picker's own zone."""
+    zone_hop_s: float = 0.0
+    """What a pick in another zone costs then, for policies in seconds; 0 = as measured."""
     spill_factor: float = 1.5
     """Maximum load of a preferred replica, as a multiple of the mean load."""
     repository: bool = True

@@ -759,6 +759,7 @@ class Routing(_message.Message):
     CO_BATCH_HOLD_SECONDS_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
     PREFER_ZONE_FIELD_NUMBER: _builtins.int
+    ZONE_HOP_SECONDS_FIELD_NUMBER: _builtins.int
     SPILL_FACTOR_FIELD_NUMBER: _builtins.int
     REFUSE_DEADLY_FIELD_NUMBER: _builtins.int
     UNSOUND_REQUESTS_FIELD_NUMBER: _builtins.int
@@ -805,6 +806,8 @@ class Routing(_message.Message):
     adapters: Global___Adapters.ValueType
     prefer_zone: _builtins.bool
     """Replicas of the picker's own zone are preferred."""
+    zone_hop_seconds: _builtins.float
+    """What a pick in another zone costs then, for policies that price in seconds; 0 = as measured."""
     spill_factor: _builtins.float
     """A preferred replica (zone, adapter, device) is used while its requests in flight are at most
     this factor above the mean; 0 = the picker's default.
@@ -862,6 +865,7 @@ class Routing(_message.Message):
         co_batch_hold_seconds: _builtins.float = ...,
         adapters: Global___Adapters.ValueType = ...,
         prefer_zone: _builtins.bool = ...,
+        zone_hop_seconds: _builtins.float = ...,
         spill_factor: _builtins.float = ...,
         refuse_deadly: _builtins.bool = ...,
         unsound_requests: Global___Unsound.ValueType = ...,
@@ -877,7 +881,7 @@ class Routing(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["gpu_weights", b"gpu_weights", "learned", b"learned"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "allow_override", b"allow_override", "block_chars", b"block_chars", "block_tokens", b"block_tokens", "body", b"body", "chat_template", b"chat_template", "co_batch_hold_seconds", b"co_batch_hold_seconds", "fallbacks", b"fallbacks", "gpu_weights", b"gpu_weights", "hung_requests", b"hung_requests", "index_blocks_per_endpoint", b"index_blocks_per_endpoint", "index_ttl_seconds", b"index_ttl_seconds", "learned", b"learned", "limit", b"limit", "load_factor", b"load_factor", "max_body_bytes", b"max_body_bytes", "max_header_bytes", b"max_header_bytes", "max_inflated_bytes", b"max_inflated_bytes", "max_tensor_bytes", b"max_tensor_bytes", "max_tokens", b"max_tokens", "move_bytes", b"move_bytes", "policy", b"policy", "prefer_zone", b"prefer_zone", "refuse_deadly", b"refuse_deadly", "sequence_idle_seconds", b"sequence_idle_seconds", "session_header", b"session_header", "spill_factor", b"spill_factor", "timeout_header", b"timeout_header", "tokenizer", b"tokenizer", "unsound_requests", b"unsound_requests", "uploads_per_client", b"uploads_per_client"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "allow_override", b"allow_override", "block_chars", b"block_chars", "block_tokens", b"block_tokens", "body", b"body", "chat_template", b"chat_template", "co_batch_hold_seconds", b"co_batch_hold_seconds", "fallbacks", b"fallbacks", "gpu_weights", b"gpu_weights", "hung_requests", b"hung_requests", "index_blocks_per_endpoint", b"index_blocks_per_endpoint", "index_ttl_seconds", b"index_ttl_seconds", "learned", b"learned", "limit", b"limit", "load_factor", b"load_factor", "max_body_bytes", b"max_body_bytes", "max_header_bytes", b"max_header_bytes", "max_inflated_bytes", b"max_inflated_bytes", "max_tensor_bytes", b"max_tensor_bytes", "max_tokens", b"max_tokens", "move_bytes", b"move_bytes", "policy", b"policy", "prefer_zone", b"prefer_zone", "refuse_deadly", b"refuse_deadly", "sequence_idle_seconds", b"sequence_idle_seconds", "session_header", b"session_header", "spill_factor", b"spill_factor", "timeout_header", b"timeout_header", "tokenizer", b"tokenizer", "unsound_requests", b"unsound_requests", "uploads_per_client", b"uploads_per_client", "zone_hop_seconds", b"zone_hop_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

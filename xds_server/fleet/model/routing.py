@@ -167,9 +167,13 @@ class Routing(Strict):
     adapters: AdapterMode = "prefer"
     """Whether replicas that have a request's LoRA adapter loaded are preferred or required."""
     prefer_zone: bool = False
-    """Replicas of the picker's own zone (its `--zone`) are preferred."""
+    """Replicas of the picker's own zone (its `--zone`) are preferred: with `auto` the others cost
+    `zone_hop` more, with other policies as `spill_factor` says."""
+    zone_hop: Duration = 0.0
+    """What a pick in another zone costs, in seconds that a request would rather wait: more than the
+    round trip where that traffic costs money. 0 = the measured difference of round trips."""
     spill_factor: Annotated[float, Field(ge=MIN_FACTOR, le=100)] = 1.5
-    """A preferred replica (zone, adapter, device) is kept to while its requests in flight are at
+    """A preferred replica (adapter, device, zone) is kept to while its requests in flight are at
     most this factor above the mean."""
     peek_bytes: Annotated[int, Field(ge=LEAST_PEEK_BYTES, le=16 * 2**20)] = 65_536
     """In body mode `peek`: about how much of a body the picker reads, and the largest body that

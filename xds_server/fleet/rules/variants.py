@@ -168,6 +168,11 @@ def constraints(at: Location, pool: PoolSpec) -> Iterator[Problem]:
             (*at, "routing", "prefer_zone"),
             f"no replica of pool '{pool.name}' has a `zone`; write zones or remove this",
         )
+    if pool.routing.zone_hop and not pool.routing.prefer_zone:
+        yield Problem(
+            (*at, "routing", "zone_hop"),
+            "it has no effect without `prefer_zone: true`; write that too or remove this",
+        )
     yield from _chat_template(at, pool)
     yield from _without_effect(at, pool)
 

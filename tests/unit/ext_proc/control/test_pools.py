@@ -242,6 +242,7 @@ def test_constraints_and_settings_of_policies_arrive():
                 co_batch_hold_seconds=0.0005,
                 adapters=pool_pb2.ADAPTERS_REQUIRE,
                 prefer_zone=True,
+                zone_hop_seconds=0.5,
                 spill_factor=2,
             ),
         )
@@ -252,7 +253,7 @@ def test_constraints_and_settings_of_policies_arrive():
     assert made.gpu_weights == GpuWeights(2.0, 0.0, 1.0, 0.0)
     assert made.learned == LearnedSettings(2000, 0.02)
     assert (made.co_batch_hold_s, made.adapters) == (0.0005, "require")
-    assert (made.prefer_zone, made.spill_factor) == (True, 2.0)
+    assert (made.prefer_zone, made.zone_hop_s, made.spill_factor) == (True, 0.5, 2.0)
 
 
 @pytest.mark.parametrize(

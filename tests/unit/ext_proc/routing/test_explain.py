@@ -117,6 +117,7 @@ def test_constraints_and_preferences_are_explained(build: Build) -> None:
             build.endpoint(1, zone="b", device="x"),
             build.endpoint(2, zone="a"),
         ),
+        policy="least-in-flight",
         prefer_zone=True,
         model_needs=(ModelNeeds("m", device="x", device_required=True),),
     )
@@ -126,7 +127,18 @@ def test_constraints_and_preferences_are_explained(build: Build) -> None:
     first, second = explained["candidates"]
     assert (first["id"], first["lacks"]) == ("r0", [])
     assert (second["id"], second["lacks"]) == ("r1", ["zone"])
-    assert second["parts"]["order"] == pytest.approx(second["behind"])
+    assert second["behind"] > 0
+
+
+def test_a_hop_is_a_part_of_the_price(build: Build) -> None:
+    """Where prices are seconds, another zone is no missing preference."""
+    endpoints = (build.endpoint(0, zone="a"), build.endpoint(1, zone="b"))
+    pool = build.pool(endpoints=endpoints, prefer_zone=True, zone_hop_s=0.25)
+    explained: Any = build.router(pool, zone="a").explain(build.request(), 0.0, 0.0)
+    first, second = explained["candidates"]
+    assert (first["id"], "hop_s" in first["parts"]) == ("r0", False)
+    assert (second["lacks"], second["parts"]["hop_s"]) == ([], 0.25)
+    assert second["behind"] == pytest.approx(0.25)
     assert second["price"] == pytest.approx(sum(second["parts"].values()))
 
 

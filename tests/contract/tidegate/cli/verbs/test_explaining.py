@@ -15,6 +15,7 @@ import pytest
 from ext_proc.routing.router import Router
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
 from ext_proc.routing.values.request import Features, Form, Request
+from ext_proc.routing.values.settings import ModelNeeds
 from tidegate.cli.verbs.explaining import answer
 
 if TYPE_CHECKING:
@@ -28,14 +29,17 @@ BLOCKS = tuple(range(1, 9))
 def decisions() -> list[dict[str, Any]]:
     """Return a real router's sampled decisions as ``/debug/explain`` returns them."""
     endpoints = [
-        Endpoint(EndpointKey(f"r{n}", 1), "stable", f"10.0.0.{n}:80", None, zone="b" if n else "a")
+        Endpoint(EndpointKey(f"r{n}", 1), "stable", f"10.0.0.{n}:80", None, device=f"d{n}")
         for n in range(3)
     ]
     draining = Endpoint(EndpointKey("r9", 1), "stable", "10.0.0.9:80", None, draining=True)
     pool = Pool(
-        "llm", variants=(Variant("stable", 1),), endpoints=(*endpoints, draining), prefer_zone=True
+        "llm",
+        variants=(Variant("stable", 1),),
+        endpoints=(*endpoints, draining),
+        model_needs=(ModelNeeds("m", device="d0"),),
     )
-    router = Router(random.Random(1), zone="a")
+    router = Router(random.Random(1))
     router.set_pools({"llm": pool}, 0.0)
     request = Request("llm", None, "http", Features(Form.GENERATE, model="m"), BLOCKS, subset=None)
     router.decide(request, 0.0, 0.0)
@@ -81,7 +85,7 @@ def test_a_decision_as_a_table(run: Run, picker: str) -> None:
     assert "own_s=" in ran.out
     assert "it is draining" in ran.out
     assert "why not r1? its price is higher by" in ran.out
-    assert "unmet preferences: zone" in " ".join(ran.out.split())
+    assert "unmet preferences: device" in " ".join(ran.out.split())
 
 
 def test_a_decision_as_json(run: Run, picker: str) -> None:

@@ -207,6 +207,14 @@ def test_the_own_zone_comes_first_and_others_stay_fallbacks(build: Build) -> Non
     assert {ask(elsewhere, build) for _ in range(3)} == {"r0", "r1", "r2"}
 
 
+@pytest.mark.parametrize(("hop", "local"), [(0.0, 1), (0.05, 3)])
+def test_a_pick_in_another_zone_costs_the_hop(build: Build, hop: float, local: int) -> None:
+    """Each request in flight costs the usual 20 ms: those in the own zone are kept for a hop."""
+    router = build.router(zoned(build, "ab", zone_hop_s=hop), zone="a")
+    picks = [ask(router, build) for _ in range(local + 1)]
+    assert picks == ["r0"] * local + ["r1"]
+
+
 def test_a_zone_without_replicas_is_no_preference(build: Build) -> None:
     """If no replica is in the picker's zone, all are equal."""
     router = build.router(zoned(build, "bbb"), zone="a")
@@ -239,6 +247,8 @@ def test_the_bound_of_spilling_holds(
 ) -> None:
     """Requests leave the own zone only when each of its replicas is at its bound.
 
+    So it is for policies whose prices are no seconds.
+
     Where all replicas are in the own zone, the preference has no effect (rule 2).
     """
     orders = any(zone != "a" for zone, _ in zones)
@@ -246,7 +256,9 @@ def test_the_bound_of_spilling_holds(
         build.endpoint(number, zone=zone, capacity=capacity)
         for number, (zone, capacity) in enumerate(zones)
     )
-    pool = build.pool(endpoints=endpoints, prefer_zone=True, spill_factor=factor)
+    pool = build.pool(
+        endpoints=endpoints, policy="least-in-flight", prefer_zone=True, spill_factor=factor
+    )
     router = build.router(pool, zone="a")
     open_tickets = []
     for at, end in enumerate(ends):

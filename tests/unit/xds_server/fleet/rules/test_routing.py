@@ -75,6 +75,7 @@ def test_what_is_declared_reaches_the_pickers() -> None:
         ),
         ({"routing": {"adapters": "require"}}, "routing.adapters", "declare them or write"),
         ({"routing": {"prefer_zone": True}}, "routing.prefer_zone", "write zones"),
+        ({"routing": {"zone_hop": "2ms"}}, "routing.zone_hop", "`prefer_zone: true`"),
     ],
 )
 def test_what_could_never_be_met_is_reported(more: dict[str, Any], place: str, words: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -13,7 +14,8 @@ import tritonclient.grpc.aio as triton_grpc
 
 from support.envoy_pages import clusters, envoy_page, limit, stat
 from support.replicas import Replica, stack_over
-from support.traffic import GENERATE, admin, eventually, metric, vision_inputs
+from support.traffic import GENERATE, admin, eventually, metric, picker_state, vision_inputs
+from tidegate.stack import commands
 from tidegate_api.admin.v1 import admin_pb2
 from tidegate_api.names import SERVED_BY_HEADER
 
@@ -244,6 +246,31 @@ async def test_zones_in_order_and_failover(http, stack, replicas):
         assert {(await ask(http, stack))[1] for _ in range(20)} == {first.address}
     finally:
         await stack.start_picker()
+
+
+async def test_picks_stay_in_the_picker_s_zone_for_the_price_of_a_hop(http, monkeypatch):
+    """They leave it with its last replica; without a price, round trips are measured."""
+    with_zone = commands.picker
+    monkeypatch.setattr(commands, "picker", lambda *each: (*with_zone(*each), "--zone", "near"))
+    near, far = Replica("near"), Replica("far")
+
+    def zoned(pool, hop="60s", *, draining=False):
+        pool["routing"].update(prefer_zone=True, zone_hop=hop)
+        pool["endpoints"][0].update(zone="near", draining=draining)
+        pool["endpoints"][1].update(zone="far")
+
+    async with stack_over(near, far) as stack:
+        await edited(stack, zoned)
+        assert {(await ask(http, stack))[1] for _ in range(12)} == {near.address}
+        await edited(stack, partial(zoned, draining=True))
+        assert (await ask(http, stack))[1] == far.address
+        await edited(stack, partial(zoned, hop="0s"))
+
+        async def measured() -> bool:
+            hops = (await picker_state(http, stack))["router"]["hops"]
+            return hops["zone"] == "near" and hops["measured_s"].keys() == {"far"}
+
+        assert await eventually(measured)
 
 
 async def test_a_path_that_is_not_ready_takes_replicas_out(http, stack):

@@ -139,10 +139,10 @@ class ControlSettings(IdentitySettings):
     """What Envoys get: all of their configuration, or clusters, endpoints and limits only, for
     Envoys with listeners and routes of their own."""
     state: Annotated[Path | None, Shown("DIR")] = None
-    """Folder of revisions; default: memory only."""
+    """Folder of revisions, and of how far --store was read; default: memory only."""
     accept_loss: bool = False
     """Serve clients of a history that is lost; otherwise those that connect within a minute of the
-    start with an empty folder get nothing."""
+    start with an empty folder get nothing. With --store, go on from an older one than was read."""
     store: (
         Annotated[str, AfterValidator(_shared), Shown("etcd://HOST:PORT,...", "TIDEGATE_STORE")]
         | None

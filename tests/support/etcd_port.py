@@ -215,6 +215,10 @@ class SmallEtcd:
         self._leases.pop(lease, None)
         self._remove([key for key, (_, _, of) in self._keys.items() if of == lease])
 
+    def clear(self) -> None:
+        """Lose all values."""
+        self._remove(list(self._keys))
+
     def _remove(self, keys: list[bytes]) -> None:
         self._revision += bool(keys)
         for each in keys:

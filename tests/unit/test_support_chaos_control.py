@@ -15,7 +15,8 @@ from support.tries import tries
 from xds_server.applications.loading.keeper import LoadKeeper
 from xds_server.control.journal import Journal
 from xds_server.fleet.store import StoreError, StoreSilent
-from xds_server.fleet.stored.epochs import Tenure
+from xds_server.fleet.stored.epochs import HistoryMark, Tenure
+from xds_server.leading.seen import SeenFile
 
 POINTS = [
     *(Point("change", "kill", number) for number in (4, 25)),
@@ -27,6 +28,7 @@ POINTS = [
     Point("change", "lose-reply", 5),
     Point("canary", "end", 4),
     Point("load", "kill-twice", 7),
+    Point("restore", "full", 3),
 ]
 
 
@@ -66,11 +68,22 @@ async def forgotten(_: LoadKeeper) -> None:
     """Do not take up what was open."""
 
 
+def nothing_read(_: SeenFile) -> HistoryMark:
+    """Forget what was read before the start."""
+    return HistoryMark()
+
+
 PLANTED = {
     "a lost fence": (SmallEtcd, "_Txn", unfenced, Point("drain", "stop", 7)),
     "a lease without margin": (Tenure, "renewed", too_long, Point("change", "cut", 1)),
     "relief that no follower has": (Journal, "_append", impatient, Point("drain", "cut", 1)),
     "an operation that is forgotten": (LoadKeeper, "start", forgotten, Point("load", "kill", 9)),
+    "a start that forgets what was read": (
+        SeenFile,
+        "read",
+        nothing_read,
+        Point("restore", "full", 1),
+    ),
 }
 
 

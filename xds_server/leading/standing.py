@@ -28,6 +28,7 @@ from xds_server.fleet.store import RevisionStore
 from xds_server.fleet.stored.shared import SharedFault, SharedHistory
 from xds_server.leading.keeper import Keeper, clock
 from xds_server.leading.refusing import Leader, RefusingPorts
+from xds_server.leading.seen import SeenFile
 from xds_server.leading.stores import opened
 
 if TYPE_CHECKING:
@@ -103,6 +104,8 @@ class _Server:
             lambda: self._keeper is not None and self._keeper.holds(),
             self._deposed,
             lambda: time.sleep(PAUSE_S),
+            SeenFile(settings.state),
+            accepts_loss=settings.accept_loss,
         )
 
     @property

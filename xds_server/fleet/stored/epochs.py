@@ -30,6 +30,22 @@ MAX_RECORDS: Final = 64
 """Most records that a head names besides an image."""
 
 
+class HistoryMark(NamedTuple):
+    """How far a history has come; of nothing by default."""
+
+    epoch: int = 0
+    number: int = 0
+    """Of the last change."""
+
+    def above(self, other: HistoryMark) -> bool:
+        """Return whether ``other`` lacks something that this one has."""
+        return other.epoch < self.epoch or other.number < self.number
+
+    def joined(self, other: HistoryMark) -> HistoryMark:
+        """Return the mark that lacks nothing of both."""
+        return HistoryMark(max(self.epoch, other.epoch), max(self.number, other.number))
+
+
 class StoredPart(NamedTuple):
     """A value of the shared history, in chunks."""
 
@@ -54,6 +70,11 @@ class HistoryHead:
     def number(self) -> int:
         """Number of the last change."""
         return self.records[-1].number if self.records else self.image.number
+
+    @property
+    def mark(self) -> HistoryMark:
+        """How far it has come."""
+        return HistoryMark(self.epoch, self.number)
 
     @property
     def grown(self) -> bool:
@@ -99,9 +120,9 @@ class HistoryHead:
             raise ValueError(f"no head of a history: {error!r}") from None
 
 
-def led(before: HistoryHead | None, image: StoredPart) -> HistoryHead:
-    """Return a new leader's first head, with an image of all that ``before`` names (rule 2)."""
-    return HistoryHead(1 if before is None else before.epoch + 1, image)
+def led(before: HistoryMark, image: StoredPart) -> HistoryHead:
+    """Return a new leader's first head, with an image of all that it goes on from (rule 2)."""
+    return HistoryHead(before.epoch + 1, image)
 
 
 class Tenure:

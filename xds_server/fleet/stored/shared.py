@@ -11,7 +11,9 @@ Rules:
 2. Where another has changed the head, this server leads no more: ``deposed`` is called.
 3. A new leader's image replaces all records, and so does one when the records have grown. Then
    older ones are deleted. A follower that misses a deleted one begins with the newest head.
-4. A follower reads no head that is older than one that it has read, as after a restored backup.
+4. A server reads no head that is older than one that it has read, as after a restored backup,
+   also where it has been started again (``HistoryMarks``), until the loss is accepted. A leader
+   that accepts it goes on above all that it has read, so that others follow it.
 5. Values are split into chunks of ``CHUNK_BYTES``, far below etcd's bound of 1.5 MiB for a request.
 
 Calls block. The copy is used by one thread at a time.
@@ -27,7 +29,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from xds_server.fleet.stored import changed
-from xds_server.fleet.stored.epochs import HistoryHead, StoredPart, led
+from xds_server.fleet.stored.epochs import HistoryHead, HistoryMark, StoredPart, led
 from xds_server.fleet.stored.schema import VERSION
 
 if TYPE_CHECKING:
@@ -70,6 +72,16 @@ class Keys(Protocol):
         """Delete the keys from ``first`` to before ``beyond``."""
 
 
+class HistoryMarks(Protocol):
+    """Keeps how far a server has read, for when it is started again; all calls block."""
+
+    def read(self) -> HistoryMark:
+        """Return the mark; that of nothing if none was kept."""
+
+    def write(self, mark: HistoryMark) -> None:
+        """Keep a mark in place of the one before."""
+
+
 class SharedHistory:
     """A copy of the shared database; see the module's rules.
 
@@ -80,6 +92,8 @@ class SharedHistory:
         holds: Returns whether this server may lead.
         deposed: Called when another leads.
         pause: Waits before the store is asked again.
+        marks: Keeps what was read; ``None`` = for the time of this object.
+        accepts_loss: The first head that is read may be older than that.
     """
 
     def __init__(
@@ -90,6 +104,9 @@ class SharedHistory:
         holds: Callable[[], bool],
         deposed: Callable[[], None],
         pause: Callable[[], None],
+        marks: HistoryMarks | None = None,
+        *,
+        accepts_loss: bool = False,
     ) -> None:
         self.name = name
         self.db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
@@ -98,6 +115,11 @@ class SharedHistory:
         self._head: HistoryHead | None = None
         self._version = 0
         """Of the head; 0 = there is none."""
+        self._marks, self._accepts_loss = marks, accepts_loss
+        self._mark = HistoryMark() if marks is None else marks.read()
+        """Of the newest head that was read."""
+        self._most = self._mark
+        """Of what was read before a loss was accepted, too."""
         self._tries = itertools.count()
         self._lost = ""
         """The key that was missed last."""
@@ -120,11 +142,13 @@ class SharedHistory:
             self._refuse_older(head)
             if found is None or head is None:
                 self._forget()
+                self._read_to(HistoryMark())
                 return
             if found[1] == self._version and head == self._head:
                 return
             if self._reached(head):
                 self._version = found[1]
+                self._read_to(head.mark)
                 return
             if found[1] == missed:
                 raise SharedFault(
@@ -149,9 +173,10 @@ class SharedHistory:
             try:
                 self.follow()
                 prepare(self.db)
-                number = 0 if self._head is None else self._head.number
-                image = self._written("image", number, zlib.compress(self.db.serialize()))
-                head = led(self._head, image)
+                image = self._written(
+                    "image", self._most.number, zlib.compress(self.db.serialize())
+                )
+                head = led(self._most, image)
                 if self._swapped(head):
                     changed.follow(self.db)
                     self._tidy(head)
@@ -191,16 +216,22 @@ class SharedHistory:
         self._head, self._version = None, 0
 
     def _refuse_older(self, head: HistoryHead | None) -> None:
-        known = self._head
-        if known is None:
-            return
-        if head is None or head.epoch < known.epoch or head.number < known.number:
-            now = "nothing" if head is None else f"change {head.number} of leader {head.epoch}"
+        known, now = self._mark, HistoryMark() if head is None else head.mark
+        if known.above(now) and not self._accepts_loss:
+            has = "nothing" if head is None else f"change {now.number} of leader {now.epoch}"
             raise SharedFault(
-                f"{self.name} is older than what this server has read: it has {now}, not change "
-                f"{known.number} of leader {known.epoch}; restore a newer backup, or restart this "
-                "server to go on from there"
+                f"{self.name} is older than what this server has read: it has {has}, not change "
+                f"{known.number} of leader {known.epoch}; restore a newer backup, or start this "
+                "server once with --accept-loss to go on from there"
             )
+
+    def _read_to(self, mark: HistoryMark) -> None:
+        """Note how far the copy goes."""
+        self._accepts_loss = False
+        if mark != self._mark:
+            self._mark, self._most = mark, self._most.joined(mark)
+            if self._marks is not None:
+                self._marks.write(mark)
 
     def _loaded(self, text: bytes) -> HistoryHead:
         try:
@@ -268,6 +299,7 @@ class SharedHistory:
         if version is None:
             return False
         self._head, self._version = head, version
+        self._read_to(head.mark)
         return True
 
     def _tidy(self, head: HistoryHead) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import io
+from typing import Any
 
 import grpc
 import pytest
@@ -46,10 +47,13 @@ async def server(tmp_path, etcd):
     file = tmp_path / "fleet.yaml"
     file.write_text(fleet().model_dump_json())
     with HeldPorts() as ports:
+        names: list[Any] = []
         async with contextlib.AsyncExitStack() as stack:
 
-            def start(admin: str = "") -> One:
-                found = One(file, etcd.address, ports, admin)
+            def start(admin: str = "", **options: Any) -> One:
+                given = {"state": file.parent / f"state-{len(names)}", **options}
+                names.append(given)
+                found = One(file, etcd.address, ports, admin, **given)
                 stack.push_async_callback(found.end)
                 return found
 
@@ -59,7 +63,7 @@ async def server(tmp_path, etcd):
 class One:
     """A control server in this process."""
 
-    def __init__(self, file, store: str, ports: HeldPorts, admin: str) -> None:
+    def __init__(self, file, store: str, ports: HeldPorts, admin: str, **options: Any) -> None:
         self.ads, self.admin = ports.address(), admin or ports.address()
         self.http = ports.address()
         self.pages = ports.address()
@@ -70,6 +74,7 @@ class One:
             admin=self.admin,
             metrics=self.pages,
             admin_http=self.http,
+            **options,
         )
         self.stopped = asyncio.Event()
         self.task = asyncio.create_task(run(self.settings, self.stopped))
@@ -124,6 +129,14 @@ class One:
             return LEADER_METADATA in dict(error.trailing_metadata())
         return False
 
+    async def refuses(self) -> bool:
+        """Return whether it says that the store is older than what it has read."""
+        try:
+            await self.status()
+        except grpc.aio.AioRpcError as error:
+            return "it has nothing, not change" in (error.details() or "")
+        return False
+
 
 async def test_a_server_follows_until_the_leader_stops(server) -> None:
     """Its clients are sent to others, operators to the leader; then it has the leader's fleet."""
@@ -174,6 +187,19 @@ async def test_another_file_of_a_new_leader_waits(server) -> None:
     found = await second.status()
     assert found.revision == 1
     assert "is not the file that was applied last" in found.file_error
+
+
+async def test_a_server_that_starts_again_refuses_an_empty_store(server, etcd) -> None:
+    """No server leads, and operators are told so, until one is started with --accept-loss."""
+    first = server()
+    await first.until(first.leads)
+    assert await first.end() == EXIT_OK
+    etcd.clear()
+    again = server(state=first.settings.state)
+    await again.until(again.refuses)
+    assert await again.end() == EXIT_OK
+    accepting = server(state=first.settings.state, accept_loss=True)
+    await accepting.until(accepting.leads)
 
 
 @pytest.mark.parametrize("given", ["kubernetes://", "kubernetes://a/", "kubernetes://A/b"])

@@ -7,7 +7,7 @@ import contextlib
 import functools
 from typing import TYPE_CHECKING, Any, Final
 
-from support.chaos.control.values import AGAIN_S, MODEL, BrokenError
+from support.chaos.control.values import AGAIN_S, LONG_S, MODEL, BrokenError
 from support.fleets import endpoint, fleet, pool
 from xds_server.applications.canary.rollout import RolloutPhase
 from xds_server.applications.loading.keeper import WantedOperation
@@ -70,6 +70,29 @@ async def drain(world: World) -> None:
         raise BrokenError("r1 no longer drains")
 
 
+async def restore(world: World) -> None:
+    """Drain a replica; lose the power, and the drain, as etcd's backup is older; accept that."""
+    backup = world.store.backup()
+    await drain(world)
+    pickers = [each for each in world.clients if each.kind == "picker"]
+    while not all(each.draining("r1") for each in pickers):  # noqa: ASYNC110 - as operators do
+        await asyncio.sleep(0.2)
+    before = world.epoch
+    world.power_lost(backup)
+    await asyncio.sleep(LONG_S)
+    if world.leader is not None:
+        raise BrokenError("a server leads an older history")
+    world.promised = world.drained = False
+    world.told.clear()
+    world.accepts_loss = True
+    for each in tuple(world.hosts.values()):
+        each.end()
+    while world.leader is None:  # noqa: ASYNC110 - as operators do
+        await asyncio.sleep(0.2)
+    if world.epoch <= before:
+        raise BrokenError(f"epoch {world.epoch} comes after {before}")
+
+
 async def canary(world: World) -> None:
     """Begin a rollout, and promote it."""
     while True:
@@ -120,7 +143,13 @@ async def load(world: World) -> None:
         raise BrokenError(f"{known[0].phase}, but {sorted(world.loaded)} have the model")
 
 
-SCRIPTS: Final = {"change": change, "drain": drain, "canary": canary, "load": load}
+SCRIPTS: Final = {
+    "change": change,
+    "drain": drain,
+    "restore": restore,
+    "canary": canary,
+    "load": load,
+}
 
 
 def _fleet(*endpoints: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from support.chaos.control.world import World
+
+
+_HEAD: Final = b"/tidegate/head"
 
 
 class RpcError(grpc.RpcError):
@@ -34,6 +37,17 @@ class Store(SmallEtcd):
         self._ends: dict[int, Any] = {}
         self.heads: list[HistoryHead] = []
         self.full = False
+        self._restored: HistoryHead | None = None
+        """The head of a backup, until a leader has gone on from it."""
+
+    def backup(self) -> dict[bytes, Any]:
+        """Return all that is stored of the history."""
+        return {key: found for key, found in self._keys.items() if not key.endswith(b"/leader")}
+
+    def restore(self, backup: dict[bytes, Any]) -> None:
+        """Go back to a backup; no server leads."""
+        self._keys = dict(backup)
+        self._restored = HistoryHead.load(self._keys[_HEAD][0])
 
     def answer(self, method: str, request: bytes) -> bytes:
         """Answer, and look at what was written."""
@@ -42,14 +56,18 @@ class Store(SmallEtcd):
                 grpc.StatusCode.RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded"
             )
         answer = super().answer(method, request)
-        found = self._keys.get(b"/tidegate/head")
+        found = self._keys.get(_HEAD)
         if found is not None:
             head = HistoryHead.load(found[0])
             before = self.heads[-1] if self.heads else None
-            if head != before:
-                if before is not None and not _follows(before, head):
+            if head not in {before, self._restored}:
+                follows = before is None or (
+                    head.epoch > before.epoch if self._restored else _follows(before, head)
+                )
+                if not follows:
                     raise BrokenError(f"the head {before} was replaced by {head}")
                 self.heads.append(head)
+                self._restored = None
         return answer
 
     def _LeaseGrant(self, asked: Any) -> Any:  # noqa: N802 - etcd's name

@@ -120,6 +120,8 @@ class World:
         self.drained = False
         """A picker knows that r1 drains, and the operator was told so."""
         self.promised = False
+        self.accepts_loss = False
+        """Servers are started with ``--accept-loss``."""
         self.done = False
         self._file = file
         self.people = HostLoop(self.network, "people")
@@ -141,6 +143,8 @@ class World:
             fleet=self._file,
             store=f"etcd://{','.join(MEMBERS)}",
             admin=f"127.0.0.{number + 1}:18010",
+            state=self._file.parent / f"server-{number}",
+            accept_loss=self.accepts_loss,
         )
 
         async def live() -> None:
@@ -218,6 +222,12 @@ class World:
             self.cut |= ways
         lasts_s = {"cut": LONG_S, "cut-shortly": 2.0, "lose-reply": 0.2}[fault]
         self.network.at(self.network.now + lasts_s, self.cut.clear)
+
+    def power_lost(self, backup: Any) -> None:
+        """End all servers; the store comes back as it was."""
+        for each in tuple(self.hosts.values()):
+            each.end()
+        self.store.restore(backup)
 
     # --- what is seen
 

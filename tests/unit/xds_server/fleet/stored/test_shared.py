@@ -15,7 +15,7 @@ from support.fleets import fleet, pool
 from support.shared_keys import KilledAt, SharedKeys
 from xds_server.fleet.revision import FileState, FleetState, Revision
 from xds_server.fleet.store import RevisionStore, StoreError
-from xds_server.fleet.stored.epochs import MAX_RECORDS, HistoryHead, StoredPart, Tenure
+from xds_server.fleet.stored.epochs import MAX_RECORDS, HistoryHead, HistoryMark, StoredPart, Tenure
 from xds_server.fleet.stored.schema import VERSION
 from xds_server.fleet.stored.shared import CHUNK_BYTES, HEAD, SharedFault, SharedHistory
 
@@ -187,6 +187,41 @@ def test_an_older_history_is_refused(now) -> None:
         ):
             copy.follow()
     history(keys, "new").follow()
+
+
+class Kept:
+    """HistoryMarks in memory."""
+
+    def __init__(self) -> None:
+        self.mark = HistoryMark()
+
+    def read(self) -> HistoryMark:
+        """Return the mark."""
+        return self.mark
+
+    def write(self, mark: HistoryMark) -> None:
+        """Keep a mark."""
+        self.mark = mark
+
+
+def test_a_server_that_starts_again_refuses_an_older_history() -> None:
+    """It goes on from there where the loss is accepted, above all that it has read, once."""
+    keys, kept, others = SharedKeys(), Kept(), Kept()
+    with closing(leading(keys, marks=kept)) as store:
+        backup = dict(keys.values)
+        store.put_value(KEY, "1")
+    history(keys, "other", marks=others).follow()
+    keys.values = dict(backup)
+    with pytest.raises(StoreError, match=r"has change 0 of leader 1.*once with --accept-loss"):
+        leading(keys, "b", marks=kept)
+    accepting = history(keys, "c", marks=kept, accepts_loss=True)
+    with closing(RevisionStore(None, shared=accepting)) as store:
+        assert (accepting.head.mark, store.value(KEY)) == (HistoryMark(2, 1), None)
+    assert kept.mark == HistoryMark(2, 1)
+    history(keys, "other", marks=others).follow()
+    keys.values = dict(backup)
+    with pytest.raises(SharedFault, match="older than"):
+        accepting.follow()
 
 
 def test_a_history_of_a_newer_version_is_not_led() -> None:

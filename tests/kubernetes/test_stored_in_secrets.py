@@ -35,11 +35,20 @@ SPACE = "shared-store"
 SECRETS = f"/api/v1/namespaces/{SPACE}/secrets"
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{SPACE}/leases/{{}}"
 VALUES = "control.replicas=2"
+STORES = ("all", "parts", "lost", "large")
+
+
+def store_of(request: pytest.FixtureRequest) -> str:
+    """Return the name of a test's store of servers."""
+    return str(request.node.name.replace("_", "-"))
 
 
 @pytest.fixture
-async def account(cluster, tmp_path):
-    """Return a kubeconfig of an account that has the rights that the chart gives, and no others."""
+async def account(cluster, tmp_path, request):
+    """Return a kubeconfig of an account that has the rights that the chart gives, and no others.
+
+    Where they are for the chart's store alone, they are for those of this test.
+    """
     rbac = "rbac.authorization.k8s.io"
     made = {"name": "control", "namespace": SPACE}
     subject = {"kind": "ServiceAccount", **made}
@@ -48,6 +57,9 @@ async def account(cluster, tmp_path):
         for each in objects(await asyncio.to_thread(render, "--set", VALUES))
         if (each["kind"], each["metadata"]["name"]) == ("Role", "tidegate-control")
     )
+    for rule in role["rules"]:
+        if rule.get("resourceNames") == ["tidegate-control"]:
+            rule["resourceNames"] = [*STORES, store_of(request)]
     for each in (
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE}},
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": made},
@@ -80,7 +92,7 @@ def history(store: Kubernetes, writer: str) -> SharedHistory:
 @pytest.fixture
 async def servers(tmp_path, account, request):
     """Start two, on a store named after the test."""
-    name = request.node.name.replace("_", "-")
+    name = store_of(request)
     store = (f"--store=kubernetes://{SPACE}/{name}", f"--store-kubeconfig={account}")
     with HeldPorts() as ports:
         made = Servers(tmp_path, store, ports, fleet())

@@ -82,7 +82,7 @@ PLANTED = {
         SeenFile,
         "read",
         nothing_read,
-        Point("restore", "full", 1),
+        Point("restore", "kill", 3),
     ),
 }
 

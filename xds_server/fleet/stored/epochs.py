@@ -41,9 +41,9 @@ class HistoryMark(NamedTuple):
         """Return whether ``other`` lacks something that this one has."""
         return other.epoch < self.epoch or other.number < self.number
 
-    def joined(self, other: HistoryMark) -> HistoryMark:
-        """Return the mark that lacks nothing of both."""
-        return HistoryMark(max(self.epoch, other.epoch), max(self.number, other.number))
+    def plus(self, other: HistoryMark) -> HistoryMark:
+        """Return the sum of both."""
+        return HistoryMark(self.epoch + other.epoch, self.number + other.number)
 
 
 class StoredPart(NamedTuple):

@@ -13,7 +13,7 @@ Rules:
    older ones are deleted. A follower that misses a deleted one begins with the newest head.
 4. A server reads no head that is older than one that it has read, as after a restored backup,
    also where it has been started again (``HistoryMarks``), until the loss is accepted. A leader
-   that accepts it goes on above all that it has read, so that others follow it.
+   that accepts it goes on ``LEAP`` above, as others that are to follow it may have read more.
 5. Values are split into chunks of ``CHUNK_BYTES``, far below etcd's bound of 1.5 MiB for a request.
 
 Calls block. The copy is used by one thread at a time.
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES: Final = 2**19
 HEAD: Final = "head"
+LEAP: Final = HistoryMark(1_000, 1_000_000_000)
+"""More than is lost."""
 MAX_TURNS: Final = 10
 """Most attempts to read a history, or to lead it, while others change it."""
 
@@ -118,8 +120,7 @@ class SharedHistory:
         self._marks, self._accepts_loss = marks, accepts_loss
         self._mark = HistoryMark() if marks is None else marks.read()
         """Of the newest head that was read."""
-        self._most = self._mark
-        """Of what was read before a loss was accepted, too."""
+        self._leaps = accepts_loss
         self._tries = itertools.count()
         self._lost = ""
         """The key that was missed last."""
@@ -173,10 +174,9 @@ class SharedHistory:
             try:
                 self.follow()
                 prepare(self.db)
-                image = self._written(
-                    "image", self._most.number, zlib.compress(self.db.serialize())
-                )
-                head = led(self._most, image)
+                before = self._mark.plus(LEAP) if self._leaps else self._mark
+                image = self._written("image", before.number, zlib.compress(self.db.serialize()))
+                head = led(before, image)
                 if self._swapped(head):
                     changed.follow(self.db)
                     self._tidy(head)
@@ -229,7 +229,7 @@ class SharedHistory:
         """Note how far the copy goes."""
         self._accepts_loss = False
         if mark != self._mark:
-            self._mark, self._most = mark, self._most.joined(mark)
+            self._mark = mark
             if self._marks is not None:
                 self._marks.write(mark)
 

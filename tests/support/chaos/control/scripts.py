@@ -75,8 +75,9 @@ async def restore(world: World) -> None:
     backup = world.store.backup()
     await drain(world)
     pickers = [each for each in world.clients if each.kind == "picker"]
-    while not all(each.draining("r1") for each in pickers):  # noqa: ASYNC110 - as operators do
+    while world.store.backup() == backup or not all(each.draining("r1") for each in pickers):  # noqa: ASYNC110 - as operators do
         await asyncio.sleep(0.2)
+    await asyncio.sleep(LONG_S + 4.0)  # all servers run, and have read it
     before = world.epoch
     world.power_lost(backup)
     await asyncio.sleep(LONG_S)

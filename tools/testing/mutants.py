@@ -331,13 +331,15 @@ class MutantRuns:
                     tell([file, line, [int(each) for each in contexts if each]])
 
         sound = set()
-        for told in _forked(child):
+        for told in _forked(child, 10 * BOUND_S):
             if len(told) == 3:  # noqa: PLR2004 - a line
                 self.reach[told[0], told[1]] = told[2]
             else:
                 self.seconds[told[3]] = told[2]
                 sound |= set() if told[1] else {told[0]}
         self._say(f"{len(sound)} of {len(self._items)} tests, {sum(self.seconds.values()):.0f} s")
+        if not self.reach:
+            raise RuntimeError(f"nothing is known of what tests reach: {len(self.seconds)} ended")
         return sound
 
     def _be_silent(self) -> None:
@@ -393,7 +395,9 @@ class MutantRuns:
         return allowed
 
 
-def _forked(run: Callable[[Callable[[object], None]], None]) -> Iterator[list[Any]]:
+def _forked(
+    run: Callable[[Callable[[object], None]], None], silent_s: float = BOUND_S
+) -> Iterator[list[Any]]:
     """Run something in a fork of this process, and yield what it tells, until it is silent."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -410,7 +414,7 @@ def _forked(run: Callable[[Callable[[object], None]], None]) -> Iterator[list[An
     os.close(writing)
     rest = b""
     try:
-        while select.select([reading], [], [], BOUND_S)[0]:
+        while select.select([reading], [], [], silent_s)[0]:
             read = os.read(reading, 1 << 16)
             if not read:
                 return

@@ -35,16 +35,6 @@ def config(*names: str, backend: str = "python", steps: tuple[str, ...] = ("a", 
     return message.SerializeToString()
 
 
-def test_the_description_of_most_counts():
-    """And the others are known by name."""
-    assert parity.usual({"r1": "a", "r2": "b", "r3": "b"}) == ("r2", frozenset({"r1"}))
-
-
-def test_of_equally_many_the_first_counts():
-    """So that the same question has the same answer."""
-    assert parity.usual({"r1": "a", "r2": "b"}) == ("r1", frozenset({"r2"}))
-
-
 def test_the_order_of_keys_is_no_difference():
     """Servers write maps in any order."""
     assert form_of_json(b'{"a": 1, "b": {"c": 2, "d": 3}}') == form_of_json(

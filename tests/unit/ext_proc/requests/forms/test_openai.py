@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ext_proc.requests.blocks import prompt_blocks
 from ext_proc.requests.forms.openai import MAX_MESSAGES, MAX_PARTS, read_openai
 from ext_proc.requests.parsing.errors import BadRequest
 from ext_proc.requests.parsing.values import MAX_PROMPT_BYTES
@@ -111,15 +110,6 @@ def test_model_of_the_header_is_kept_where_the_body_names_none():
 def test_prompt_shapes(key, value, prompt):
     """A prompt or input is a text, texts, tokens or arrays of them."""
     assert read({key: value}).prompt == prompt
-
-
-def test_appended_turns_extend_the_chain():
-    """All blocks of a conversation are the first blocks of the longer conversation."""
-    turns = [{"role": "user", "content": f"question {index} " * 9} for index in range(6)]
-    short = prompt_blocks(read({"model": "m", "messages": turns[:4]}), 32)
-    long = prompt_blocks(read({"model": "m", "messages": turns}), 32)
-    assert 0 < len(short) < len(long)
-    assert long[: len(short)] == short
 
 
 def test_key_order_does_not_matter():

@@ -18,7 +18,6 @@ from ext_proc.canary import KNOWN_S, Arms, CanarySessions
 from tidegate_common.canary import ALL, SessionFailure, SessionRecord
 from xds_server.applications.canary.controller import (
     MAX_LOG,
-    TOTALS,
     CanaryController,
     RolloutSpec,
     StartError,
@@ -218,24 +217,6 @@ def test_an_operator_can_abort_at_each_step(steps: int) -> None:
         pool.controller.ask("promote", "ann")
 
 
-def test_weights_changed_by_hand_pause_it_and_stay() -> None:
-    """Until an operator resumes it: then its own weights are set again."""
-    pool = Pool(6, {"v1": 0.01, "v2": 0.01})
-    while pool.controller.state.step < 0:
-        pool.minute()
-    by_hand = {"v1": 90, "v2": 10}
-    pool.weights = dict(by_hand)
-    for _ in range(5):
-        pool.minute()
-    assert pool.weights == by_hand
-    assert pool.controller.state.phase is RolloutPhase.PAUSED
-    assert "10 % in place of 5 %" in pool.controller.state.reason
-    pool.make(pool.controller.ask("resume", "ann"))
-    assert pool.weights["v2"] == pytest.approx(0.05 * SPEC.total, abs=1.0)
-    pool.run()
-    assert pool.controller.state.phase is RolloutPhase.PROMOTED
-
-
 def test_the_last_replica_lost_ends_the_rollout() -> None:
     """Before any statistics."""
     pool = Pool(7, {"v1": 0.01, "v2": 0.01})
@@ -269,32 +250,6 @@ def test_a_rollout_starts_only_where_stable_has_all_of_the_weight() -> None:
     ):
         with pytest.raises(StartError, match=why):
             spec_of("r", "llm", weights, canary, 0.5)
-
-
-def test_each_rollout_draws_other_sessions() -> None:
-    """The totals differ, so who was a canary's client last time is no likelier one now."""
-    specs = [spec_of(f"r{n}", "llm", BEFORE, "v2", n / 7.0) for n in range(7)]
-    assert len({each.total for each in specs}) == 7
-    assert all(each.total in TOTALS for each in specs)
-    drawn = []
-    for each in specs[:2]:
-        limit = each.total * 95 // 100
-        drawn.append(
-            {n for n in range(4_000) if xxhash.xxh64_intdigest(str(n)) % each.total >= limit}
-        )
-    assert len(drawn[0] & drawn[1]) < 0.15 * len(drawn[0])
-
-
-def test_within_a_rollout_the_canary_keeps_its_sessions() -> None:
-    """A step only adds to its interval."""
-    pool = Pool(9, {"v1": 0.01, "v2": 0.01})
-    limits = []
-    for step in (0, 1):
-        weights = pool.controller.weights_after(Transition(RolloutPhase.RUNNING, step, ""))
-        assert weights is not None
-        assert sum(weights.values()) == SPEC.total
-        limits.append(weights["v1"])
-    assert limits[0] > limits[1]
 
 
 def test_the_log_of_a_rollout_is_bounded() -> None:

@@ -218,13 +218,6 @@ def test_a_sequence_is_one_session() -> None:
     assert record.failure is not None
 
 
-def test_calls_that_are_no_inference_are_no_sessions() -> None:
-    """Questions about health say nothing of a variant."""
-    fleet = Fleet()
-    fleet.pick(form=Form.OTHER)
-    assert fleet.told == []
-
-
 def test_a_retried_request_has_its_final_outcome() -> None:
     """One request, whatever was tried before."""
     fleet = Fleet()

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from ext_proc.blame.evidence import Attempt, Ended
 from ext_proc.blame.law import is_good, keeps_prompt
-from ext_proc.blame.retries import repeat, retry
+from ext_proc.blame.retries import retry
 from ext_proc.feedback.entries import AttemptEntry, Entry
 from ext_proc.feedback.fold import Feedback
 from ext_proc.routing.cache.trials import Confirmed, Withdrawn
@@ -199,12 +199,3 @@ class Proxy(RuleBasedStateMachine):
 
 TestProxy = Proxy.TestCase
 TestProxy.settings = settings(max_examples=tries(25), stateful_step_count=40, deadline=None)
-
-
-def test_the_model_repeats_what_the_law_allows() -> None:
-    """Three replicas refuse: the fourth answers. Two break: the third is not asked."""
-    refused, broken = _attempted(1, "refuses"), _attempted(1, "breaks")
-    assert retry(refused, 0)
-    assert retry(broken, 1)
-    assert not retry(broken, 0)
-    assert str(repeat(broken)) == "while reads are left"

@@ -84,20 +84,6 @@ def tagged(tag: str | None, **common):
     return message
 
 
-def test_the_first_byte_is_that_of_the_body():
-    """Servers on uvicorn send headers at once, the first token after the prefill."""
-    entry = first(tagged("450000;500"))
-    assert entry.first_byte_s == pytest.approx(0.45)
-    assert entry.first_at_s == pytest.approx(0.451)
-    assert entry.lasted_s == pytest.approx(0.5)
-
-
-def test_headers_alone_are_no_first_byte_while_a_request_runs():
-    """A replica that computes a prompt has not begun to answer."""
-    entry = first(tagged(";1000", intermediate_log_entry=True))
-    assert (entry.first_byte_s, entry.first_at_s) == (None, None)
-
-
 def test_an_older_envoy_knows_the_headers_only():
     """They count once bytes of a body followed, as before there was a tag."""
     assert first(tagged(None, intermediate_log_entry=True)).first_byte_s == pytest.approx(0.1)

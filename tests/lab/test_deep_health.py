@@ -179,7 +179,7 @@ async def test_a_model_that_the_repository_does_not_have_ready(http, stack, repl
         assert (await placed(http, stack, sick.name, "toy-llm"))["reason"] == "why"
         assert (await shown(http, stack.picker_metrics, sick.name))["conditions"] == []
         asked = len(sick.asked)
-        async with Traffic(http, stack.http_url + GENERATE, body, workers=4) as load:
+        async with Traffic(http, stack.http_url + GENERATE, body, workers=4, pause_s=0.02) as load:
             await load.more(40)
         assert not load.failures
         assert len(sick.asked) == asked
@@ -227,7 +227,7 @@ async def test_load_reports_in_answers_become_readings(http, stack, replicas):
     teller.loads = 'JSON {"cpu_utilization": 0.5, "named_metrics": {"kv_cache_utilization": 0.25}}'
     garbler.loads = "JSON {"
     try:
-        async with Traffic(http, stack.http_url + GENERATE, body, workers=3) as load:
+        async with Traffic(http, stack.http_url + GENERATE, body, workers=3, pause_s=0.02) as load:
             await load.more(30)
         assert not load.failures
         assert teller.asked[-1]["endpoint-load-metrics-format"] == "json"

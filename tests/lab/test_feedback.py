@@ -231,7 +231,7 @@ async def test_a_replica_that_is_not_ready_gets_no_work(http, stack, replicas):
 
         assert await eventually(reported)
         asked = len(sick.asked)
-        async with Traffic(http, stack.http_url + GENERATE, body, workers=4) as load:
+        async with Traffic(http, stack.http_url + GENERATE, body, workers=4, pause_s=0.02) as load:
             await load.more(60)
         assert not load.failures
         assert len(sick.asked) == asked
@@ -374,7 +374,7 @@ async def test_each_picker_gets_the_log_of_its_own_picks(http, stack):
             now = await metric(http, stack.picker_metrics, name, outcome="good")
             return now >= before + 20
 
-        async with Traffic(http, stack.http_url + GENERATE, body, workers=4) as load:
+        async with Traffic(http, stack.http_url + GENERATE, body, workers=4, pause_s=0.02) as load:
             assert await eventually(counted)
         assert not load.failures
     finally:

@@ -137,7 +137,7 @@ async def test_without_any_telemetry_routing_goes_on(http, lend_once):
     def body():
         return {"text_input": fresh_prompt(64), "max_tokens": 2}
 
-    async with Traffic(http, blind.http_url + GENERATE, body) as traffic:
+    async with Traffic(http, blind.http_url + GENERATE, body, pause_s=0.02) as traffic:
         await traffic.more(300)
     assert traffic.failures == []
     assert len(traffic.served) >= 2

@@ -96,7 +96,7 @@ async def test_a_dozen_mistakes_eject_no_replica(http, stack, who):
             more = {"sequence_id": 7} if who == "one-sequence" else {}
             yield {**mistake, **more}
 
-    async with Traffic(http, stack.http_url + GENERATE, honest, workers=2) as traffic:
+    async with Traffic(http, stack.http_url + GENERATE, honest, workers=2, pause_s=0.02) as traffic:
         statuses = await flood(http, stack, bodies(), headers)
         assert not await ejected(http, stack)
     assert 500 in statuses
@@ -105,7 +105,7 @@ async def test_a_dozen_mistakes_eject_no_replica(http, stack, who):
 
 async def test_wide_headers_eject_no_replica(http, stack):
     """Headers that an engine does not take are refused before a replica sees them."""
-    async with Traffic(http, stack.http_url + GENERATE, honest, workers=2) as traffic:
+    async with Traffic(http, stack.http_url + GENERATE, honest, workers=2, pause_s=0.02) as traffic:
         statuses = [
             await send(http, stack, honest(), **{"x-wide": "w" * size})
             for size in (8_200, 16_000, 32_000)
@@ -128,7 +128,7 @@ async def test_impatient_clients_eject_no_replica(http, stack):
             ):
                 await answer.read()
 
-    async with Traffic(http, stack.http_url + GENERATE, honest, workers=2) as traffic:
+    async with Traffic(http, stack.http_url + GENERATE, honest, workers=2, pause_s=0.02) as traffic:
         await asyncio.gather(*(leave() for _ in range(30)))
         assert not await ejected(http, stack)
     assert not traffic.failures

@@ -33,6 +33,8 @@ CERTIFICATES, FLEET, CONTROL, EACH, LOOK, BACKUP = (
 LISTENER, REPLICAS = "0.0.0.0:10000", ("10.0.0.5:8000", "10.0.0.6:8000")
 HOSTS = ("10.0.0.1", "10.0.0.2")
 GENERATE = "/v2/models/toy-llm/generate"
+STARTS_S = 180.0
+"""Within this time the control server, which is started first, has read its modules."""
 
 
 class Hosts:
@@ -150,10 +152,10 @@ async def test_the_loss_of_a_part_costs_what_the_page_says(hosts):
     async def one():
         return await hosts.listed("picker-1")
 
-    assert await eventually(whole), await hosts.said()
+    assert await eventually(whole, STARTS_S), await hosts.said()
     assert await eventually(both), await hosts.said()
     assert "{}" in await hosts.run(LOOK.splitlines()[0])
-    async with ClientSession() as http, Traffic(http, url, body) as traffic:
+    async with ClientSession() as http, Traffic(http, url, body, pause_s=0.02) as traffic:
         await traffic.more(40)
         await hosts.kill("picker-2")
         await traffic.more(200)
@@ -164,7 +166,7 @@ async def test_the_loss_of_a_part_costs_what_the_page_says(hosts):
     await hosts.run(BACKUP)
     await hosts.start(CONTROL, "control")
     await hosts.kill("envoy-2")
-    async with ClientSession() as http, Traffic(http, url, body) as traffic:
+    async with ClientSession() as http, Traffic(http, url, body, pause_s=0.02) as traffic:
         await traffic.more(40)
     assert traffic.failures == []
 

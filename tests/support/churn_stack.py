@@ -30,7 +30,7 @@ class Load:
 
     url: str
     connections: int = 6
-    pause_s: float = 0.02
+    pause_s: float = 0.05
     answered: int = 0
     failed: dict[str, str] = field(default_factory=dict)
     """Number of a request -> what became of it, and when."""

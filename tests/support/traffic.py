@@ -133,7 +133,7 @@ class Traffic:
     url: str
     body: Callable[[], dict[str, Any]]
     workers: int = 8
-    pause_s: float = 0.02
+    pause_s: float = 0.04
     """Time between an answer and the next request of a worker, seconds: clients that never wait
     take the time of what they test."""
     dies: str = ""

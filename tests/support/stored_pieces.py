@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from support.fleets import endpoint, fleet, pool
 from xds_server.fleet.revision import FileState, FleetState, Revision
-from xds_server.fleet.stored.pieces import digests_in
+from xds_server.fleet.stored.written import digests_in
 
 if TYPE_CHECKING:
     from xds_server.fleet.model.fleet import Fleet

@@ -8,7 +8,7 @@ Rules:
 3. The history is bounded to the newest ``MAX_REVISIONS`` and, of these, to ``MAX_HISTORY_BYTES``.
    The newest revision is always kept.
 4. A revision writes only the pools and the incarnations that differ from what is stored
-   (``stored.pieces``). A pool that no kept revision has any more is deleted with the last one.
+   (``stored.written``). A pool that no kept revision has any more is deleted with the last one.
 5. The fleet's seed is drawn when the database is created and never changes; it leaves the store
    only towards pickers.
 6. Any database error is raised as one ``StoreError`` that names the file and the remedy.
@@ -39,11 +39,9 @@ from pydantic import ValidationError
 from xds_server.fleet.model.fleet import Fleet
 from xds_server.fleet.revision import FileState, FleetState, Revision, lasting_outcome, reached
 from xds_server.fleet.stored.copied import Copy, copy_into, writable
-from xds_server.fleet.stored.faults import explained
-from xds_server.fleet.stored.pieces import stored, whole
 from xds_server.fleet.stored.schema import VERSION, upgrade
 from xds_server.fleet.stored.shared import SharedFault, Unreachable
-from xds_server.fleet.stored.written import Written, body_in, incarnations_in
+from xds_server.fleet.stored.written import Written, body_in, incarnations_in, stored, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -438,13 +436,30 @@ class RevisionStore:
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
+        """Convert errors of the database: what cannot be done, and the remedy."""
+        name = self._name
         try:
-            with explained(self._name, StoreError):
-                yield
+            yield
+        except sqlite3.OperationalError as error:
+            if "locked" in str(error):
+                raise StoreError(
+                    f"{name} is in use by another control server; stop that one, "
+                    "or use another --state folder"
+                ) from None
+            raise StoreError(
+                f"{name} cannot be used: {error}; check the folder's permissions and free space"
+            ) from None
+        except (sqlite3.DatabaseError, KeyError, ValueError) as error:
+            raise StoreError(
+                f"{name} is damaged ({error}); move it away and start again: "
+                "the fleet file becomes revision 1"
+            ) from None
+        except OSError as error:
+            raise StoreError(f"{name} cannot be created: {error.strerror}") from None
         except Unreachable as error:
-            raise StoreSilent(f"{self._name} cannot be used: {error}") from None
+            raise StoreSilent(f"{name} cannot be used: {error}") from None
         except SharedFault as error:
-            raise StoreError(f"{self._name} cannot be used: {error}") from None
+            raise StoreError(f"{name} cannot be used: {error}") from None
 
 
 def _revision(row: Any) -> Revision:

@@ -17,7 +17,7 @@ from xds_server.fleet.model.fleet import Fleet
 from xds_server.fleet.revision import next_incarnations
 from xds_server.fleet.rules.bodies import body_reads
 from xds_server.fleet.rules.fleet import problems
-from xds_server.fleet.stored.pieces import stored
+from xds_server.fleet.stored.written import stored
 from xds_server.fleet.view import View, defaults_of
 from xds_server.resources.routes.weights import neutral, weights_of
 from xds_server.snapshots.build import Memo

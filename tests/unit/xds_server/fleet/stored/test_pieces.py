@@ -7,7 +7,7 @@ import json
 import pytest
 
 from support.fleets import fleet, pool
-from xds_server.fleet.stored.pieces import digests_in, stored, whole
+from xds_server.fleet.stored.written import digests_in, stored, whole
 
 
 @pytest.mark.parametrize(

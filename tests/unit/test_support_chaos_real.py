@@ -44,7 +44,7 @@ EXCUSED = {
     "a replica and a picker": (LOST, [window("llm-1"), window("picker-2", kind="stop")]),
     "an answer that had begun": (LOST._replace(kind="sse", begun=True), [window("llm-1")]),
     "the picker that it needs": (LOST._replace(kind="unnamed"), [window("picker-3")]),
-    "the limit of what is left": (LOST._replace(error="429 saturated"), [window("llm-2")]),
+    "the limit of its replicas": (LOST._replace(error="at their limit"), [window("envoy-2")]),
     "a step of a sequence": (LOST._replace(kind="sequence"), []),
 }
 
@@ -58,11 +58,20 @@ def test_a_request_may_be_lost_with(why):
 
 PLANTED = {
     "a lost request": lambda: checker.of_requests([LOST], []),
+    "one refused for a limit in calm": lambda: checker.of_requests(
+        [LOST._replace(error="at their limit")], []
+    ),
     "one lost with one replica": lambda: checker.of_requests([LOST], [window("llm-1")]),
     "one lost with another Envoy": lambda: checker.of_requests([LOST], [window("envoy-2")]),
     "one lost with a picker": lambda: checker.of_requests([LOST], [window("picker-1")]),
     "one lost with a link of its Envoy": lambda: checker.of_requests(
         [LOST], [window("envoy-1", "control-1", kind="cut")]
+    ),
+    "a stream that broke with a picker's link": lambda: checker.of_requests(
+        [LOST._replace(kind="sse", begun=True)], [window("picker-1", "llm-1", kind="cut")]
+    ),
+    "one lost with two dark pages": lambda: checker.of_requests(
+        [LOST], [window("llm-1", kind="dark"), window("llm-2", kind="dark")]
     ),
     "one lost long after": lambda: checker.of_requests(
         [LOST._replace(began=30.0, ended=31.0)], [window("envoy-1")]
@@ -90,6 +99,9 @@ PLANTED = {
     ),
     "a picker that ends for a full disk": lambda: checker.of_exits(
         [Exit("picker-1", 1, 10.0)], [window("picker-1", kind="disk")]
+    ),
+    "a control server that ends for want of descriptors": lambda: checker.of_exits(
+        [Exit("control-1", 1, 10.0)], [window("control-1", kind="descriptors")]
     ),
     "no pick again": lambda: checker.of_recovery(checker.costs([window("picker-1")], [GOOD], [])),
     "descriptors that are not closed": lambda: checker.of_growth(

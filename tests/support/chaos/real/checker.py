@@ -5,12 +5,13 @@ Rules:
 1. A request without a sequence is answered, unless in its time its own Envoy was lost, or replicas
    of its pool were and a picker too (its body may not have been read: see
    ``docs/explanation/retries.md``), or it needs a picker and one was lost. One may be refused for
-   the limit of the other replica, and one whose answer had begun may break off.
+   the limit of its replicas, as also what a stopped Envoy has open counts, and one whose answer
+   had begun may break off.
 2. An answer is that of its own request, by a replica of its own pool.
 3. A sequence reaches one replica.
 4. What a control server has acknowledged is in the history, once, in the order of acknowledgements;
    no Envoy has a state and later an older one.
-5. A process ends by itself only for want of memory, or as its rules say.
+5. A process of ours ends by itself only for want of memory, or as its rules say.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ NEEDS_PICKER: Final = ("unnamed", "pick")
 """Kinds of requests that are refused where no picker answers."""
 SEQUENCE: Final = "sequence"
 NO_PICKER: Final = "it needs a picker"
-LIMIT: Final = "the other replica's limit"
+LIMIT: Final = "the limit of the replicas"
 PICK_WITHIN_S: Final = 20.0
 """Ten times the aim until a picker decides again."""
 CHANGE_WITHIN_S: Final = 60.0
@@ -36,8 +37,12 @@ BEFORE_S: Final = 1.0
 """A request may meet a fault that is found that much later."""
 AFTER_S: Final = 3.0
 """Clients and health checks need as long to find that a part is back."""
+GRPC_ABORTS: Final = -6
+"""gRPC's core ends the process by this signal where it gets no descriptor to wake itself."""
 SETTLED_S: Final = 3.0
 """A while after a change's acknowledgement, when all is whole, every Envoy shows it."""
+HARMLESS: Final = ("dark", "slow")
+"""Faults of a replica that excuse nothing, as do links of others to it."""
 LEASE_LOST: Final = 4
 """Exit code of a control server without its lease."""
 
@@ -109,7 +114,13 @@ def excuse(request: Request, windows: Iterable[Window]) -> str:
     hit = [(each, part) for each in met for part in each.parts]
     if any(part == request.envoy and len(each.parts) == 1 for each, part in hit):
         return "its Envoy"
-    of_pool = {part for _, part in hit if group(part) == request.pool}
+    of_pool = {
+        part
+        for each, part in hit
+        if group(part) == request.pool
+        and each.kind not in HARMLESS
+        and (len(each.parts) == 1 or request.envoy in each.parts)
+    }
     asked = any(
         {group(part) for part in each.parts} <= {"picker", "envoy"}
         for each, part in hit
@@ -117,7 +128,7 @@ def excuse(request: Request, windows: Iterable[Window]) -> str:
     )
     if request.kind in NEEDS_PICKER and asked:
         return NO_PICKER
-    if of_pool and "saturated" in request.error:
+    if met and "at their limit" in request.error:
         return LIMIT
     if request.begun and of_pool:
         return "its answer had begun"
@@ -201,6 +212,8 @@ def of_exits(exits: Iterable[Exit], windows: Sequence[Window]) -> list[str]:
         }
         ours = group(each.part) in ("picker", "control")
         fatal = {"memory"} if ours else {"memory", "disk", "descriptors"}
+        if each.code == GRPC_ABORTS:
+            fatal |= {"descriptors"}
         if each.code != LEASE_LOST and not kinds & fatal:
             wrong.append(f"{each.part} ended with {each.code} at {each.at:.1f} ({kinds or 'calm'})")
     return wrong

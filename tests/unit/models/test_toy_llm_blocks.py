@@ -36,26 +36,9 @@ def test_only_full_blocks_are_named():
     assert len(chain) == 1
 
 
-def test_a_chain_grows_without_renaming():
-    """Appended text leaves the names of earlier blocks as they were."""
-    chain = chain_of("a", "b")
-    extend_chain(chain, "a" * CHARS_PER_BLOCK + "b" * CHARS_PER_BLOCK + "c" * CHARS_PER_BLOCK)
-    assert chain == chain_of("a", "b", "c")
-
-
 def test_equal_text_after_another_prefix_is_another_block():
     """A block's name covers all the text before it."""
     assert chain_of("a", "x")[1] != chain_of("b", "x")[1]
-
-
-def test_no_more_is_reused_than_allowed():
-    """``reusable`` limits the number of reused blocks."""
-    cache = BlockCache(8)
-    fill(cache, "a", "b")
-    chain = chain_of("a", "b")
-    lease = cache.lease(chain, 1, 3)
-    assert lease is not None
-    assert (lease.cached_blocks, lease.private) == (1, 2)
 
 
 def test_a_block_computed_twice_at_once_is_kept_once():
@@ -87,15 +70,6 @@ def test_idle_blocks_that_are_about_to_be_reused_are_not_room():
     chain = chain_of("a", "b", "c")
     assert cache.lease(chain, 3, 5) is None
     assert cache.idle == 4
-
-
-def test_reused_blocks_are_counted():
-    """The gauge of reused blocks is the sum over all leases."""
-    cache = BlockCache(8)
-    fill(cache, "a", "b")
-    cached(cache, "a", "b")
-    cached(cache, "a", "x")
-    assert cache.reused_total == 3
 
 
 def test_releasing_twice_raises_and_changes_nothing():

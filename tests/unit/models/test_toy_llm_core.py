@@ -34,17 +34,6 @@ def stride(subject: EngineCore[Task]) -> tuple[list[int], list[int]]:
     return [each.index for each in ended.first], [each.index for each in ended.finished]
 
 
-def test_like_steps_are_one_stride() -> None:
-    """Without prompts, a stride lasts until the next answer ends."""
-    subject = core()
-    subject.arrive(task(1, 4, 10))
-    stride(subject)
-    assert subject.begin() == 9
-    assert subject.step_s == pytest.approx(0.011)
-    assert [each.index for each in subject.end().finished] == [1]
-    assert (subject.steps_total, subject.generated_tokens) == (10, 10)
-
-
 def test_a_stride_can_be_cut() -> None:
     """The cut steps are planned again."""
     subject = core()
@@ -98,14 +87,6 @@ def test_a_prompt_in_the_same_step_shares_what_is_planned_or_computes_it_again(
     while subject.begin():
         subject.end()
     assert subject.computed_tokens == computed
-
-
-def test_blocks_that_are_not_planned_yet_are_not_shared() -> None:
-    """After the plan of the first of two chunks others find its blocks and no more."""
-    subject = core(cache_planned=True)
-    subject.arrive(task(1, 32))
-    subject.begin()
-    assert subject.cache.match(range(100, 108)) == 4
 
 
 @pytest.mark.parametrize(("at_once", "held"), [(False, 1), (True, 2)])

@@ -49,31 +49,6 @@ def test_with_nothing_to_do_an_iteration_is_free():
     assert subject.load().iterations == 0
 
 
-def test_prefill_costs_per_uncached_token():
-    """The first iteration of a short prompt is its prefill."""
-    subject = engine()
-    subject.submit(1, BLOCK * 2, 1)
-    assert subject.step().seconds == pytest.approx(0.032)
-
-
-def test_decode_costs_a_base_and_a_share_per_running_request():
-    """Each running request adds time to an iteration."""
-    subject = engine()
-    subject.submit(1, "a", 5)
-    subject.submit(2, "b", 5)
-    subject.step()
-    assert subject.step().seconds == pytest.approx(0.012)
-
-
-def test_at_least_one_prompt_token_is_computed():
-    """A prompt that is cached to its end still needs a last step to yield a token."""
-    subject = engine()
-    subject.submit(1, BLOCK * 2, 1)
-    run(subject)
-    subject.submit(2, BLOCK * 2, 1)
-    assert run(subject)[0].cached_tokens == 16
-
-
 def test_generated_tokens_join_the_cache():
     """The next turn of a conversation reuses the answer before it."""
     subject = engine()
@@ -81,16 +56,6 @@ def test_generated_tokens_join_the_cache():
     answer = "".join(token.text for token in run(subject))
     subject.submit(2, BLOCK + answer + "and now?", 1)
     assert run(subject)[0].cached_tokens == 48
-
-
-def test_running_requests_decode_while_a_long_prompt_is_prefilled():
-    """Prefill is cut in chunks, each beside a decode step."""
-    subject = engine()
-    subject.submit(1, "a", 100)
-    subject.step()
-    subject.submit(2, BLOCK * 8, 1)
-    keys = [token.key for _ in range(2) for token in subject.step().tokens]
-    assert keys == [1, 1, 2]
 
 
 def test_prefill_is_first_come_first_served_within_a_chunk():

@@ -69,16 +69,6 @@ def value(table, name, **labels):
 
 @pytest.mark.parametrize(
     ("kind", "expected"),
-    [("active", 5), ("max", 16), ("scheduled", 3), ("context", 1), ("waiting", 2)],
-)
-def test_request_gauges_carry_their_label(gauges, table, kind, expected):
-    """Each kind of request count lands in its own series."""
-    gauges.set(LOAD, 1)
-    assert value(table, "nv_trt_llm_request_metrics", request_type=kind) == expected
-
-
-@pytest.mark.parametrize(
-    ("kind", "expected"),
     [
         ("max", 64),
         ("free", 48),

@@ -337,6 +337,9 @@ NODE_AUDIENCE_KEY: Final = "tidegate.audience"
 NODE_GROUP: Final = "tidegate.node_group"
 """Key of ``node.metadata``: the group of an Envoy, in which a change is tried before all."""
 
+NODE_PICKERS: Final = "tidegate.pickers"
+"""Key of ``node.metadata``: addresses of the pickers that an Envoy asks first, with commas."""
+
 LISTENER_NAME: Final = "tidegate-ingress"
 """Name of the listener; a further one has its own name behind a slash."""
 

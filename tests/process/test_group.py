@@ -9,7 +9,7 @@ import pytest
 from support.identities import Machines
 from support.secured_stack import GENERATE, Stack, secured_stack
 from support.traffic import Traffic, eventually, fresh_prompt
-from tidegate_api.names import REASON_HEADER, SEQUENCE_HEADER, SERVED_BY_HEADER
+from tidegate_api.names import PICKER_CLUSTER, REASON_HEADER, SEQUENCE_HEADER, SERVED_BY_HEADER
 
 LINKS_S = 0.02
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("demo_extra")]
@@ -87,3 +87,50 @@ async def test_a_group_knows_what_each_was_sent_and_outlives_one(stack: Stack) -
         assert await eventually(gone)
         await traffic.more(20)
     assert traffic.failures == []
+
+
+async def test_an_envoy_asks_its_own_picker_first(tmp_path) -> None:
+    """Another one only while that is gone; no request fails when it goes or comes back."""
+
+    def body() -> dict:
+        return {"text_input": fresh_prompt(64), "max_tokens": 1}
+
+    async with secured_stack(Machines(tmp_path), "nghttp2", links_s=0.0, first=True) as stack:
+
+        async def asked() -> tuple[int, int]:
+            """Return how many requests Envoy has sent to its own picker, and to the other."""
+            async with stack.http.get(f"http://{stack.envoy_admin}/clusters?format=json") as page:
+                every = (await page.json())["cluster_statuses"]
+            (hosts,) = [each["host_statuses"] for each in every if each["name"] == PICKER_CLUSTER]
+            sums = {}
+            for host in hosts:
+                port = host["address"]["socket_address"]["port_value"]
+                (sent,) = [s for s in host["stats"] if s["name"] == "rq_total"]
+                sums[port] = int(sent.get("value", 0))
+            own = sums.pop(int(stack.picker.rpartition(":")[2]))
+            return own, sum(sums.values())
+
+        async def moves(index: int) -> bool:
+            """Send a request; return whether that of the pickers, and no other, was asked."""
+            before = await asked()
+            assert await stack.ask() == 200
+            after = await asked()
+            return after[index] > before[index] and after[1 - index] == before[1 - index]
+
+        assert stack.supervisor
+        assert await eventually(lambda: moves(0))
+        async with Traffic(stack.http, f"http://{stack.listener}{GENERATE}", body) as traffic:
+
+            async def own_alone() -> bool:
+                before = await asked()
+                await traffic.more(20)
+                after = await asked()
+                return after[0] - before[0] >= 20 and after[1] == before[1]
+
+            assert await eventually(own_alone)
+            await stack.supervisor.kill("picker", signal.SIGKILL)
+            assert await eventually(lambda: moves(1))
+            await traffic.more(20)
+            await stack.supervisor.restart("picker")
+            assert await eventually(own_alone)
+        assert traffic.failures == []

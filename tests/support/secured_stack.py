@@ -155,6 +155,7 @@ async def secured_stack(
     log_level: str = "info",
     gateway: bool = False,
     links_s: float | None = None,
+    first: bool = False,
 ) -> AsyncIterator[Stack]:
     """Run control server, picker and Envoy, each with a certificate of its own.
 
@@ -168,6 +169,7 @@ async def secured_stack(
         gateway: Whether there is a gateway, and a listener for operators.
         links_s: Delay of the links between two pickers that are a group, seconds; ``None`` = there
             is one picker.
+        first: Whether Envoy asks the first picker before the other.
     """
     for name in SERVERS:
         sign(machines, name)
@@ -260,7 +262,8 @@ async def secured_stack(
         )
         for name, text in secrets_of(bootstrap).items():
             run.write(name, text)
-        text = render_bootstrap("e1", "test", ads, envoy_admin, "delta", tls=bootstrap)
+        own = picker if first else ""
+        text = render_bootstrap("e1", "test", ads, envoy_admin, "delta", pickers=own, tls=bootstrap)
         config = run.write("envoy.yaml", text)
         await supervisor.start(
             "envoy", envoy_command(envoy_binary(), config, 1), envoy_environment()

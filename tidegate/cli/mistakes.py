@@ -58,6 +58,11 @@ def servers(given: str) -> str:
     return ",".join(map(address, given.split(",")))
 
 
+def some_servers(given: str) -> str:
+    """Return addresses that are separated by commas, or none; raises as ``address``."""
+    return servers(given) if given else ""
+
+
 def addresses(given: list[str] | None) -> list[str]:
     """Return the values of an option that takes addresses; raises as ``address``."""
     return [address(each) for each in given or ()]

@@ -13,7 +13,7 @@ import yaml
 
 from tidegate.stack.assets import ExtraMissingError, asset
 from tidegate.stack.bounds import MAX_CONNECTIONS, MAX_HEAP_MIB, MIN_HEAP_MIB
-from tidegate_api.names import NODE_GROUP
+from tidegate_api.names import NODE_GROUP, NODE_PICKERS
 
 __all__ = [
     "BootstrapTls",
@@ -81,6 +81,7 @@ def render_bootstrap(
     max_heap_mib: int = MAX_HEAP_MIB,
     max_connections: int = MAX_CONNECTIONS,
     node_group: str = "",
+    pickers: str = "",
     tls: BootstrapTls | None = None,
 ) -> str:
     """Return an Envoy bootstrap (YAML) that takes all other configuration from ADS.
@@ -96,6 +97,8 @@ def render_bootstrap(
             resets the streams that hold most.
         max_connections: Bound of the connections of clients, at least 1; a further one is closed.
         node_group: Group of Envoys in which a change is tried before all; empty = none.
+        pickers: Addresses of the pickers that it asks before others, with commas; empty = all are
+            equal.
         tls: How to reach the control server over TLS; ``None`` = plain. Write ``secrets_of(tls)``
             into its folder.
 
@@ -117,8 +120,9 @@ def render_bootstrap(
         raise ValueError(f"{admin_address!r}: Envoy's admin page needs an IP address, not a name")
     bootstrap: dict[str, Any] = yaml.safe_load(asset("envoy/bootstrap.yaml").read_text("utf-8"))
     bootstrap["node"] = {"id": node_id, "cluster": cluster}
-    if node_group:
-        bootstrap["node"]["metadata"] = {NODE_GROUP: node_group}
+    metadata = {NODE_GROUP: node_group, NODE_PICKERS: pickers}
+    if known := {key: value for key, value in metadata.items() if value}:
+        bootstrap["node"]["metadata"] = known
     bootstrap["admin"]["address"] = _socket_address(admin_host, admin_port)
     bootstrap["dynamic_resources"]["ads_config"]["api_type"] = _API_TYPE[protocol]
     heap, connections = bootstrap["overload_manager"]["resource_monitors"]

@@ -1,1 +1,1 @@
-"""Builds of Envoy: what older ones would refuse is left out of what they are sent."""
+"""What each Envoy is sent in its own form: without what its build refuses, its pickers first."""

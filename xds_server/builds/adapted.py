@@ -1,21 +1,24 @@
-"""Snapshots for older builds of Envoy, shared by all clients that lack the same features.
+"""Snapshots for older builds of Envoy and for Envoys with own pickers, shared by all alike.
 
 Rules:
 
-1. A resource that contains nothing of what a build lacks is the same object, with the same version.
-2. Clients that lack the same features share one snapshot, and thus the same bytes.
+1. A resource that contains nothing of what is edited is the same object, with the same version.
+2. Clients that lack the same features and name the same pickers share one snapshot, and thus the
+   same bytes.
 3. A resource is edited once as long as it stays in the snapshots. At most ``MAX_KEPT`` snapshots
-   are kept per set of features; there are fewer sets than releases of Envoy.
+   are kept for clients that are alike, and none longer than these are connected.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
+from weakref import WeakValueDictionary
 
 from google.protobuf.any_pb2 import Any as AnyMessage
 
 from xds_server.builds.edit import edited
 from xds_server.builds.features import lacking
+from xds_server.builds.own_pickers import own_pickers_first
 from xds_server.protocol.snapshot import Resource
 
 if TYPE_CHECKING:
@@ -28,22 +31,33 @@ MAX_KEPT: Final = 16
 
 
 class Builds:
-    """Makes the snapshots that older builds are sent; see the module's rules."""
+    """Makes the snapshots that some Envoys are sent; see the module's rules."""
 
     def __init__(self) -> None:
-        self._sets: dict[tuple[str, ...], _Adapter] = {}
+        self._shared: WeakValueDictionary[tuple[object, ...], _Adapter] = WeakValueDictionary()
 
-    def adapter(self, build: Build | None) -> Callable[[Snapshot], Snapshot] | None:
-        """Return what turns a snapshot into the one for a build; ``None`` if it lacks nothing."""
+    def adapter(
+        self, build: Build | None, pickers: frozenset[str] = frozenset()
+    ) -> Callable[[Snapshot], Snapshot] | None:
+        """Return what turns a snapshot into that of a client; ``None`` if it gets all as it is.
+
+        Args:
+            build: Its build; ``None`` = not known, and thus new.
+            pickers: Addresses of the pickers that it asks before others.
+        """
         lost = lacking(build)
-        if not lost:
+        if not lost and not pickers:
             return None
-        key = tuple(each.lost for each in lost)
-        return self._sets.setdefault(key, _Adapter(lost)).adapt
+        key = (pickers, *(each.lost for each in lost))
+        found = self._shared.get(key)
+        if found is None:
+            found = self._shared[key] = _Adapter(lost, pickers)
+        return found.adapt
 
 
 class _Adapter:
-    def __init__(self, lost: tuple[Feature, ...]) -> None:
+    def __init__(self, lost: tuple[Feature, ...], pickers: frozenset[str]) -> None:
+        self._pickers = pickers
         self._lost: dict[str, list[Feature]] = {}
         for each in lost:
             self._lost.setdefault(each.type_url, []).append(each)
@@ -75,7 +89,7 @@ class _Adapter:
             found = {r.name: now[r.version] for r in snapshot.resources(type_url).values()}
             new = new.with_resources(type_url, found, self._newest)
         self._newest = new
-        return new
+        return own_pickers_first(new, self._pickers) if self._pickers else new
 
 
 def _without(resource: Resource, type_url: str, features: list[Feature]) -> Resource:

@@ -233,6 +233,12 @@ class Snapshot:
         types = MappingProxyType({**self._types, type_url: own})
         return Snapshot(types, self._eds_names, self._plain)
 
+    def with_resource(self, type_url: str, name: str, message: bytes) -> Snapshot:
+        """Return this snapshot with another serialized message as one resource of a type."""
+        own = self._types[type_url].patched({name: Resource.of(type_url, name, message)})
+        types = MappingProxyType({**self._types, type_url: own})
+        return Snapshot(types, self._eds_names, self._plain)
+
     def resources(self, type_url: str) -> Mapping[str, Resource]:
         """Return the resources of a type by name, sorted by name."""
         found = self._types.get(type_url)

@@ -20,6 +20,7 @@ from tidegate_api.names import (
     GATEWAY_NODE_CLUSTER,
     NODE_AUDIENCE_KEY,
     NODE_GROUP,
+    NODE_PICKERS,
     PICKER_NODE_CLUSTER,
 )
 from xds_server.protocol.messages import DeltaRequest, ProtocolError, SotwRequest
@@ -62,6 +63,8 @@ class XdsNode:
     """Name, version and source revision of its build; empty = unknown."""
     group: str = ""
     """Its node group, ``NODE_GROUP`` of its metadata; empty = none."""
+    pickers: frozenset[str] = frozenset()
+    """Addresses of the pickers that it asks first, ``NODE_PICKERS`` of its metadata."""
 
     @property
     def kind(self) -> ClientKind:
@@ -78,6 +81,7 @@ def node_of(request: Any) -> XdsNode:
             metadata names an unknown audience.
     """
     node = request.node
+    pickers = _text(node.metadata, NODE_PICKERS)
     found = XdsNode(
         node.id,
         node.cluster,
@@ -85,12 +89,14 @@ def node_of(request: Any) -> XdsNode:
         _build(node),
         _release(node),
         _text(node.metadata, NODE_GROUP),
+        frozenset(each.strip() for each in pickers.split(",")) - {""},
     )
     if not found.id:
         raise ProtocolError("the first request names no node; set node.id in the bootstrap")
-    if max(len(found.id), len(found.cluster), len(found.group)) > MAX_NODE_CHARS:
+    if max(map(len, (found.id, found.cluster, found.group, pickers))) > MAX_NODE_CHARS:
         raise ProtocolError(
-            f"node.id, node.cluster and {NODE_GROUP} have at most {MAX_NODE_CHARS} characters"
+            f"node.id, node.cluster, {NODE_GROUP} and {NODE_PICKERS} have at most {MAX_NODE_CHARS}"
+            " characters"
         )
     return found
 

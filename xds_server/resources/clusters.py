@@ -330,7 +330,7 @@ def picker_cluster(name: str = PICKER_CLUSTER, tls: UpstreamTls | None = None) -
                 no_traffic_interval=timedelta(milliseconds=250),
                 unhealthy_interval=timedelta(milliseconds=250),
                 unhealthy_threshold=2,
-                healthy_threshold=1,
+                healthy_threshold=3,  # one that comes and goes is not asked again at once
                 # The default authority is the cluster's name; that of a log cluster contains a
                 # slash, which is invalid there.
                 grpc_health_check=HealthCheckGrpcHealthCheck(authority=PICKER_CLUSTER),

@@ -359,7 +359,7 @@ class AdsServer:
         connection.introduce(node, tuple(each.lost for each in lacking(node.build)))
         if node.kind == "picker" and (reason := self._port.not_named(context, node.id)):
             raise ProtocolError(reason)
-        connection.stream.adapt = self._builds.adapter(node.build)
+        connection.stream.adapt = self._builds.adapter(node.build, node.pickers)
         connection.known = True
         self._publisher.connect(
             connection.number,

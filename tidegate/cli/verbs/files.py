@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidegate.cli.mistakes import address, servers
+from tidegate.cli.mistakes import address, servers, some_servers
 from tidegate.cli.options import ClientTlsFlags, OutputOption, ProtocolOption, XdsProtocol
 from tidegate.stack.bounds import MAX_CONNECTIONS, MAX_HEAP_MIB
 from tidegate.terminal.errors import CliError
@@ -241,6 +241,15 @@ def envoy_bootstrap(
             "--node-group", metavar="NAME", help="Group of Envoys that try changes before all."
         ),
     ] = "",
+    pickers: Annotated[
+        str,
+        typer.Option(
+            "--pickers",
+            metavar="HOST:PORT,...",
+            callback=some_servers,
+            help="Pickers that it asks before others, as those of its host or zone.",
+        ),
+    ] = "",
     xds: Annotated[
         str,
         typer.Option(
@@ -292,6 +301,7 @@ def envoy_bootstrap(
             max_heap_mib=max_heap,
             max_connections=max_connections,
             node_group=node_group,
+            pickers=pickers,
             tls=found,
         )
         if found is not None:

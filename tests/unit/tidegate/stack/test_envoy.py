@@ -33,6 +33,14 @@ def render(**changes):
     return yaml.safe_load(render_bootstrap(**values))
 
 
+def test_an_envoy_names_its_group_and_the_pickers_that_it_asks_first():
+    """In its node's metadata, which it has only then."""
+    assert "metadata" not in render()["node"]
+    named = {"tidegate.node_group": "canary", "tidegate.pickers": "10.0.0.1:18001"}
+    found = render(node_group="canary", pickers="10.0.0.1:18001")
+    assert found["node"]["metadata"] == named
+
+
 def xds_endpoint(bootstrap):
     """Return the control server's socket address."""
     cluster = bootstrap["static_resources"]["clusters"][0]

@@ -110,6 +110,19 @@ def test_a_node_without_build_and_group_has_none() -> None:
         wire.node_of(request)
 
 
+def test_an_envoy_names_its_own_pickers() -> None:
+    """Bounded, and none where the metadata is of another type."""
+    request = discovery_pb2.DiscoveryRequest()
+    request.node.id = "gw-1"
+    request.node.metadata.update({"tidegate.pickers": "10.0.0.1:1, 10.0.0.2:1,,"})
+    assert wire.node_of(request).pickers == {"10.0.0.1:1", "10.0.0.2:1"}
+    request.node.metadata.update({"tidegate.pickers": [1]})
+    assert wire.node_of(request).pickers == frozenset()
+    request.node.metadata.update({"tidegate.pickers": "x" * 257})
+    with pytest.raises(ProtocolError, match=r"tidegate\.pickers have at most 256"):
+        wire.node_of(request)
+
+
 @pytest.mark.parametrize("write", [wire.write_sotw, wire.write_delta])
 def test_clients_with_the_same_need_share_all_but_the_nonce(monkeypatch, write) -> None:
     """What a message carries is encoded once, however many clients it is sent to."""

@@ -309,7 +309,8 @@ class Router:
                 addresses, fresh = granted.addresses, True
             lease = Lease(candidate.key, context.variant, now + pool.sequence_idle_s)
             self._leased(lease_key, None if request.features.sequence_end else lease, now)
-            self.starts.note(ticket, lease_key, addresses)
+            if fresh or not choice.leased:
+                self.starts.note(ticket, lease_key, addresses)
         confined = request.care is not None and request.care.member
         decision = Decision(
             ticket,

@@ -52,14 +52,16 @@ class SequenceStarts:
         return len(self._starts)
 
     def note(self, ticket: Ticket | None, key: LeaseKey, addresses: tuple[str, ...]) -> None:
-        """Keep a request of a sequence, unless it has one address or no ticket.
+        """Keep the first request of a sequence, unless it has no ticket.
+
+        Also one with a single address: the proxy goes on with replicas that are not in its list.
 
         Args:
             ticket: Its ticket, at the replica that has the lease.
             key: Key of the sequence's lease.
             addresses: The pick and its fallbacks, ``ip:port``.
         """
-        if ticket is None or len(addresses) == 1:
+        if ticket is None:
             return
         starts = self._starts
         starts[ticket.id] = key, ticket.endpoint, addresses

@@ -93,6 +93,21 @@ def test_a_lease_follows_a_start_past_a_refused_connection(build: Build) -> None
     assert decide(router, build.request(sequence_id=5), 1.0).addresses == first.addresses[1:2]
 
 
+def test_a_lease_follows_a_start_beyond_its_list(build: Build) -> None:
+    """Where the one that is listed refuses the connection, the proxy tries those that are not."""
+    pool = build.pool(2)
+    listed, other = pool.endpoints
+    router = build.router(replace(pool, endpoints=(listed, replace(other, draining=True))))
+    first = decide(router, build.request(sequence_id=5, sequence_start=True))
+    there = router.registry.at("llm", other.http)
+    assert first.ticket is not None
+    assert there is not None
+    assert first.addresses == (listed.http,)
+    router.starts.served(first.ticket.id, there, 1.0)
+    assert decide(router, build.request(sequence_id=5), 2.0).addresses == (other.http,)
+    assert len(router.starts) == 1
+
+
 def test_a_lease_ends_with_its_idle_time(build: Build) -> None:
     """Each request prolongs the lease; after the idle time the sequence is routed afresh."""
     router = build.router(build.pool(4, sequence_idle_s=10.0))

@@ -74,10 +74,19 @@ def test_a_lease_of_a_later_decision_stays(granted: EndpointKey | None) -> None:
     assert len(starts.starts) == 0
 
 
-def test_what_cannot_move_is_not_kept() -> None:
-    """Later requests of a sequence have one address; uncharged ones have no ticket."""
+def test_a_start_with_one_address_is_followed_beyond_it() -> None:
+    """The proxy goes on with replicas that are not in the list."""
     starts = Starts()
-    starts.begin(1, ADDRESSES[:1])
+    key = starts.begin(1, ADDRESSES[:1])
+    starts.starts.unreached(1, ADDRESSES[0], 1.0)
+    assert starts.holder(key) == FIRST
+    starts.starts.served(1, SECOND, 1.0)
+    assert starts.holder(key) == SECOND
+
+
+def test_a_start_without_a_ticket_is_not_kept() -> None:
+    """Nothing is heard of it."""
+    starts = Starts()
     starts.starts.note(None, LeaseKey("llm", SequenceKey("m", "", 2)), ADDRESSES)
     assert len(starts.starts) == 0
 

@@ -96,6 +96,7 @@ class World:
                 part.start()
             await self._until(lambda: self.whole(set(PARTS)), START_S)
             await self._until(self.equal, START_S)
+            await self._until(self._picks, START_S)
             envoys = {each: f"{system.at[each]}:10000" for each in system.named("envoy")}
             self.load = await exit_.enter_async_context(Load(envoys))
             looks = [self.operator.run(FIRST + 1), *map(self._look, envoys)]
@@ -246,6 +247,18 @@ class World:
         states = {each.node: {view.state for view in each.types} for each in status.clients}
         self._unequal = f"{states} {status.store_error}"
         return len(states) == CLIENTS and all(each == {"SYNCED"} for each in states.values())
+
+    async def _picks(self) -> bool:
+        """Return whether requests that need a picker are answered through all Envoys."""
+        for envoy in 2 * PARTS["picker"] * self.system.named("envoy"):
+            url = f"http://{self.system.at[envoy]}:10000/v2/models/counter/infer"
+            with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+                async with self._http.post(url, json={"id": "first", "inputs": []}) as answer:
+                    if answer.status == 200:
+                        continue
+            self._lacks = f"a picker of {envoy}"
+            return False
+        return True
 
     async def _until(self, look: Any, within_s: float, *, must: bool = True) -> bool:
         end = time.monotonic() + within_s

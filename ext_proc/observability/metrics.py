@@ -122,7 +122,7 @@ class Metrics:
             ["kind"],
             registry,
         )
-        self._took = Timings(
+        self.took = Timings(
             "tidegate_picker_exchange_seconds",
             "Time to a decision: thinking (parsing and choosing) and waiting for the body.",
             "part",
@@ -231,12 +231,6 @@ class Metrics:
         """Observe the end of a wait for a replica: ``picked``, ``refused`` or ``left``."""
         self._queued.observe(end, waited_s)
         self._traffic.queued(pool, waited_s)
-
-    def took(self, thinking_s: float, waiting_s: float | None) -> None:
-        """Observe one decision; ``None`` = it did not wait for a body."""
-        self._took.observe("thinking", thinking_s)
-        if waiting_s is not None:
-            self._took.observe("waiting", waiting_s)
 
 
 def debug_app(

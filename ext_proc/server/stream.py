@@ -274,7 +274,9 @@ class ExchangeStream:
             return
         self._handing_over = state is DECIDED
         waited = None if self._body_requested_at is None else begin - self._body_requested_at
-        metrics.took(self._decision_s, waited)
+        metrics.took.observe("thinking", self._decision_s)
+        if waited is not None:
+            metrics.took.observe("waiting", waited)
         if exchange.unreadable is not None:
             metrics.unreadable()
         action, headers = actions[0], self._headers

@@ -115,11 +115,13 @@ def flags(machines: Machines, name: str) -> list[str]:
 
 
 @contextlib.asynccontextmanager
-async def _links(ports: HeldPorts, delay_s: float | None) -> AsyncIterator[list[tuple[str, ...]]]:
+async def _links(
+    ports: HeldPorts, delay_s: float | None, *, apart: bool
+) -> AsyncIterator[list[tuple[str, ...]]]:
     """Yield the options of two pickers that reach each other with a delay; ``None`` = of one."""
     async with contextlib.AsyncExitStack() as exit_:
-        if delay_s is None:
-            yield [()]
+        if delay_s is None or apart:
+            yield [()] if delay_s is None else [(), ()]
             return
         heard = [ports.address() for _ in range(2)]
         far = [await exit_.enter_async_context(delayed(each, delay_s)) for each in heard]
@@ -156,6 +158,7 @@ async def secured_stack(
     gateway: bool = False,
     links_s: float | None = None,
     first: bool = False,
+    apart: bool = False,
 ) -> AsyncIterator[Stack]:
     """Run control server, picker and Envoy, each with a certificate of its own.
 
@@ -170,6 +173,7 @@ async def secured_stack(
         links_s: Delay of the links between two pickers that are a group, seconds; ``None`` = there
             is one picker.
         first: Whether Envoy asks the first picker before the other.
+        apart: The two pickers are no group, and share nothing.
     """
     for name in SERVERS:
         sign(machines, name)
@@ -199,7 +203,7 @@ async def secured_stack(
             supervisor,
         )
         other = "" if links_s is None else ports.address()
-        grouped = await exit_.enter_async_context(_links(ports, links_s))
+        grouped = await exit_.enter_async_context(_links(ports, links_s, apart=apart))
         exit_.push_async_callback(supervisor.stop)
         envoy = machines.folder / "envoy"
         tls = {"certificate": str(envoy / "tls.crt"), "key": str(envoy / "tls.key"), "ca": str(ca)}

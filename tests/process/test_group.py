@@ -73,7 +73,6 @@ async def test_a_group_knows_what_each_was_sent_and_outlives_one(stack: Stack) -
     assert await eventually(joined)
     async with Traffic(stack.http, f"http://{stack.listener}{GENERATE}", body) as traffic:
         await traffic.more(60)
-    assert all(one["workers"]["events_followed"] > 60 for one in await both(stack))
     assert await eventually(same)
     async with Traffic(stack.http, f"http://{stack.listener}{GENERATE}", body) as traffic:
         await traffic.more(20)

@@ -1,6 +1,6 @@
 """The minute after a picker of a group is lost, and while all restart in turn, in simulated time.
 
-    python -m bench.compare.picker_losses [--requests 3000] [--seeds 8]
+    python -m bench.simulate.suite.losses [--requests 3000] [--seeds 8]
 
 Two pickers with a link of 1 ms replicate to each other, as in ``bench.workers_quality``. In the
 middle of a run one is killed for good; or each in turn is killed and is back ``DOWN_S`` later with

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -20,6 +21,16 @@ pytestmark = pytest.mark.timeout(120)
 SPLITS = ((100, 0), (50, 50), (0, 1), (1_716_049, 283_953), (1, 99), (90, 10))
 """Weights of both variants, one of them as a rollout draws them."""
 SESSIONS = [f"session-{number}" for number in range(20)]
+
+
+class EnvoyOf020(InProcessStack):
+    """A stack whose Envoy has the bootstrap that 0.2.0 printed; only addresses are replaced."""
+
+    def bootstrap(self) -> str:
+        text = Path(__file__).with_name("envoy-bootstrap-0.2.0.yaml").read_text()
+        for written, used in ((19000, self.envoy_admin), (18000, self.ads_address)):
+            text = text.replace(f": {written}\n", f": {used.rpartition(':')[2]}\n")
+        return text
 
 
 def older_bootstrap(stack: InProcessStack, admin: str) -> str:
@@ -56,10 +67,14 @@ def weighted(dump: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("protocol", ["delta", "sotw"])
-async def test_both_bootstraps_draw_alike_while_weights_change(protocol: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "protocol"), [(EnvoyOf020, "delta"), (InProcessStack, "sotw")], ids=["0.2.0", "sotw"]
+)
+async def test_both_bootstraps_draw_alike_while_weights_change(
+    kind: type[InProcessStack], protocol: str
+) -> None:
     """The new Envoy gets one layer per change, the older one routes; no request fails."""
-    async with InProcessStack(protocol) as stack, Flow(stack.listener) as flow:
+    async with kind(protocol) as stack, Flow(stack.listener) as flow:
         with HeldPorts() as ports:
             admin = ports.address()
             config = stack.run.write("envoy-2.yaml", older_bootstrap(stack, admin))

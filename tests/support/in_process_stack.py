@@ -140,12 +140,15 @@ class InProcessStack:
         await self.supervisor.start(PICKER, command, service_environment())
 
     async def _start_envoy(self) -> None:
-        text = render_bootstrap(
-            "envoy-1", "test", self.client_address, self.envoy_admin, self.protocol
-        )
-        config = self.run.write("envoy.yaml", text)
+        config = self.run.write("envoy.yaml", self.bootstrap())
         command = envoy_command(envoy_binary(), config, 1)
         await self.supervisor.start(ENVOY, command, envoy_environment())
+
+    def bootstrap(self) -> str:
+        """Return Envoy's bootstrap."""
+        return render_bootstrap(
+            "envoy-1", "test", self.client_address, self.envoy_admin, self.protocol
+        )
 
     @property
     def client_address(self) -> str:

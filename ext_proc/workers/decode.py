@@ -16,6 +16,7 @@ from ext_proc.routing.peers import LatencySample, Share
 from ext_proc.routing.state.ledger import MAX_TICKETS
 from ext_proc.routing.values.ticket import Ticket
 from ext_proc.workers.messages import READERS, amount, endpoint_key, finite
+from ext_proc.workers.news import OtherVersion
 from ext_proc.workers.records import (
     BLOCK_BYTES,
     EFFECTS,
@@ -40,6 +41,7 @@ from ext_proc.workers.records import (
     TAG_WITHDRAWN,
     TRIED,
     GarbledError,
+    greeted_version,
 )
 
 if TYPE_CHECKING:
@@ -92,6 +94,9 @@ class Decoder:
             while len(rest) - at >= LENGTH.size:
                 (length,) = LENGTH.unpack_from(rest, at)
                 if length > MAX_FRAME:
+                    version = greeted_version(rest[at:])
+                    if version is not None:
+                        yield OtherVersion(version)
                     raise GarbledError(f"frame of {length} bytes; at most {MAX_FRAME} are allowed")
                 end = at + LENGTH.size + length
                 if end > len(rest):

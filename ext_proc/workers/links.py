@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from ext_proc.workers.decode import Decoder
-from ext_proc.workers.records import VERSION, GarbledError
+from ext_proc.workers.records import HELLO, GarbledError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,7 +49,6 @@ READS: Final = 8
 """Maximum reads in one call."""
 LOW_BYTES: Final = 2**18
 """A reader with fewer buffered bytes gets the next part of the index."""
-HELLO: Final = b"tidegate %d " % VERSION
 _GREETING: Final = len(HELLO) + 1
 WITH_INDEX: Final = b"*"
 """The reader requests the prefix index too."""
@@ -110,6 +109,7 @@ class Outlet:
         self._answer = answer
         self._loop = asyncio.get_running_loop()
         self._server: socket.socket | None = None
+        self._hello = HELLO
         self._greeting: dict[socket.socket, bytes] = {}
         self.readers: dict[socket.socket, _Reader] = {}
         """Current readers by connection."""
@@ -183,10 +183,12 @@ class Outlet:
             self.drop(sock)
             return
         greeting = self._greeting[sock] = greeting + data
-        if len(greeting) < _GREETING:
-            return
-        if greeting[:-1] != HELLO:
+        if not greeting.startswith(self._hello[: len(greeting)]):
+            with suppress(OSError):
+                sock.send(self._hello)
             self.drop(sock)
+            return
+        if len(greeting) < _GREETING:
             return
         del self._greeting[sock]
         more = self._rest() if greeting[-1:] == WITH_INDEX else iter(())
@@ -311,6 +313,7 @@ class Inlet:
         self._sock: socket.socket | None = None
         self._end: select.epoll | None = None
         """Readable when the peer worker has gone."""
+        self._hello = HELLO
         self._decoder = Decoder()
         self._rate = _Rate()
         self.received_at = float("-inf")
@@ -328,7 +331,7 @@ class Inlet:
     def adopt(self, sock: socket.socket, *, with_index: bool) -> bool:
         """Greet on a new connection and receive from it; return whether that went well."""
         try:
-            sock.send(HELLO + (WITH_INDEX if with_index else EVENTS_ONLY))
+            sock.send(self._hello + (WITH_INDEX if with_index else EVENTS_ONLY))
         except OSError:
             sock.close()
             return False

@@ -34,6 +34,12 @@ class Hello(NamedTuple):
     """Digest of the counts of all members that it knows (``group.owners``)."""
 
 
+class OtherVersion(NamedTuple):
+    """The sender's records are of another version, so that nothing else can be read."""
+
+    version: int
+
+
 class Listed(NamedTuple):
     """The members of a group that place new sequences, as the control server lists them."""
 

@@ -10,10 +10,13 @@ Rules:
 4. Bytes that violate the format or its bounds raise ``GarbledError``: the reader closes the stream.
 5. Times are those of the sender's monotonic clock, which the processes of one machine share. The
    reader on another machine moves them to its own (``group.clock``).
+6. Whoever reads a stream greets first, with ``VERSION``. A sender of another version answers with
+   its own greeting, which no frame begins with, and ends the connection.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
         Listed,
         Looked,
         LookWanted,
+        OtherVersion,
         OwnerAnswer,
         OwnerAsk,
         Probed,
@@ -45,6 +49,7 @@ if TYPE_CHECKING:
         | HeldLease
         | Hello
         | Listed
+        | OtherVersion
         | OwnerAsk
         | OwnerAnswer
         | SnapshotEnd
@@ -52,6 +57,9 @@ if TYPE_CHECKING:
     """Content of a record."""
 
 VERSION: Final = 11
+"""Raised with each change of the bytes: members of a group with different ones share nothing."""
+HELLO: Final = b"tidegate %d " % VERSION
+_ANY_HELLO: Final = re.compile(rb"tidegate (\d{1,9}) ")
 MAX_FRAME: Final = 2**20
 """Maximum bytes of a frame."""
 MAX_NAMES: Final = 2**16
@@ -85,6 +93,12 @@ EFFECT_NUMBERS: Final = {effect: number for number, effect in enumerate(EFFECTS)
 
 class GarbledError(ValueError):
     """The bytes are not valid in this format."""
+
+
+def greeted_version(data: bytes | bytearray) -> int | None:
+    """Return the version in a greeting; ``None`` = the bytes do not begin with one."""
+    found = _ANY_HELLO.match(data)
+    return None if found is None else int(found[1])
 
 
 def framed(records: bytes | bytearray) -> bytes:

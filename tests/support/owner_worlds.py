@@ -38,6 +38,8 @@ class World:
         """The control server that lists the members; ``None`` = they have no list."""
         self.sides: dict[int | None, int] = {}
         """Sides of a network that is cut: by member, the control server's under ``None``."""
+        self.versions: dict[int, int] = {}
+        """Versions of the members' records; ``None`` unless given. Those of two share nothing."""
 
     def at(self, delay_s: float, call) -> None:
         """Call a function later."""
@@ -62,8 +64,9 @@ class World:
             self.server.meet(made)
 
     def reaches(self, one: int | None, two: int | None) -> bool:
-        """Return whether two are on one side."""
-        return self.sides.get(one) == self.sides.get(two)
+        """Return whether two are on one side, and speak one version if both are members."""
+        alike = None in (one, two) or self.versions.get(one) == self.versions.get(two)
+        return alike and self.sides.get(one) == self.sides.get(two)
 
     def split(self, sides: dict[int | None, int]) -> None:
         """Cut the network; empty = nothing is cut any more."""

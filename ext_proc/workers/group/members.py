@@ -11,6 +11,8 @@ Rules:
    connection ends: a control server that has just started does not know all.
 4. Each host asks replicas by itself, since what one can reach says nothing about another. Pages,
    probes and listings of other hosts are not taken; readings that replicas push are.
+5. A member whose records are of another version (``records.VERSION``) is as one that is away, for
+   both, until one of them is upgraded. The log says so once for each of its versions.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import asyncio
 import random
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Never
 
 import structlog
 
@@ -28,9 +30,9 @@ from ext_proc.telemetry.news import ReadingsUpdate, Restarted, ScrapeFailed
 from ext_proc.workers.group.clock import ClockOffset
 from ext_proc.workers.group.port import GroupPort
 from ext_proc.workers.links import UnwelcomeError
-from ext_proc.workers.news import Hello, Listed, Looked, LookWanted, Probed
+from ext_proc.workers.news import Hello, Listed, Looked, LookWanted, OtherVersion, Probed
 from ext_proc.workers.plan import picker_of
-from ext_proc.workers.records import GarbledError
+from ext_proc.workers.records import VERSION, GarbledError
 from tidegate_api.addresses import MAX_MEMBERS
 from tidegate_common.backoff import Backoff
 from tidegate_common.tls.roles import Peer
@@ -103,6 +105,10 @@ class GroupMember:
     gone_at: float = 0.0
     """Since when it is not, loop time."""
     said_gone: bool = False
+    unwelcome: str = ""
+    """Why this picker ended the connection; empty = it did not."""
+    version: int | None = None
+    """Version of its records if that is another one."""
 
 
 class GroupMembers:
@@ -195,7 +201,7 @@ class GroupMembers:
             try:
                 sock, member.peer = await self._port.connect(member.address)
                 member.began_at = self._loop.time()
-                member.id, member.offset = None, ClockOffset()
+                member.id, member.offset, member.unwelcome = None, ClockOffset(), ""
                 connected = inlet.adopt(sock, with_index=True)
             except (OSError, TimeoutError) as error:
                 self._gone(member, str(error) or "it does not answer")
@@ -212,7 +218,7 @@ class GroupMembers:
         member, now = self.members[number], self._loop.time()
         if not member.is_own:
             member.lost += 1
-            self._gone(member, "its connection ended")
+            self._gone(member, member.unwelcome or "its connection ended")
         if now - member.began_at >= LASTED_S:
             member.backoff.reset()
         member.again_at = now + member.backoff.delay_s()
@@ -234,6 +240,8 @@ class GroupMembers:
             member.offset.note(message.at, self._clock())
             return None
         if member.id is None:
+            if isinstance(message, OtherVersion):
+                self._differs(member, message.version)
             raise GarbledError("a member must say first who it is")
         if isinstance(message, _OF_ONE_HOST):
             return None
@@ -250,14 +258,32 @@ class GroupMembers:
         reason = plan.secured.table.not_named(member.peer, "picker", given)
         if reason is not None:
             plan.refused.note(member.address, member.peer, reason)
-            self._gone(member, reason)
-            raise UnwelcomeError
+            self._refuse(member, reason)
         if any(each.id == given for each in self.members.values()):
-            self._gone(member, f"{given:.80} is connected at another address too")
-            raise UnwelcomeError
-        member.id = given
+            self._refuse(member, f"{given:.80} is connected at another address too")
+        member.id, member.version = given, None
         member.said_gone, member.why = False, ""
         _log.info("group_member_joined", member=given, address=member.address)
+
+    def _differs(self, member: GroupMember, version: int) -> Never:
+        """End the connection to a member with records of another version."""
+        if version != member.version:
+            member.version = version
+            _log.warning(
+                "group_member_version", address=member.address, version=version, own=VERSION
+            )
+            if not member.said_gone:
+                member.said_gone, member.gone_at = True, self._loop.time()
+        older = "it" if version < VERSION else "this one"
+        self._refuse(
+            member, f"runs another version ({version}, this one {VERSION}); upgrade {older}"
+        )
+
+    def _refuse(self, member: GroupMember, reason: str) -> Never:
+        """End the connection to a member for a reason that lasts."""
+        member.unwelcome = reason
+        self._gone(member, reason)
+        raise UnwelcomeError
 
     def _gone(self, member: GroupMember, reason: str) -> None:
         member.why = reason

@@ -6,9 +6,9 @@ import asyncio
 import socket
 
 from ext_proc.workers.encode import Encoder
-from ext_proc.workers.links import HELLO, Inlet
+from ext_proc.workers.links import Inlet
 from ext_proc.workers.news import SnapshotEnd
-from ext_proc.workers.records import framed
+from ext_proc.workers.records import HELLO, framed
 
 
 async def test_what_a_peer_sent_before_it_went_is_processed():

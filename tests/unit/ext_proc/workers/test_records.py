@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import string
 from array import array
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -35,8 +37,10 @@ from ext_proc.routing.values.ticket import Ticket
 from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
 from ext_proc.workers.decode import Decoder
 from ext_proc.workers.encode import Encoder
-from ext_proc.workers.news import Looked, LookWanted, Probed, SnapshotEnd
+from ext_proc.workers.messages import NAMES as JSON_NAMES
+from ext_proc.workers.news import Looked, LookWanted, OtherVersion, Probed, SnapshotEnd
 from ext_proc.workers.records import (
+    HELLO,
     INSERTED,
     JSON,
     LENGTH,
@@ -50,9 +54,13 @@ from ext_proc.workers.records import (
     TAG_NAME,
     TAG_SAMPLE,
     TAG_SHARE,
+    VERSION,
     GarbledError,
     framed,
 )
+from support.record_group import MESSAGES, recorded
+
+RECORDED = Path(__file__).parents[2] / "fixtures/group-records.json"
 
 texts = st.text(string.ascii_letters + "ü- ", max_size=12)
 keys = st.builds(EndpointKey, texts, st.integers(0, 2**62))
@@ -252,6 +260,33 @@ def test_what_breaks_the_format_is_refused(records):
     """Each exceeded bound and each invalid value ends the stream."""
     with pytest.raises(GarbledError):
         list(Decoder().feed(framed(records)))
+
+
+def test_the_bytes_of_this_version_are_those_recorded():
+    """So that pickers of two releases either understand each other or have two versions."""
+    kept = json.loads(RECORDED.read_text())
+    assert kept["greeting"] == HELLO.hex(), "record them: see support.record_group"
+    assert kept == recorded(), (
+        f"the bytes of version {VERSION} changed: raise VERSION of ext_proc.workers.records, "
+        "then record them (support.record_group)"
+    )
+
+
+def test_each_kind_of_record_is_recorded_and_read():
+    """None can change without a new version."""
+    assert {type(each) for each in MESSAGES} == {*JSON_NAMES, *Encoder()._writers}
+    decoder, (_, *frames) = Decoder(), json.loads(RECORDED.read_text()).values()
+    read = [each for frame in frames for each in decoder.feed(bytes.fromhex(frame))]
+    assert read == list(MESSAGES)
+
+
+@pytest.mark.parametrize("version", [9, 100])
+def test_a_greeting_of_another_version_is_told_before_the_stream_ends(version):
+    """No frame begins with it."""
+    read = Decoder().feed(b"tidegate %d " % version)
+    assert next(read) == OtherVersion(version)
+    with pytest.raises(GarbledError):
+        next(read)
 
 
 def test_a_huge_frame_is_refused_before_it_is_kept():

@@ -8,6 +8,7 @@ import ssl
 from contextlib import asynccontextmanager, suppress
 
 import pytest
+from structlog.testing import capture_logs
 
 from ext_proc.routing.state.leases import LeaseKey
 from ext_proc.routing.values.proposal import PlacedAs
@@ -16,6 +17,7 @@ from ext_proc.routing.values.ticket import Outcome
 from ext_proc.workers import bus, links
 from ext_proc.workers.group.members import FIRST_NUMBER, GroupPlan
 from ext_proc.workers.news import Listed
+from ext_proc.workers.records import VERSION
 from support.crew import POOL, decide, loads, request
 from support.identities import Machines
 from support.worker_groups import Worker
@@ -192,6 +194,37 @@ async def test_a_member_that_is_gone_is_missing_with_the_reason(machines, monkey
         monkeypatch.setattr(bus, "MISSING_S", 0.0)
         (told,) = first.bus.missing()
         assert told.startswith(f"{group.addresses[1]}: ")
+
+
+async def test_members_of_two_versions_share_nothing(machines, monkeypatch):
+    """Each is as one that is away to the other, says why once, and counts no failed connection."""
+    group, listed = Group(machines, 2, learns=True), Listed(1, 7, ("p1", "p2"))
+    with monkeypatch.context() as older:
+        older.setattr(links, "HELLO", b"tidegate %d " % (VERSION - 1))
+        old = group.start(1)
+        old.bus.take_list(listed, group.addresses)
+    new = group.start(0)
+    try:
+        with capture_logs() as logs:
+            new.bus.take_list(listed, group.addresses)
+            await group.until(lambda: new.bus.members()[0].connections_lost >= 2)
+            await group.until(lambda: old.bus.members()[0].connections_lost >= 1)
+        for each in (old, new):
+            (other,) = each.bus.members()
+            assert "runs another version (" in other.why
+            assert other.connections_failed == 0
+            assert not each.bus.owners.places_any
+        assert f"({VERSION - 1}, this one {VERSION}); upgrade it" in new.bus.members()[0].why
+        told = [each["version"] for each in logs if each["event"] == "group_member_version"]
+        assert sorted(told) == [VERSION - 1, VERSION]
+        old.bus.close()
+        again = group.start(1)
+        again.bus.take_list(listed, group.addresses)
+        await group.until(lambda: group.joined() and new.bus.owners.places_any)
+        assert again.bus.members()[0].why == new.bus.members()[0].why == ""
+    finally:
+        for each in (new, *group.pickers.values()):
+            each.bus.close()
 
 
 async def test_who_asks_something_else_is_dropped(machines):

@@ -85,6 +85,36 @@ def test_a_rolling_restart_refuses_nothing(two):
     assert (two.refused, split(two)) == (0, {})
 
 
+@pytest.mark.parametrize("pickers", [2, 3])
+def test_pickers_of_two_versions_are_away_for_each_other(pickers):
+    """In a rolling upgrade the older ones place until the last ends; then the new ones do."""
+    world = World(1)
+    world.server = Station(world)
+    for number in range(pickers):
+        world.start(number)
+    world.run(3.0)
+    for sequence in range(600):
+        world.at(sequence / 20, lambda sequence=sequence: world.client(sequence, 2))
+    for number in range(pickers):
+        older = range(number + 1, pickers)
+        world.members[number].leaving = True
+        world.run(world.now + 0.5)
+        world.kill(number)
+        world.run(world.now + 1.0)
+        world.versions[number] = 1
+        world.start(number)
+        forwarded = world.forwarded
+        world.run(world.now + 4.0)
+        assert world.forwarded > forwarded
+        assert not split(world)
+        if older:
+            assert listed(world) == [f"p{each}" for each in older]
+            placing = [each for each, one in world.members.items() if one.owners.places_any]
+            assert sorted(placing) == [*older]
+    assert listed(world) == [f"p{each}" for each in range(pickers)]
+    assert all(each.owners.places_any for each in world.members.values())
+
+
 def test_the_one_that_is_left_goes_on_once_it_is_listed_alone(two):
     """The control server removes the one that has ended after two seconds."""
     two.run(4.0)

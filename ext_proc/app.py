@@ -289,6 +289,7 @@ class Picker:
                 on_judged=self._feedback.follow,
                 on_found=self._probing.follow,
                 on_lead=self._lead,
+                on_left=self._telemetry.leave,
                 listings=self._probing.listings,
                 group=self._group(),
             )

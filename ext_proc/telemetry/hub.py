@@ -8,8 +8,9 @@ Rules:
 4. A replica whose page cannot be read ``SILENT_AFTER`` times in a row is logged, at most once in
    ``COMPLAIN_S``, and so is its first page after that. If it still cannot be read when
    ``COMPLAIN_S`` have passed since the line before, that is logged then.
-5. Of several workers on a machine one leads, and only the leader reads pages. Each worker publishes
-   everything that it collects to its peers, which handle it as if they had collected it themselves.
+5. Of several workers on a machine one leads, and only the leader reads pages, but for those that
+   other pickers of its group read. Each worker publishes everything that it collects to its peers,
+   which handle it as if they had collected it themselves.
 """
 
 from __future__ import annotations
@@ -28,7 +29,16 @@ from ext_proc.telemetry.board import Board
 from ext_proc.telemetry.configs import AskedTriton, ModelConfigs
 from ext_proc.telemetry.dialects import Vocabulary
 from ext_proc.telemetry.kv_events.collector import KvCollector
-from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
+from ext_proc.telemetry.news import (
+    GPU,
+    ORCA,
+    PAGE,
+    PUSH,
+    PushEnded,
+    ReadingsUpdate,
+    Restarted,
+    ScrapeFailed,
+)
 from ext_proc.telemetry.pacing import Pacing
 from ext_proc.telemetry.push import Push
 from ext_proc.telemetry.scrape import Scraper
@@ -51,10 +61,6 @@ COMPLAIN_S: Final = 60.0
 """Minimum seconds between two log lines about one replica's page."""
 GPU_EVERY_S: Final = 1.0
 CHECK_EVERY_S: Final = 0.5
-PAGE: Final = "page"
-GPU: Final = "gpu"
-PUSH: Final = "push"
-ORCA: Final = "orca"
 _WHOLE: Final = (PAGE, PUSH)
 """Sources that report values per model."""
 
@@ -118,6 +124,7 @@ class Hub:
         self._publish = publish
         self._on_gone = on_gone
         self._leading = True
+        self._left: frozenset[tuple[str, str]] = frozenset()
         self._pages: tuple[dict[str, str], dict[str, Vocabulary]] = ({}, {})
         self._tls: dict[str, ReplicaTls] = {}
         self._gpu_pages: tuple[dict[str, str], dict[str, Vocabulary]] = ({}, {})
@@ -226,6 +233,11 @@ class Hub:
         if leading != self._leading:
             self._leading = leading
             self._set_targets()
+
+    def leave(self, pages: frozenset[tuple[str, str]]) -> None:
+        """Leave these pages, each an endpoint and its source, to others from now on."""
+        self._left = pages
+        self._set_targets()
 
     def take(self, news: TelemetryUpdate) -> None:
         """Apply what this worker or a peer has collected."""
@@ -360,10 +372,15 @@ class Hub:
                     changed[name] = Vocabulary(
                         declared, decoupled=decoupled, slots=slots, batches=batches
                     )
-            self._scraper.set_targets(pages, vocabularies | changed, self._tls)
+            self._scraper.set_targets(self._own(pages, PAGE), vocabularies | changed, self._tls)
             self._configs.set_targets(self._tritons)
-            self._gpus.set_targets(*self._gpu_pages)
+            gpu_pages, gpus = self._gpu_pages
+            self._gpus.set_targets(self._own(gpu_pages, GPU), gpus)
         else:
             self._scraper.set_targets({})
             self._configs.set_targets({})
             self._gpus.set_targets({})
+
+    def _own(self, pages: Mapping[str, str], source: str) -> dict[str, str]:
+        """Return the pages that are not left to others."""
+        return {name: url for name, url in pages.items() if (name, source) not in self._left}

@@ -1,11 +1,17 @@
-"""Telemetry that a worker replicates to the other workers of its machine. Pure."""
+"""Telemetry that a worker replicates to its peers. Pure."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from ext_proc.routing.values.reading import Reading
+
+PAGE: Final = "page"
+GPU: Final = "gpu"
+PUSH: Final = "push"
+ORCA: Final = "orca"
+"""Sources of readings."""
 
 
 class ReadingsUpdate(NamedTuple):

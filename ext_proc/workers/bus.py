@@ -17,7 +17,8 @@ Rules:
 3. A peer worker's in-flight load counts as long as its connection lasts. A peer that sends nothing
    for ``SILENT_S`` is treated as gone.
 4. The live worker with the lowest number leads: it alone reads pages and probes replicas, and
-   publishes the results. A worker that has just started waits ``GRACE_S`` for those before it.
+   publishes the results. A worker that has just started waits ``GRACE_S`` for those before it. It
+   leaves pages to members of its group that read them (``group.pages``).
 5. Peer workers are dialled once pools are known, because events of unknown replicas are dropped. A
    worker is ready when it has read the snapshots of the peers that it dialled.
 6. A worker that starts requests the prefix index from the first peer that it reaches, so that a
@@ -41,11 +42,9 @@ from ext_proc.routing.state.leases import Leased, LeaseKey, Released
 from ext_proc.routing.state.ledger import Charged
 from ext_proc.routing.suspicion import SUSPICION_EVENTS, Died, SuspectRun
 from ext_proc.routing.values.proposal import PlacedAs
-from ext_proc.telemetry.hub import PUSH
-from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
+from ext_proc.telemetry.news import PUSH, PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
 from ext_proc.workers.account import FOLDED, Account
 from ext_proc.workers.encode import Encoder
-from ext_proc.workers.group.clock import moved
 from ext_proc.workers.group.members import GroupMembers, GroupPlace
 from ext_proc.workers.group.owners import AGAIN_S, OwnerLinks, Owners
 from ext_proc.workers.group.untold import Untold
@@ -179,6 +178,8 @@ class Bus:
         on_judged: Receives verdicts of a peer's log entries.
         on_found: Receives what a peer found at replicas, or wants to be found.
         on_lead: Called with whether this worker leads, at the start and at each change.
+        on_left: Called with the pages that members of the group read, each as endpoint and source,
+            at each change.
         listings: Returns the latest listings of replicas, for a worker that joins.
         group: Members on other hosts; ``None`` = there are none.
         clock: Monotonic seconds.
@@ -195,6 +196,7 @@ class Bus:
         on_judged: Callable[[Judged, float], None],
         on_found: Callable[[Probed | Looked | LookWanted], None],
         on_lead: Callable[[bool], None],
+        on_left: Callable[[frozenset[tuple[str, str]]], None] = lambda _: None,
         listings: Callable[[], Iterable[Looked]] = tuple,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
@@ -226,7 +228,7 @@ class Bus:
         }
         self._pushes: dict[int, set[str]] = {number: set() for number in self._inlets}
         """Endpoints that push to each peer worker."""
-        self._group = None if group is None else GroupMembers(group, self._outlet, clock)
+        self._group = None if group is None else GroupMembers(group, self._outlet, on_left, clock)
         for number in () if self._group is None else self._group.members:
             self._add(number)
         self.owners = None if group is None else self._owners(group, wall_clock)
@@ -379,6 +381,8 @@ class Bus:
             self._greeted_at = now
             self._outlet.send(self._hello())
         self._elect()
+        if self._group is not None:
+            self._group.pages.leave(self._clock())
 
     def _dial(self, number: int, inlet: Inlet) -> None:
         path = self._paths.get(number)
@@ -514,11 +518,11 @@ class Bus:
     def _hear(self, number: int, message: Message) -> None:
         """Follow a message of a member of the group."""
         if self._group is not None:
-            member = self._group.heard(number, message)
+            news = self._group.heard(number, message)
             if isinstance(message, Hello):
                 self._greeted(number, message)
-            if member is not None:
-                self._follow(number, moved(message, member.offset.seconds, self._clock()))
+            if news is not None:
+                self._follow(number, news)
 
     def _follow(self, peer_worker: int, message: Message) -> None:
         self.followed += 1

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import signal
+from contextlib import suppress
 
+import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
+from bench.load.upstream import instant_upstreams
+from ext_proc.routing.state.candidates import FRESH_S
 from support.identities import Machines
 from support.secured_stack import GENERATE, Stack, secured_stack
 from support.traffic import Traffic, eventually, fresh_prompt
@@ -19,8 +25,34 @@ pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("demo_extra")]
 async def stack(tmp_path_factory):
     """Run Envoy over two pickers, each of which sees a part of the requests."""
     machines = Machines(tmp_path_factory.mktemp("machines"))
-    async with secured_stack(machines, "nghttp2", links_s=LINKS_S) as started:
+    async with (
+        instant_upstreams(2) as replicas,
+        TestServer(_page_app()) as server,
+        secured_stack(
+            machines,
+            "nghttp2",
+            links_s=LINKS_S,
+            pool={
+                "endpoints": [
+                    {"id": f"u{number}", "http": at, "metrics": str(server.make_url(f"/{number}"))}
+                    for number, at in enumerate(replicas)
+                ]
+            },
+        ) as started,
+    ):
         yield started
+
+
+def _page_app() -> web.Application:
+    """Return a server of metrics pages of idle vLLMs."""
+
+    async def page(_: web.Request) -> web.Response:
+        names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+        return web.Response(text="".join(f'{each}{{model_name="toy-llm"}} 0\n' for each in names))
+
+    app = web.Application()
+    app.router.add_get("/{replica}", page)
+    return app
 
 
 async def both(stack: Stack) -> list[dict]:
@@ -86,6 +118,30 @@ async def test_a_group_knows_what_each_was_sent_and_outlives_one(stack: Stack) -
         assert await eventually(gone)
         await traffic.more(20)
     assert traffic.failures == []
+
+
+async def test_one_picker_reads_the_pages_until_it_is_gone(stack: Stack) -> None:
+    """The other one knows them from it, and reads them after ``kill -9``."""
+
+    async def read(page: str) -> int:
+        telemetry = (await stack.picker_state(page))["telemetry"]
+        ages = telemetry["ages_s"].values()
+        known = [each for each in ages if each.get("page", FRESH_S) < FRESH_S]
+        return len(telemetry["pages"]) if len(known) == 2 else -1
+
+    async def first_reads() -> bool:
+        pages = (stack.picker_page, stack.other_page)
+        with suppress(aiohttp.ClientError):  # one of them may be starting
+            return [await read(each) for each in pages] == [2, 0]
+        return False
+
+    async def other_reads() -> bool:
+        return await read(stack.other_page) == 2
+
+    await stack.supervisor.restart("picker-2")
+    assert await eventually(first_reads)
+    await stack.supervisor.kill("picker", signal.SIGKILL)
+    assert await eventually(other_reads)
 
 
 async def test_an_envoy_asks_its_own_picker_first(tmp_path) -> None:

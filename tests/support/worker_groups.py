@@ -28,6 +28,7 @@ class Worker:
         self.judged: list = []
         self.leads: list[bool] = []
         self.found: list = []
+        self.left: frozenset[tuple[str, str]] = frozenset()
         self.listings: list = []
         self.router: Router = router(
             4,
@@ -42,6 +43,7 @@ class Worker:
             on_judged=lambda judged, _: self.judged.append(judged),
             on_found=self.found.append,
             on_lead=self.leads.append,
+            on_left=self.leave,
             listings=lambda: self.listings,
             group=group,
             clock=clock,
@@ -51,6 +53,9 @@ class Worker:
 
     def tell(self, event) -> None:
         self.bus.publish(event)
+
+    def leave(self, pages: frozenset[tuple[str, str]]) -> None:
+        self.left = pages
 
     def catch_up(self) -> None:
         self.bus.catch_up()

@@ -115,6 +115,7 @@ PURE = (
     "ext_proc.workers.account",
     "ext_proc.workers.group.clock",
     "ext_proc.workers.group.owners",
+    "ext_proc.workers.group.pages",
     "ext_proc.workers.records",
     "ext_proc.workers.encode",
     "ext_proc.workers.decode",

@@ -8,8 +8,8 @@ from unittest.mock import patch
 import pytest
 
 from ext_proc.routing.peers import PeerWorkers
-from ext_proc.workers import bus
 from ext_proc.workers.bus import Bus
+from ext_proc.workers.group import members
 from ext_proc.workers.group.owners import Owners
 from support.chaos.group import BrokenError, Fault, play, schedule, smallest
 from support.tries import tries
@@ -73,7 +73,7 @@ def twice(self: PeerWorkers, peer: int, share: Share, now: float) -> None:
 
 PLANTED = {
     "places without agreement": (Owners, "places", lambda self, key: self._owner(key) is None),
-    "takes another host's clock for its own": (bus, "moved", lambda message, *_: message),
+    "takes another host's clock for its own": (members, "moved", lambda message, *_: message),
     "applies a snapshot twice": (PeerWorkers, "_share", twice),
     "keeps the requests of a member that is gone": (PeerWorkers, "lost", lambda *_: 0),
     "decides before it has read what was sent": (Bus, "catch_up", lambda _: None),

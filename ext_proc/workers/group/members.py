@@ -9,8 +9,8 @@ Rules:
    after a longer delay each time, at most ``LONGEST_S``. The log says once that it is gone.
 3. Where the control server tells the addresses, one that it no longer tells is dialled until its
    connection ends: a control server that has just started does not know all.
-4. Each host asks replicas by itself, since what one can reach says nothing about another. Pages,
-   probes and listings of other hosts are not taken; readings that replicas push are.
+4. Each host probes replicas and asks for their models by itself, since what one can reach says
+   nothing about another. Of telemetry it takes what replicas push, and pages (``group.pages``).
 5. A member whose records are of another version (``records.VERSION``) is as one that is away, for
    both, until one of them is upgraded. The log says so once for each of its versions.
 """
@@ -25,9 +25,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Never
 
 import structlog
 
-from ext_proc.telemetry.hub import PUSH
-from ext_proc.telemetry.news import ReadingsUpdate, Restarted, ScrapeFailed
-from ext_proc.workers.group.clock import ClockOffset
+from ext_proc.workers.group.clock import ClockOffset, moved
+from ext_proc.workers.group.pages import PAGE_NEWS, PageReaders
 from ext_proc.workers.group.port import GroupPort
 from ext_proc.workers.links import UnwelcomeError
 from ext_proc.workers.news import Hello, Listed, Looked, LookWanted, OtherVersion, Probed
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterable, Iterator
 
+    from ext_proc.workers.group.pages import Page
     from ext_proc.workers.links import Inlet, Outlet
     from ext_proc.workers.records import Message
     from tidegate_common.tls.denied import DeniedPeers
@@ -50,7 +50,7 @@ FIRST_NUMBER: Final = 64
 """Number of the first member among peers; those below are workers of this host."""
 LASTED_S: Final = 10.0
 LONGEST_S: Final = 2.0
-_OF_ONE_HOST: Final = (Probed, Looked, LookWanted, ScrapeFailed, Restarted)
+_OF_ONE_HOST: Final = (Probed, Looked, LookWanted)
 
 _log = structlog.stdlib.get_logger("ext_proc.workers")
 
@@ -117,11 +117,16 @@ class GroupMembers:
     Args:
         plan: What the picker is told.
         outlet: Sends to those who dial.
+        on_left: Called with the pages that others read, see ``PageReaders``.
         clock: Monotonic seconds.
     """
 
     def __init__(
-        self, plan: GroupPlan, outlet: Outlet, clock: Callable[[], float] = time.monotonic
+        self,
+        plan: GroupPlan,
+        outlet: Outlet,
+        on_left: Callable[[frozenset[Page]], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._plan = plan
         self._clock = clock
@@ -132,6 +137,7 @@ class GroupMembers:
             FIRST_NUMBER + number: GroupMember(address)
             for number, address in enumerate(plan.members)
         }
+        self.pages = PageReaders(plan.own, on_left)
         self.address = plan.listen
         self.learns = not plan.members
         """The control server tells the addresses."""
@@ -216,6 +222,7 @@ class GroupMembers:
     def lost(self, number: int) -> None:
         """Note that a member's connection has ended."""
         member, now = self.members[number], self._loop.time()
+        self.pages.lost(member.id)
         if not member.is_own:
             member.lost += 1
             self._gone(member, member.unwelcome or "its connection ended")
@@ -224,8 +231,8 @@ class GroupMembers:
         member.again_at = now + member.backoff.delay_s()
         member.id = None
 
-    def heard(self, number: int, message: Message) -> GroupMember | None:
-        """Return the member whose message is to be applied; ``None`` = it is not.
+    def heard(self, number: int, message: Message) -> Message | None:
+        """Return a member's message by this machine's clock; ``None`` = it is not to be applied.
 
         Raises:
             UnwelcomeError: Its connection must end.
@@ -245,9 +252,11 @@ class GroupMembers:
             raise GarbledError("a member must say first who it is")
         if isinstance(message, _OF_ONE_HOST):
             return None
-        if isinstance(message, ReadingsUpdate) and message.source != PUSH:
+        now = self._clock()
+        news = moved(message, member.offset.seconds, now)
+        if isinstance(news, PAGE_NEWS) and not self.pages.heard(member.id, news, now):
             return None
-        return member
+        return news
 
     def _greeted(self, member: GroupMember, given: str) -> None:
         plan = self._plan

@@ -11,8 +11,8 @@ from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.settings import CustomMetric
 from ext_proc.telemetry.configs import ModelConfig
-from ext_proc.telemetry.hub import COMPLAIN_S, GPU, PAGE, PUSH, SILENT_AFTER, Hub
-from ext_proc.telemetry.news import PushEnded, Restarted, ScrapeFailed
+from ext_proc.telemetry.hub import COMPLAIN_S, SILENT_AFTER, Hub
+from ext_proc.telemetry.news import GPU, PAGE, PUSH, PushEnded, Restarted, ScrapeFailed
 from tidegate_api.names import LOAD_HEADER
 
 
@@ -153,6 +153,18 @@ async def test_what_is_read_is_what_the_fleet_says(made):
     assert made.hub._gpus._targets["b"].vocabulary.gpus == {"b"}
     made.hub.set_pools({})
     assert made.hub.state()["pages"] == {}
+
+
+async def test_pages_that_others_read_are_not_read(made):
+    """They are read again when they are left no longer; only a worker that leads reads any."""
+    made.hub.leave(frozenset({("a", PAGE), ("b", GPU), ("stranger", PAGE)}))
+    state = made.hub.state()
+    assert (set(state["pages"]), set(state["gpu_pages"])) == ({"b"}, {"a"})
+    made.hub.lead(leading=False)
+    made.hub.leave(frozenset())
+    assert made.hub.state()["pages"] == {}
+    made.hub.lead(leading=True)
+    assert set(made.hub.state()["pages"]) == {"a", "b"}
 
 
 REPORT = ((LOAD_HEADER, "TEXT named_metrics.queue_size=3"),)

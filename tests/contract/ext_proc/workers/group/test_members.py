@@ -12,13 +12,15 @@ from structlog.testing import capture_logs
 
 from ext_proc.routing.state.leases import LeaseKey
 from ext_proc.routing.values.proposal import PlacedAs
+from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.request import SequenceKey
 from ext_proc.routing.values.ticket import Outcome
+from ext_proc.telemetry.news import ReadingsUpdate, ScrapeFailed
 from ext_proc.workers import bus, links
 from ext_proc.workers.group.members import FIRST_NUMBER, GroupPlan
-from ext_proc.workers.news import Listed
+from ext_proc.workers.news import Listed, Probed
 from ext_proc.workers.records import VERSION
-from support.crew import POOL, decide, loads, request
+from support.crew import POOL, decide, key, loads, request
 from support.identities import Machines
 from support.worker_groups import Worker
 from tidegate_common.tls.contexts import client_context
@@ -252,6 +254,30 @@ async def test_a_member_that_comes_back_gets_a_snapshot(machines):
         del group.pickers[0]
         await group.until(lambda: len(again.router.peers) == 0)
         assert set(loads(again.router).values()) == {(0, 0.0)}
+
+
+async def test_a_page_is_read_by_one_member_until_it_fails_or_is_gone(machines):
+    """The other takes its readings, by its own clock, and its probes never."""
+    async with group_of(machines, 2) as group:
+        first, other = group.pickers.values()
+        page = ReadingsUpdate("r0", "page", (Reading(at=99.5, queued=3.0),), 99.5)
+        for each in (Probed(POOL, key(0), ready=False), page):
+            first.bus.publish(each)
+        await group.until(lambda: other.left)
+        assert other.left == {("r0", "page")}
+        assert other.telemetry == [
+            page._replace(readings=(Reading(at=10_099.5, queued=3.0),), at=10_099.5)
+        ]
+        first.bus.publish(ScrapeFailed("r0", 2))
+        await group.until(lambda: not other.left)
+        other.bus.publish(page._replace(at=10_100.0))
+        first.bus.publish(page)
+        await group.until(lambda: other.left)
+        first.bus.close()
+        del group.pickers[0]
+        await group.until(lambda: not other.left)
+        assert (first.telemetry, first.left, other.found) == ([], frozenset(), [])
+        assert len(other.telemetry) == 2
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""etcd, kube-apiserver, kube-controller-manager and Helm, built from the Go module proxy.
+"""etcd with its tools, Kubernetes' servers and Helm, built from the Go module proxy.
 
 Rules:
 
@@ -24,6 +24,8 @@ _MAIN = "k8s.io/component-base/version"
 _LINKED = f"-X {_MAIN}.gitVersion={VERSION} -X {_MAIN}.gitMajor=1 -X {_MAIN}.gitMinor=36"
 PROGRAMS = {
     "etcd": ("etcd", "go.etcd.io/etcd/server/v3"),
+    "etcdctl": ("etcd", "go.etcd.io/etcd/etcdctl/v3"),
+    "etcdutl": ("etcd", "go.etcd.io/etcd/etcdutl/v3"),
     "kube-apiserver": ("kubernetes", "k8s.io/kubernetes/cmd/kube-apiserver"),
     "kube-controller-manager": ("kubernetes", "k8s.io/kubernetes/cmd/kube-controller-manager"),
     HELM: ("helm", "helm.sh/helm/v3/cmd/helm"),

@@ -36,13 +36,15 @@ class EtcdCluster:
         self._held = HeldPorts()
         self.clients = [self._held.address() for _ in range(count)]
         """Addresses for clients."""
-        peers = [f"http://{self._held.address()}" for _ in range(count)]
-        whole = ",".join(f"m{number}={url}" for number, url in enumerate(peers))
+        self.peers = [f"http://{self._held.address()}" for _ in range(count)]
+        """URLs for each other."""
+        self._folder = folder
+        whole = ",".join(f"etcd-{number}={url}" for number, url in enumerate(self.peers, 1))
         self.members = [
             Member(
                 folder / f"etcd-{number}",
-                f"--name=m{number}",
-                f"--data-dir={folder / f'data-{number}'}",
+                f"--name=etcd-{number}",
+                f"--data-dir={self.data(number)}",
                 f"--listen-client-urls=http://{client}",
                 f"--advertise-client-urls=http://{client}",
                 f"--listen-peer-urls={peer}",
@@ -51,8 +53,12 @@ class EtcdCluster:
                 "--unsafe-no-fsync",
                 "--log-level=warn",
             )
-            for number, (client, peer) in enumerate(zip(self.clients, peers, strict=True))
+            for number, (client, peer) in enumerate(zip(self.clients, self.peers, strict=True), 1)
         ]
+
+    def data(self, number: int) -> Path:
+        """Return the folder of a member's data, by its number, from 1."""
+        return self._folder / f"data-{number}"
 
     @property
     def store(self) -> str:

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("demo_extra")]
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "high-availability.md"
 BLOCK = re.compile(r"^```(yaml|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-CERTIFICATES, FLEET, CONTROL, EACH, LOOK, BACKUP = (
+CERTIFICATES, FLEET, CONTROL, EACH, LOOK, BACKUP, *_ = (
     text for _, text in BLOCK.findall(PAGE.read_text())
 )
 LISTENER, REPLICAS = "0.0.0.0:10000", ("10.0.0.5:8000", "10.0.0.6:8000")

@@ -161,10 +161,10 @@ class PeerWorkers:
             event: The event.
             now: Monotonic seconds.
         """
-        if isinstance(event, Share):
-            self._share(peer_worker, event, now)
-        elif isinstance(event, (Inserted, Confirmed, Withdrawn)):
+        if isinstance(event, (Inserted, Confirmed, Withdrawn)):
             self._trials.follow(peer_worker, event, now)
+        elif isinstance(event, Share):
+            self._share(peer_worker, event, now)
         elif isinstance(event, LatencySample):
             if event.ticket.endpoint in self._replicas:
                 self._learn(event.ticket, event.ended)

@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from ext_proc.workers.group.members import GroupMember, GroupPlan
     from ext_proc.workers.records import Message
 
-SOON_S: Final = 0.01
+SOON_S: Final = 0.02
 LATER_S: Final = 0.05
 READ_AGAIN_S: Final = 0.005
 TICK_S: Final = 0.25
@@ -93,9 +93,10 @@ FULL_BYTES: Final = 2**16
 """Frames are sent when they reach this size."""
 PART_BYTES: Final = 2**16
 """Size of one part of a snapshot of the index."""
-_ROUTING_EVENTS: Final = (Share, *INDEX_EVENTS, LatencySample, Leased, Released)
-_REPLICATION_EVENTS: Final = (*_ROUTING_EVENTS, *SUSPICION_EVENTS)
-"""Messages that routers follow."""
+_OF_REQUESTS: Final = (*INDEX_EVENTS, Share)
+"""The most frequent messages; they have no time that is used."""
+_SHARED_EVENTS: Final = (*_OF_REQUESTS, LatencySample, *SUSPICION_EVENTS)
+"""Messages that routers follow, besides leases, which are judged before."""
 _AT_ONCE: Final = frozenset({HeldLease, Leased, Released, Died, SuspectRun})
 
 
@@ -222,7 +223,7 @@ class Bus:
             else {number: path_of(place.folder, number) for number in range(place.count)}
         )
         self._inlets = {
-            number: Inlet(str(path), partial(self._follow, number), partial(self._lost, number))
+            number: Inlet(str(path), partial(self._take, number), partial(self._lost, number))
             for number, path in self._paths.items()
             if number != place.number
         }
@@ -515,21 +516,34 @@ class Bus:
         for inlet in self._inlets.values():
             inlet.read()
 
-    def _hear(self, number: int, message: Message) -> None:
-        """Follow a message of a member of the group."""
-        if self._group is not None:
-            news = self._group.heard(number, message)
-            if isinstance(message, Hello):
-                self._greeted(number, message)
+    def _take(self, number: int, messages: Iterator[Message]) -> None:
+        """Follow messages of a peer worker of this host."""
+        for message in messages:
+            self._follow(number, message)
+
+    def _hear(self, number: int, messages: Iterator[Message]) -> None:
+        """Follow messages of a member of the group."""
+        group, now = self._group, self._clock()
+        if group is None:
+            return
+        member = group.members[number]
+        for message in messages:
+            if isinstance(message, _OF_REQUESTS) and member.id is not None:
+                self.followed += 1
+                self._shared.follow(number, message, now)
+                continue
+            news = group.heard(number, message)
             if news is not None:
                 self._follow(number, news)
+            elif isinstance(message, Hello):
+                self._greeted(number, message)
 
     def _follow(self, peer_worker: int, message: Message) -> None:
         self.followed += 1
-        if isinstance(message, (Leased, Released)):
-            self._leased_by(peer_worker, message)
-        elif isinstance(message, _REPLICATION_EVENTS):
+        if isinstance(message, _SHARED_EVENTS):
             self._shared.follow(peer_worker, message, self._clock())
+        elif isinstance(message, (Leased, Released)):
+            self._leased_by(peer_worker, message)
         elif isinstance(message, Judged):
             self._on_judged(message, self._clock())
         elif isinstance(message, SnapshotEnd):

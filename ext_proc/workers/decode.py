@@ -87,7 +87,7 @@ class Decoder:
         Raises:
             GarbledError: The stream is invalid; the decoder must not be used again.
         """
-        rest = self._rest
+        rest, readers = self._rest, self._readers
         rest += data
         at = 0
         try:
@@ -102,20 +102,16 @@ class Decoder:
                 if end > len(rest):
                     break
                 frame = bytes(rest[at + LENGTH.size : end])
-                at = end
-                yield from self._frame(frame)
+                at, record = end, 0
+                while record < length:
+                    try:
+                        record, message = readers[frame[record]](frame, record)
+                    except _FAULTS as error:
+                        raise GarbledError(f"unreadable record: {error!r}") from error
+                    if message is not None:
+                        yield message
         finally:
             del rest[:at]
-
-    def _frame(self, frame: bytes) -> Iterator[Message]:
-        at, size, readers = 0, len(frame), self._readers
-        while at < size:
-            try:
-                at, message = readers[frame[at]](frame, at)
-            except _FAULTS as error:
-                raise GarbledError(f"unreadable record: {error!r}") from error
-            if message is not None:
-                yield message
 
     def _name(self, frame: bytes, at: int) -> _Read:
         value, end = _value(frame, at)

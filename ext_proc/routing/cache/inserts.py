@@ -389,13 +389,13 @@ class ProvisionalInserts:
             blocks: Chained hashes of the prompt's blocks, root first; at least one.
             now: Monotonic seconds.
             tenant: Who sent it.
-            held: How many of them the endpoint probably holds; it saves a search.
+            held: How many of them the endpoint probably holds, which saves a search; 0 = unknown.
             recomputed: The engine computes all of them, also those that it holds.
         """
         holder = self._holders.get(endpoint) or self._table.enrol(endpoint)
         lane, kept, bit = holder.trials, holder.kept, holder.bit
         end = len(blocks)
-        if held == end <= kept.max_blocks and holder.reported is None:
+        if held in (0, end) and end <= kept.max_blocks and holder.reported is None:
             entry = self._entries.get(blocks[-1])
             owner = entry.uses.get(bit) if isinstance(entry, SharedUse) else entry
             if owner is not None and owner.lane is kept:

@@ -5,7 +5,7 @@ Rules:
 1. The difference of the clocks is the least of (time of receipt - time of sending) among the
    greetings of the last one to two ``WINDOW_S``: never less than the true one, and above it by the
    shortest way of that time. So clocks that run unequally are followed.
-2. Every time in a message is moved: what happened at the sender appears later by that way at most.
+2. Every time that is used is moved: what happened at the sender appears later by that way at most.
 3. What a member says counts for ``LONGEST_S`` at most: nothing happened earlier or is still to
    come, and no lease lasts longer.
 """
@@ -14,9 +14,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from ext_proc.routing.cache.index_events import Inserted
 from ext_proc.routing.peers import LatencySample
 from ext_proc.routing.state.leases import Leased
 from ext_proc.routing.suspicion import CallerLeft, Died, Gone, SuspectRun
@@ -24,6 +23,8 @@ from ext_proc.telemetry.news import ReadingsUpdate
 from ext_proc.workers.news import HeldLease, Looked
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ext_proc.workers.records import Message
 
 WINDOW_S: Final = 30.0
@@ -63,22 +64,46 @@ def moved(message: Message, by: float, now: float) -> Message:
         by: What is added, seconds.
         now: Monotonic seconds of this machine.
     """
+    move = _MOVES.get(type(message))
+    return message if move is None else move(message, by, now)
 
-    def past(at: float) -> float:
-        return min(max(at + by, now - LONGEST_S), now)
 
-    if isinstance(message, (Inserted, Died, Gone, CallerLeft, SuspectRun)):
-        return message._replace(at=past(message.at))
-    if isinstance(message, LatencySample):
-        ticket, ended = message
-        return LatencySample(ticket._replace(at=past(ticket.at)), past(ended))
-    if isinstance(message, (HeldLease, Leased)):
-        lease = message.lease
-        expires = min(lease.expires + by, now + LONGEST_S)
-        return message._replace(lease=lease._replace(expires=expires))
-    if isinstance(message, ReadingsUpdate):
-        readings = tuple([replace(each, at=past(each.at)) for each in message.readings])
-        return message._replace(readings=readings, at=past(message.at))
-    if isinstance(message, Looked) and message.listing is not None:
-        return message._replace(listing=message.listing._replace(at=past(message.listing.at)))
-    return message
+def _past(at: float, by: float, now: float) -> float:
+    return min(max(at + by, now - LONGEST_S), now)
+
+
+def _event(message: Any, by: float, now: float) -> Any:
+    return message._replace(at=_past(message.at, by, now))
+
+
+def _sample(message: LatencySample, by: float, now: float) -> LatencySample:
+    ticket, ended = message
+    return LatencySample(ticket._replace(at=_past(ticket.at, by, now)), _past(ended, by, now))
+
+
+def _lease(message: HeldLease | Leased, by: float, now: float) -> HeldLease | Leased:
+    lease = message.lease
+    expires = min(lease.expires + by, now + LONGEST_S)
+    return message._replace(lease=lease._replace(expires=expires))
+
+
+def _readings(message: ReadingsUpdate, by: float, now: float) -> ReadingsUpdate:
+    readings = tuple([replace(each, at=_past(each.at, by, now)) for each in message.readings])
+    return message._replace(readings=readings, at=_past(message.at, by, now))
+
+
+def _looked(message: Looked, by: float, now: float) -> Looked:
+    listing = message.listing
+    if listing is None:
+        return message
+    return message._replace(listing=listing._replace(at=_past(listing.at, by, now)))
+
+
+_MOVES: Final[dict[type, Callable[[Any, float, float], Message]]] = {
+    **dict.fromkeys((Died, Gone, CallerLeft, SuspectRun), _event),
+    **dict.fromkeys((HeldLease, Leased), _lease),
+    LatencySample: _sample,
+    ReadingsUpdate: _readings,
+    Looked: _looked,
+}
+"""By kind of message with a time. Inserts count from their receipt (``Trials.follow``)."""

@@ -50,7 +50,7 @@ FIRST_NUMBER: Final = 64
 """Number of the first member among peers; those below are workers of this host."""
 LASTED_S: Final = 10.0
 LONGEST_S: Final = 2.0
-_OF_ONE_HOST: Final = (Probed, Looked, LookWanted)
+_OF_ONE_HOST: Final = frozenset({Probed, Looked, LookWanted})
 
 _log = structlog.stdlib.get_logger("ext_proc.workers")
 
@@ -250,7 +250,7 @@ class GroupMembers:
             if isinstance(message, OtherVersion):
                 self._differs(member, message.version)
             raise GarbledError("a member must say first who it is")
-        if isinstance(message, _OF_ONE_HOST):
+        if type(message) in _OF_ONE_HOST:
             return None
         now = self._clock()
         news = moved(message, member.offset.seconds, now)

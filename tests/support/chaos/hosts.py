@@ -288,11 +288,27 @@ class End:
             self.socket.loop.ends.pop(self.socket, None)
 
 
+class Poll:
+    """As ``select.poll`` for one connection."""
+
+    def __init__(self) -> None:
+        self._socket: Socket | None = None
+
+    def register(self, socket: Socket, _: int) -> None:
+        """Look at a connection."""
+        self._socket = socket
+
+    def poll(self, _: int) -> bool:
+        """Return whether there is something to read, or the end."""
+        socket = self._socket
+        return socket is not None and bool(socket.buffer or socket.reset or socket.ended)
+
+
 class Select:
     """As the module ``select``."""
 
-    EPOLLRDHUP = 0
-    epoll = End
+    EPOLLRDHUP = POLLIN = 0
+    epoll, poll = End, Poll
 
 
 class HostLoop(asyncio.AbstractEventLoop):

@@ -16,7 +16,7 @@ async def test_what_a_peer_sent_before_it_went_is_processed():
     near, far = socket.socketpair()
     near.setblocking(False)
     got, ended = [], asyncio.Event()
-    inlet = Inlet("peer", got.append, ended.set)
+    inlet = Inlet("peer", got.extend, ended.set)
     assert inlet.adopt(near, with_index=False)
     far.recv(len(HELLO) + 1)
     part = bytearray()

@@ -37,7 +37,7 @@ class Divided(RuleBasedStateMachine):
     @initialize(
         workers=st.integers(2, 4),
         limit=st.integers(1, 6),
-        delay=st.sampled_from([0.0, 0.015, 0.1]),
+        delay=st.sampled_from([0.0, 0.025, 0.1]),
         seed=st.integers(0, 2**16),
     )
     def start(self, workers: int, limit: int, delay: float, seed: int) -> None:

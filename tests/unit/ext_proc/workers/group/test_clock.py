@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import inf
 
-from ext_proc.routing.cache.index_events import Inserted
 from ext_proc.routing.peers import LatencySample
 from ext_proc.routing.state.leases import Lease, Leased, LeaseKey
 from ext_proc.routing.suspicion import CallerLeft, Died, Gone, SuspectRun
@@ -41,7 +40,6 @@ def test_every_time_is_moved():
     """A message of each kind that has a time has it on this machine's clock."""
     ticket = Ticket(1, KEY, "llm", 5.0, 10.0, True, 0.1, 0)
     lease = Leased(LeaseKey("llm", SequenceKey("m", "", 7)), Lease(KEY, "stable", 70.0))
-    assert moved(Inserted(KEY, (1,), 10.0), 5.0, 100.0).at == 15.0
     assert moved(LatencySample(ticket, 12.0), 5.0, 100.0) == LatencySample(
         ticket._replace(at=15.0), 17.0
     )
@@ -60,6 +58,6 @@ def test_what_a_member_says_counts_for_a_day_at_most():
     now, ticket = 2.0 * LONGEST_S, Ticket(1, KEY, "llm", 5.0, -1e9, True, 0.1, 0)
     sample = moved(LatencySample(ticket, 1e9), 0.0, now)
     assert (sample.ticket.at, sample.ended) == (now - LONGEST_S, now)
-    assert moved(Inserted(KEY, (1,), 1e9), 0.0, now).at == now
+    assert moved(Gone("r1", 1e9), 0.0, now).at == now
     lease = Leased(LeaseKey("llm", SequenceKey("m", "", 7)), Lease(KEY, "stable", 1e9))
     assert moved(lease, 0.0, now).lease.expires == now + LONGEST_S

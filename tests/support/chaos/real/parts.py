@@ -52,7 +52,7 @@ class Part:
         self._keeping: asyncio.Task[None] | None = None
         self._filler = folder / "filler"
         self.exits: list[Exit] = []
-        """Ends that nobody asked for."""
+        """Ends that no fault asked for."""
 
     def start(self) -> None:
         """Start it, and again whenever it ends."""

@@ -179,7 +179,7 @@ def test_those_that_have_just_started_do_not_tell_what_was_held():
 
 
 def test_members_that_have_all_just_started_begin_together():
-    """What none of them knows nobody does."""
+    """What none of them knows is lost."""
     one = One(peers=4)
     one.meet(*one.peers)
     one.agree(64, 65, 66)

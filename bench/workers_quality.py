@@ -43,7 +43,7 @@ from ext_proc.workers.bus import READ_AGAIN_S, SOON_S
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bench.simulate.schedulers.base import SimulatedChoice
+    from bench.simulate.schedulers.base import SimulatedChoice, SimulatedScheduler
     from bench.simulate.workload import Job, Workload
     from ext_proc.routing.peers import ReplicationEvent
     from ext_proc.workers.account import LocalEvent
@@ -129,8 +129,32 @@ def simulate(
     link_s: float = 0.0,
 ) -> RunMetrics:
     """Run one simulation; ``delay_s`` is ``None`` for workers without replication."""
-    scenario = Scenario(pickers=pickers)
+
+    def scheduler(world: World) -> SimulatedScheduler:
+        if delay_s is None:
+            return SeveralPickers(partial(ProductionScheduler, "auto"), world)
+        return SharedPickers("auto", world, delay_s, link_s)
+
     times = arrivals(jobs, rate, Random(seed))  # noqa: S311 - runs must repeat
+    return run(Scenario(pickers=pickers), jobs, times, seed, scheduler)
+
+
+def run(
+    scenario: Scenario,
+    jobs: Workload,
+    times: list[float],
+    seed: int,
+    make: Callable[[World], SimulatedScheduler],
+) -> RunMetrics:
+    """Run one simulation.
+
+    Args:
+        scenario: The fleet, and what is measured.
+        jobs: The jobs.
+        times: When they arrive, seconds, ascending.
+        seed: What the scheduler draws with.
+        make: Creates the scheduler.
+    """
     fleet = [
         SimulatedReplica(scenario.engine, scenario.speed(each)) for each in range(scenario.replicas)
     ]
@@ -140,12 +164,7 @@ def simulate(
         fleet,
         jobs.block_tokens,
     )
-    scheduler = (
-        SeveralPickers(partial(ProductionScheduler, "auto"), world)
-        if delay_s is None
-        else SharedPickers("auto", world, delay_s, link_s)
-    )
-    records = SimulatedFleet(scenario, fleet, scheduler).run(jobs.jobs, times)
+    records = SimulatedFleet(scenario, fleet, make(world)).run(jobs.jobs, times)
     return measure(
         records,
         fleet,

@@ -14,25 +14,23 @@ from __future__ import annotations
 
 import argparse
 from collections import deque
+from dataclasses import replace
 from functools import partial
 from random import Random
 from statistics import median
 from typing import TYPE_CHECKING, Final, cast
 
-from bench.simulate.fleet import SimulatedFleet
-from bench.simulate.measure import RunMetrics, measure
-from bench.simulate.replica import SimulatedReplica
 from bench.simulate.scenario import Scenario
-from bench.simulate.schedulers.base import World
 from bench.simulate.schedulers.production import ProductionScheduler
 from bench.simulate.workload import arrivals
-from bench.workers_quality import LATE_S, TRAFFIC, SharedPickers
+from bench.workers_quality import LATE_S, TRAFFIC, SharedPickers, run
 from ext_proc.workers.account import Account
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from bench.simulate.schedulers.base import SimulatedChoice
+    from bench.simulate.measure import RunMetrics
+    from bench.simulate.schedulers.base import SimulatedChoice, World
     from bench.simulate.workload import Job, Workload
     from ext_proc.routing.peers import ReplicationEvent
     from ext_proc.workers.account import LocalEvent
@@ -81,7 +79,10 @@ class MortalPickers(SharedPickers):
         self._arrive(now)
         while self._turns and self._turns[0][0] <= now:
             _, number, starts = self._turns.popleft()
-            (self._start if starts else self._kill)(number, now)
+            if starts:
+                self._start(number, now)
+            else:
+                self._kill(number)
         living = [each for n, each in enumerate(self._schedulers) if n not in self._dead]
         scheduler = self._rng.choice(living)
         choice = scheduler.choose(job, now)
@@ -89,7 +90,7 @@ class MortalPickers(SharedPickers):
             self._of[job.index] = scheduler
         return choice
 
-    def _kill(self, number: int, _: float) -> None:
+    def _kill(self, number: int) -> None:
         self._dead.add(number)
         self._batches[number].clear()
         self._under_way = deque(each for each in self._under_way if each[1] != number)
@@ -98,12 +99,8 @@ class MortalPickers(SharedPickers):
                 router.peers.lost(number)
 
     def _start(self, number: int, now: float) -> None:
-        world = World(
-            self._world.scenario,
-            Random(self._rng.getrandbits(64)),  # noqa: S311 - runs must repeat
-            self._world.fleet,
-            self._world.block_tokens,
-        )
+        rng = Random(self._rng.getrandbits(64))  # noqa: S311 - runs must repeat
+        world = replace(self._world, rng=rng)
         scheduler = ProductionScheduler("auto", world)
         router, account = scheduler._router, Account()  # noqa: SLF001 - as the bus does
         peers = [n for n in range(len(self._routers)) if n != number and n not in self._dead]
@@ -125,20 +122,8 @@ def simulate(jobs: Workload, rate: float, seed: int, turns: tuple[Turn, ...]) ->
     times = arrivals(jobs, rate, Random(seed))  # noqa: S311 - runs must repeat
     middle = times[-1] / 2
     scenario = Scenario(pickers=2, window_s=(middle, middle + MEASURED_S))
-    fleet = [
-        SimulatedReplica(scenario.engine, scenario.speed(each)) for each in range(scenario.replicas)
-    ]
-    world = World(scenario, Random(f"routing {seed}"), fleet, jobs.block_tokens)  # noqa: S311 - likewise
-    pickers = MortalPickers(world, [(middle + at, number, up) for at, number, up in turns])
-    records = SimulatedFleet(scenario, fleet, pickers).run(jobs.jobs, times)
-    return measure(
-        records,
-        fleet,
-        block_tokens=jobs.block_tokens,
-        prefill_rate=scenario.engine.prefill_rate,
-        span_s=times[-1],
-        measured=scenario.measured(times),
-    )
+    due = [(middle + at, number, starts) for at, number, starts in turns]
+    return run(scenario, jobs, times, seed, partial(MortalPickers, turns=due))
 
 
 def _cell(ratios: list[float]) -> str:

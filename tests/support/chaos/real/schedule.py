@@ -29,7 +29,7 @@ LINKS: Final = (
     ("control", "etcd"),
     ("etcd", "etcd"),
 )
-"""Groups that talk, each with whom it calls."""
+"""Groups of parts, each with the groups that it calls."""
 KINDS: Final = {
     "kill": tuple(PARTS),
     "stop": tuple(PARTS),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from envoy.config.cluster.v3 import cluster_pb2
 from envoy.config.endpoint.v3 import endpoint_pb2
-from envoy.config.listener.v3 import listener_pb2
 from envoy.extensions.access_loggers.grpc.v3 import als_pb2
 from envoy.extensions.filters.http.router.v3 import router_pb2
 from envoy.extensions.filters.network.http_connection_manager.v3 import (
@@ -13,6 +12,7 @@ from envoy.extensions.filters.network.http_connection_manager.v3 import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.envoy_messages import read_listener
 from support.fleets import fleet
 from tidegate_api.names import CLUSTER_TYPE, ENDPOINT_TYPE
 from xds_server.fleet.view import LOG_SLOTS, log_slots
@@ -22,10 +22,7 @@ from xds_server.snapshots.build import upstream_resources
 
 def manager(slots: int = LOG_SLOTS) -> http_connection_manager_pb2.HttpConnectionManager:
     """Return the connection manager of a listener with this many log slots."""
-    message = listener_pb2.Listener.FromString(listener(fleet().listener, slots))
-    found = http_connection_manager_pb2.HttpConnectionManager()
-    message.filter_chains[0].filters[0].typed_config.Unpack(found)
-    return found
+    return read_listener(listener(fleet().listener, slots))[1][0]
 
 
 def router_of(slots: int = LOG_SLOTS) -> router_pb2.Router:

@@ -4,39 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from envoy.config.listener.v3 import listener_pb2
-from envoy.extensions.filters.network.http_connection_manager.v3 import (
-    http_connection_manager_pb2,
-)
 from envoy_data_plane.envoy.config.core.v3 import Http2ProtocolOptions
 
+from support.envoy_messages import listener_of
 from support.fleets import fleet
-from xds_server.fleet.model.fleet import Fleet
-from xds_server.fleet.view import LOG_SLOTS
-from xds_server.resources.listener import listener
-
-
-def built(of: Fleet) -> bytes:
-    """Return the listener of a fleet."""
-    return listener(of.listener, LOG_SLOTS)
 
 
 def of(**settings: Any):
     """Return the HTTP connection manager of a listener with these settings."""
-    message = listener_pb2.Listener.FromString(built(fleet(listener=settings)))
-    manager = http_connection_manager_pb2.HttpConnectionManager()
-    assert message.filter_chains[-1].filters[0].typed_config.Unpack(manager)
-    return manager
+    return listener_of(fleet(listener=settings))[1][-1]
 
 
 def chains(**settings: Any):
     """Return the filter chains of a listener with these settings, by protocol, and its filters."""
-    message = listener_pb2.Listener.FromString(built(fleet(listener=settings)))
-    made = {}
-    for chain in message.filter_chains:
-        manager = http_connection_manager_pb2.HttpConnectionManager()
-        chain.filters[0].typed_config.Unpack(manager)
-        made["".join(chain.filter_chain_match.application_protocols)] = manager
+    message, managers = listener_of(fleet(listener=settings))
+    matches = (chain.filter_chain_match for chain in message.filter_chains)
+    made = {"".join(one.application_protocols): m for one, m in zip(matches, managers, strict=True)}
     return made, [each.name.rpartition(".")[2] for each in message.listener_filters]
 
 

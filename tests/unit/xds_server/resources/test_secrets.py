@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from envoy.config.cluster.v3 import cluster_pb2
-from envoy.config.listener.v3 import listener_pb2
 from envoy.extensions.transport_sockets.tls.v3 import secret_pb2, tls_pb2
 
+from support.envoy_messages import listener_of
 from support.fleets import fleet, pool
 from tidegate_api.names import CLUSTER_TYPE
 from xds_server.fleet.model.fleet import Fleet
 from xds_server.fleet.view import LOG_SLOTS
-from xds_server.resources.listener import listener
 from xds_server.resources.secrets import secrets
 from xds_server.snapshots.build import upstream_resources
 
@@ -69,8 +68,7 @@ def test_a_renamed_file_touches_no_cluster() -> None:
 def test_a_listener_asks_for_certificates_only_where_it_can_check_them() -> None:
     """Mutual TLS is on with `client_ca`."""
     for tls, required in ((TO_CLIENTS, True), ({**TO_CLIENTS, "client_ca": None}, False)):
-        of = fleet(listener={"tls": tls})
-        message = listener_pb2.Listener.FromString(listener(of.listener, LOG_SLOTS))
+        message, _ = listener_of(fleet(listener={"tls": tls}))
         context = tls_pb2.DownstreamTlsContext()
         message.filter_chains[0].transport_socket.typed_config.Unpack(context)
         assert context.require_client_certificate.value == required

@@ -5,32 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 from envoy.config.cluster.v3 import cluster_pb2
-from envoy.config.listener.v3 import listener_pb2
-from envoy.extensions.filters.network.http_connection_manager.v3 import (
-    http_connection_manager_pb2,
-)
 from envoy.extensions.upstreams.http.v3 import http_protocol_options_pb2
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import (
     HttpConnectionManager,
 )
 
+from support.envoy_messages import listener_of
 from support.fleets import fleet, pool
 from tidegate_api.names import CLUSTER_TYPE
-from xds_server.fleet.view import LOG_SLOTS
-from xds_server.resources.listener import listener
 from xds_server.snapshots.build import upstream_resources
 
 
 def built(**settings: Any) -> Any:
     """Return a listener."""
-    return listener_pb2.Listener.FromString(listener(fleet(listener=settings).listener, LOG_SLOTS))
+    return listener_of(fleet(listener=settings))[0]
 
 
 def manager(**settings: Any) -> Any:
     """Return the HTTP connection manager of a listener."""
-    made = http_connection_manager_pb2.HttpConnectionManager()
-    built(**settings).filter_chains[0].filters[0].typed_config.Unpack(made)
-    return made
+    return listener_of(fleet(listener=settings))[1][0]
 
 
 def test_nothing_is_on_unless_it_is_asked_for() -> None:

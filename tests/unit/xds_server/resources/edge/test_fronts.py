@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from envoy.config.core.v3 import address_pb2
-from envoy.config.listener.v3 import listener_pb2
 from envoy.config.route.v3 import route_pb2
-from envoy.extensions.filters.network.http_connection_manager.v3 import (
-    http_connection_manager_pb2,
-)
 
+from support.envoy_messages import cluster_of, read_listener
 from support.fleets import endpoint, fleet, pool
 from tidegate_api.names import LISTENER_TYPE, ROUTE_TYPE, SECRET_TYPE, parse_cluster
 from xds_server.fleet.view import View
@@ -47,21 +44,15 @@ def hosts(name: str) -> dict[str, Any]:
 
 def pools(host: Any) -> set[str]:
     """Return the pools that a virtual host's routes reach."""
-    found = set()
-    for route in host.routes:
-        if route.HasField("route"):
-            clusters = route.route.weighted_clusters.clusters
-            found.add(parse_cluster(route.route.cluster or clusters[0].name).pool)
-    return found
+    forwarding = (route for route in host.routes if route.HasField("route"))
+    return {parse_cluster(cluster_of(route)).pool for route in forwarding}
 
 
 def test_each_listener_has_its_address_its_routes_and_its_certificate() -> None:
     """HTTP/3 is a listener on UDP with the routes of the first one."""
     made = {}
     for name, data in front_resources(OF)[LISTENER_TYPE].items():
-        message = listener_pb2.Listener.FromString(data)
-        manager = http_connection_manager_pb2.HttpConnectionManager()
-        message.filter_chains[0].filters[0].typed_config.Unpack(manager)
+        message, (manager, *_) = read_listener(data)
         where = message.address.socket_address
         udp = where.protocol == address_pb2.SocketAddress.UDP
         assert (message.name, udp) == (name, message.HasField("udp_listener_config"))

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from envoy.config.listener.v3 import listener_pb2
 from envoy.config.route.v3 import route_pb2
 from envoy.extensions.filters.http.local_ratelimit.v3 import local_rate_limit_pb2
-from envoy.extensions.filters.network.http_connection_manager.v3 import (
-    http_connection_manager_pb2,
-)
 
+from support.envoy_messages import cluster_of, listener_of, read_routes
 from support.fleets import endpoint, fleet, pool
 from tidegate_api.names import LIMIT_FILTER, PICKER_FILTER, POOL_LIMIT_FILTER, parse_cluster
-from xds_server.fleet.view import LOG_SLOTS
 from xds_server.resources.edge.limits import MAX_CLIENTS
-from xds_server.resources.listener import listener
 from xds_server.resources.routes.table import route_configuration
 
 LIMITED = fleet(
@@ -35,14 +30,6 @@ def settings(name: str) -> Any:
     return made
 
 
-def filters(data: bytes) -> list[Any]:
-    """Return the HTTP filters of a serialized listener."""
-    manager = http_connection_manager_pb2.HttpConnectionManager()
-    chain = listener_pb2.Listener.FromString(data).filter_chains[0]
-    chain.filters[0].typed_config.Unpack(manager)
-    return list(manager.http_filters)
-
-
 def test_all_requests_share_a_bucket() -> None:
     """As large as the burst, and filled at the rate."""
     bucket = settings(LIMIT_FILTER).token_bucket
@@ -52,7 +39,7 @@ def test_all_requests_share_a_bucket() -> None:
 
 def test_no_copy_of_a_filter_has_a_bucket_of_its_own() -> None:
     """There is one for HTTP/1 and one for HTTP/2 at least: they would count apart."""
-    found = filters(listener(fleet().listener, LOG_SLOTS))
+    found = listener_of(fleet())[1][0].http_filters
     for each in (one for one in found if one.name in (LIMIT_FILTER, POOL_LIMIT_FILTER)):
         made = local_rate_limit_pb2.LocalRateLimit()
         assert each.typed_config.Unpack(made)
@@ -91,24 +78,20 @@ def test_a_pool_has_a_bucket_whatever_the_route() -> None:
     assert made.descriptors[0].token_bucket.max_tokens == 5
     assert not made.always_consume_default_token_bucket.value
     assert made.token_bucket.max_tokens == 2**32 - 1
-    config = route_pb2.RouteConfiguration.FromString(route_configuration(LIMITED))
     counted = set()
-    for route in config.virtual_hosts[0].routes:
+    for route in read_routes(route_configuration(LIMITED)).values():
         if route.HasField("route"):
-            clusters = route.route.weighted_clusters.clusters
-            ref = parse_cluster(route.route.cluster or clusters[0].name)
             keys = [
                 action.generic_key.descriptor_value
                 for limit in route.route.rate_limits
                 for action in limit.actions
             ]
-            counted.add((ref.pool, *keys))
+            counted.add((parse_cluster(cluster_of(route)).pool, *keys))
     assert counted == {("a", "a"), ("b",)}
 
 
 def test_the_pickers_are_not_asked_about_what_the_listener_refuses() -> None:
     """A pool's limit is counted where the pool is known."""
-    data = listener(LIMITED.listener, LOG_SLOTS)
-    order = [one.name for one in filters(data)]
+    order = [one.name for one in listener_of(LIMITED)[1][0].http_filters]
     found = [each for each in order if each in (LIMIT_FILTER, PICKER_FILTER, POOL_LIMIT_FILTER)]
     assert found == [LIMIT_FILTER, PICKER_FILTER, POOL_LIMIT_FILTER]

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from envoy.config.cluster.v3 import cluster_pb2
 from envoy.config.core.v3 import extension_pb2
-from envoy.config.listener.v3 import listener_pb2
-from envoy.config.route.v3 import route_pb2
 from envoy.extensions.filters.http.rbac.v3 import rbac_pb2
-from envoy.extensions.filters.network.http_connection_manager.v3 import (
-    http_connection_manager_pb2,
-)
 from envoy.extensions.upstreams.http.v3 import http_protocol_options_pb2
 from envoy_data_plane.envoy.config.core.v3 import Http2ProtocolOptions
 
+from support.envoy_messages import cluster_of, listener_of, read_routes
 from support.fleets import endpoint, fleet, pool
 from tidegate_api.names import CLUSTER_TYPE, LIMIT_FILTER, PICKER_FILTER, parse_cluster
-from xds_server.fleet.view import LOG_SLOTS
 from xds_server.resources.filters.discovered import extensions
-from xds_server.resources.listener import listener
 from xds_server.resources.routes.table import route_configuration
 from xds_server.snapshots.build import upstream_resources
 
@@ -48,19 +40,9 @@ OWN = fleet(
 )
 
 
-def managers(of: Any) -> list[Any]:
-    """Return the HTTP connection managers of the listener."""
-    message = listener_pb2.Listener.FromString(listener(of.listener, LOG_SLOTS))
-    found = []
-    for chain in message.filter_chains:
-        found.append(http_connection_manager_pb2.HttpConnectionManager())
-        chain.filters[0].typed_config.Unpack(found[-1])
-    return found
-
-
 def test_filters_stand_where_they_were_asked_for() -> None:
     """Before: once headers are stripped; after: behind all that choose the route."""
-    names = [one.name for one in managers(OWN)[0].http_filters]
+    names = [one.name for one in listener_of(OWN)[1][0].http_filters]
     assert names[names.index("tidegate.strip") :][:3] == ["tidegate.strip", LIMIT_FILTER, "first"]
     assert names[-3:] == ["rules", "tidegate.usage", "envoy.filters.http.router"]
     assert names.index("first") < names.index(PICKER_FILTER) < names.index("rules")
@@ -72,20 +54,18 @@ def test_their_settings_travel_by_themselves() -> None:
     made = rbac_pb2.RBAC()
     assert found.typed_config.Unpack(made)
     assert made.rules_stat_prefix == "x"
-    discovered = {one.name: one for one in managers(OWN)[0].http_filters}["first"]
+    discovered = {one.name: one for one in listener_of(OWN)[1][0].http_filters}["first"]
     assert list(discovered.config_discovery.type_urls) == [RBAC]
     assert not discovered.disabled
 
 
 def test_a_pools_message_is_on_each_of_its_routes() -> None:
     """And on no other."""
-    config = route_pb2.RouteConfiguration.FromString(route_configuration(OWN))
-    found = set()
-    for route in config.virtual_hosts[0].routes:
-        if route.HasField("route"):
-            clusters = route.route.weighted_clusters.clusters
-            ref = parse_cluster(route.route.cluster or clusters[0].name)
-            found.add((ref.pool, "rules" in route.typed_per_filter_config))
+    found = {
+        (parse_cluster(cluster_of(route)).pool, "rules" in route.typed_per_filter_config)
+        for route in read_routes(route_configuration(OWN)).values()
+        if route.HasField("route")
+    }
     assert found == {("a", False), ("b", True)}
 
 
@@ -100,13 +80,12 @@ def test_a_patch_is_merged_into_each_manager() -> None:
         {"@type": LISTENER, "tcp_backlog_size": 99},
     ]
     of = fleet(listener={"patch": patch})
-    found = managers(of)
+    message, found = listener_of(of)
     assert [each.server_name for each in found] == ["edge", "edge"]
     assert {each.http2_protocol_options.max_concurrent_streams.value for each in found} == {9}
     kept = Http2ProtocolOptions.parse(found[0].http2_protocol_options.SerializeToString())
     assert kept.stream_reset_burst == 2000
     assert found[0].max_request_headers_kb.value == 32
-    message = listener_pb2.Listener.FromString(listener(of.listener, LOG_SLOTS))
     assert message.tcp_backlog_size.value == 99
 
 

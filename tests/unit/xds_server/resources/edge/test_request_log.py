@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from envoy.config.accesslog.v3 import accesslog_pb2
 from envoy.config.cluster.v3 import cluster_pb2
-from envoy.config.listener.v3 import listener_pb2
 from envoy.extensions.filters.network.http_connection_manager.v3 import (
     http_connection_manager_pb2,
 )
 from envoy.service.runtime.v3 import rtds_pb2
 
+from support.envoy_messages import read_listener
 from support.fleets import fleet
 from tidegate_api.names import CLUSTER_TYPE, LISTENER_TYPE, LOG_COLLECTOR_CLUSTER, RUNTIME_TYPE
 from xds_server.fleet.load import FleetError, load_text
@@ -107,10 +107,7 @@ def test_a_collector_goes_after_the_listener_that_names_it() -> None:
         for stage in plan(before, after):
             clusters = stage.snapshot.resources(CLUSTER_TYPE)
             for one in stage.snapshot.resources(LISTENER_TYPE).values():
-                message = listener_pb2.Listener.FromString(one.message)
-                manager = http_connection_manager_pb2.HttpConnectionManager()
-                message.filter_chains[0].filters[0].typed_config.Unpack(manager)
-                if manager.HasField("tracing"):
+                if read_listener(one.message)[1][0].HasField("tracing"):
                     assert LOG_COLLECTOR_CLUSTER in clusters
     runtime = plan(None, View(logged))[0].snapshot.resources(RUNTIME_TYPE)["tidegate"]
     assert TRACE_SHARE_KEY in rtds_pb2.Runtime.FromString(runtime.message).layer.fields

@@ -7,14 +7,10 @@ from typing import Any
 import pytest
 from envoy.config.cluster.v3 import cluster_pb2
 from envoy.config.core.v3 import extension_pb2
-from envoy.config.listener.v3 import listener_pb2
-from envoy.config.route.v3 import route_pb2
 from envoy.extensions.filters.http.jwt_authn.v3 import config_pb2
-from envoy.extensions.filters.network.http_connection_manager.v3 import (
-    http_connection_manager_pb2,
-)
 from envoy.extensions.transport_sockets.tls.v3 import tls_pb2
 
+from support.envoy_messages import cluster_of, listener_of, read_routes
 from support.fleets import endpoint, fleet, pool
 from tidegate_api.names import (
     CLUSTER_TYPE,
@@ -24,10 +20,9 @@ from tidegate_api.names import (
     parse_cluster,
 )
 from xds_server.fleet.model.fleet import Fleet
-from xds_server.fleet.view import LOG_SLOTS, View
+from xds_server.fleet.view import View
 from xds_server.resources.edge.tokens import keys_clusters
 from xds_server.resources.filters.discovered import extensions
-from xds_server.resources.listener import listener
 from xds_server.resources.routes.table import route_configuration
 from xds_server.snapshots.stages import plan
 
@@ -66,25 +61,19 @@ def settings(of: Fleet, retiring: Fleet | None = None) -> Any:
 
 def asked(of: Fleet, retiring: Fleet | None = None) -> dict[str, tuple[str, str]]:
     """Return pool and requirement of each route that forwards, by the route's name."""
-    config = route_pb2.RouteConfiguration.FromString(route_configuration(of, retiring))
     found = {}
-    for route in config.virtual_hosts[0].routes:
+    for name, route in read_routes(route_configuration(of, retiring)).items():
         if route.HasField("route"):
-            clusters = route.route.weighted_clusters.clusters
-            ref = parse_cluster(route.route.cluster or clusters[0].name)
             own = config_pb2.PerRouteConfig()
             route.typed_per_filter_config[JWT_FILTER].Unpack(own)
             assert not own.disabled
-            found[route.name] = (ref.pool, own.requirement_name)
+            found[name] = (parse_cluster(cluster_of(route)).pool, own.requirement_name)
     return found
 
 
 def chain(of: Fleet) -> list[str]:
     """Return the names of the listener's filters."""
-    message = listener_pb2.Listener.FromString(listener(of.listener, LOG_SLOTS))
-    manager = http_connection_manager_pb2.HttpConnectionManager()
-    message.filter_chains[0].filters[0].typed_config.Unpack(manager)
-    return [one.name for one in manager.http_filters]
+    return [one.name for one in listener_of(of)[1][0].http_filters]
 
 
 def test_every_route_to_the_pool_asks() -> None:

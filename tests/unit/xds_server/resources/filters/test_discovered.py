@@ -6,14 +6,10 @@ from typing import Any
 
 import pytest
 from envoy.config.core.v3 import extension_pb2
-from envoy.config.listener.v3 import listener_pb2
-from envoy.config.route.v3 import route_pb2
 from envoy.extensions.filters.http.ext_proc.v3 import ext_proc_pb2
 from envoy.extensions.filters.http.header_mutation.v3 import header_mutation_pb2
-from envoy.extensions.filters.network.http_connection_manager.v3 import (
-    http_connection_manager_pb2,
-)
 
+from support.envoy_messages import listener_of, read_routes
 from support.fleets import fleet, pool
 from tidegate_api.names import (
     CERTIFICATE_ATTRIBUTES,
@@ -74,10 +70,8 @@ def test_the_filter_removes_what_is_refused() -> None:
 def test_no_route_matches_by_a_refused_header() -> None:
     """Routes match before the filter removes it."""
     for taken, names in ((["x-ab"], {"x-ab"}), ([], set())):
-        config = route_pb2.RouteConfiguration.FromString(
-            route_configuration(pinned(client_headers=taken))
-        )
-        matched = {h.name for r in config.virtual_hosts[0].routes for h in r.match.headers}
+        routes = read_routes(route_configuration(pinned(client_headers=taken))).values()
+        matched = {header.name for route in routes for header in route.match.headers}
         assert matched & {"x-ab", "tidegate-pool", "tidegate-model"} == names
 
 
@@ -105,10 +99,7 @@ def test_a_fleet_without_refused_pins_is_left_as_it_is() -> None:
 def test_the_listener_takes_filters_of_the_type_that_is_sent() -> None:
     """Envoy refuses settings of another type, and waits for them before it listens."""
     of = fleet()
-    message = listener_pb2.Listener.FromString(listener(of.listener, LOG_SLOTS))
-    for chain in message.filter_chains:
-        manager = http_connection_manager_pb2.HttpConnectionManager()
-        assert chain.filters[0].typed_config.Unpack(manager)
+    for manager in listener_of(of)[1]:
         found = {
             one.name: one.config_discovery
             for one in manager.http_filters

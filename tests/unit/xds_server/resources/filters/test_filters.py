@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 import pytest
-from envoy.config.listener.v3 import listener_pb2
-from envoy.extensions.filters.network.http_connection_manager.v3 import (
-    http_connection_manager_pb2,
-)
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from tritonclient.grpc import service_pb2
 
+from support.envoy_messages import listener_of
 from support.fleets import fleet, pool
 from xds_server.fleet.model.fleet import Fleet
-from xds_server.fleet.view import LOG_SLOTS
 from xds_server.resources.filters.body_model import NAME_FIELDS, before_picker, descriptor_set
 from xds_server.resources.filters.scripts import MARK, ROUTE_BEFORE, ROUTE_WITHOUT
-from xds_server.resources.listener import listener
 
 EXT_PROC = "envoy.filters.http.ext_proc"
 
 
-def built(of: Fleet) -> bytes:
-    """Return the listener of a fleet."""
-    return listener(of.listener, LOG_SLOTS)
-
-
 def filters(made: Fleet) -> list[str]:
     """Return the names of a listener's HTTP filters, in order; a disabled one in brackets."""
-    message = listener_pb2.Listener.FromString(built(made))
-    manager = http_connection_manager_pb2.HttpConnectionManager()
-    assert message.filter_chains[0].filters[0].typed_config.Unpack(manager)
-    return [f"({one.name})" if one.disabled else one.name for one in manager.http_filters]
+    listed = listener_of(made)[1][0].http_filters
+    return [f"({one.name})" if one.disabled else one.name for one in listed]
 
 
 def test_the_picker_stands_between_the_filters() -> None:
@@ -52,7 +40,7 @@ def test_the_picker_stands_between_the_filters() -> None:
 def test_another_pool_does_not_change_the_listener() -> None:
     """A changed listener drains its connections, and long streams with them."""
     alone, shared = fleet(pool("a", default=True)), fleet(pool("a", default=True), pool("b"))
-    assert built(shared) == built(alone)
+    assert listener_of(shared) == listener_of(alone)
 
 
 @pytest.mark.parametrize("method", NAME_FIELDS)

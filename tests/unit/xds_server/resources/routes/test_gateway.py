@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
-from envoy.config.route.v3 import route_pb2
 
+from support.envoy_messages import cluster_of, first_match, read_routes
 from support.fleets import fleet, pool
 from tidegate_api.names import GATEWAY_CLUSTERS, GATEWAY_OPERATOR_CLUSTERS, IN_SIGHT_HEADER
 from xds_server.fleet.guards.fronts import fronts
@@ -19,48 +18,22 @@ JWT = {"jwt": [{"name": "corp", "issuer": "a", "jwks": '{"keys": []}'}]}
 GRPC = "/inference.GRPCInferenceService/"
 
 
-def routes_of(made: Fleet, host: int = 0) -> list[Any]:
-    """Return the routes of a host of the listener."""
-    data = route_configuration(made, front=fronts(made.listener)[0])
-    return list(route_pb2.RouteConfiguration.FromString(data).virtual_hosts[host].routes)
+def routes_of(made: Fleet, host: int = 0, front: int = 0) -> dict[str, Any]:
+    """Return the routes of a host of one of the listeners."""
+    return read_routes(route_configuration(made, front=fronts(made.listener)[front]), host)
 
 
-def first(routes: list[Any], path: str, method: str, **headers: str) -> Any:
+def first(routes: dict[str, Any], path: str, method: str, **headers: str) -> Any:
     """Return the first route that matches."""
-    given = {":method": method, **{k.replace("_", "-"): v for k, v in headers.items()}}
-    for route in routes:
-        match = route.match
-        at = (
-            (match.path == path)
-            if match.path
-            else path.startswith(match.prefix)
-            if match.prefix
-            else re.fullmatch(match.safe_regex.regex, path)
-        )
-        if at and not match.filter_state and all(_holds(each, given) for each in match.headers):
-            return route
-    raise AssertionError(path)
+    return first_match(routes.values(), path, method, **headers)
 
 
-def _holds(matcher: Any, given: dict[str, str]) -> bool:
-    value = given.get(matcher.name)
-    if value is None:
-        return bool(matcher.invert_match)
-    if matcher.HasField("present_match"):
-        return not matcher.invert_match
-    string = matcher.string_match
-    if string.HasField("safe_regex"):
-        return re.fullmatch(string.safe_regex.regex, value) is not None
-    return value == string.exact
-
-
-def cluster(made: Fleet, path: str, method: str = "GET", **headers: str) -> str:
+def cluster(made: Fleet, path: str, method: str = "GET", front: int = 0, **headers: str) -> str:
     """Return the cluster to which a request goes; the status if Envoy answers."""
-    route = first(routes_of(made), path, method, **headers)
+    route = first(routes_of(made, front=front), path, method, **headers)
     if route.HasField("direct_response"):
         return str(route.direct_response.status)
-    split = route.route.weighted_clusters.clusters
-    return str(route.route.cluster or split[0].name)
+    return cluster_of(route)
 
 
 QUESTIONS = [
@@ -187,7 +160,7 @@ def test_a_guarded_pool_is_not_spoken_of() -> None:
 def test_if_all_pools_are_guarded_the_gateway_is_not_asked() -> None:
     """There is nothing that it could say."""
     made = fleet(pool(default=True, jwt={"any_of": ["corp"]}), gateway=GATEWAY, listener=JWT)
-    assert GATEWAY_CLUSTERS["http"] not in {each.route.cluster for each in routes_of(made)}
+    assert GATEWAY_CLUSTERS["http"] not in {each.route.cluster for each in routes_of(made).values()}
     assert cluster(made, "/v2/models/llm-model/config").startswith("llm/")
 
 
@@ -239,16 +212,6 @@ def with_operators(**more: Any) -> Fleet:
     )
 
 
-def answers(made: Fleet, front: int, path: str, method: str, **headers: str) -> str:
-    """Return the cluster, or Envoy's status, at one of the fleet's listeners."""
-    data = route_configuration(made, front=fronts(made.listener)[front])
-    routes = list(route_pb2.RouteConfiguration.FromString(data).virtual_hosts[0].routes)
-    route = first(routes, path, method, **headers)
-    if route.HasField("direct_response"):
-        return str(route.direct_response.status)
-    return str(route.route.cluster or route.route.weighted_clusters.clusters[0].name)
-
-
 @pytest.mark.parametrize(("path", "method"), CHANGES)
 def test_changes_go_to_the_gateways_port_for_operators_from_their_listener_alone(
     path: str, method: str
@@ -256,20 +219,16 @@ def test_changes_go_to_the_gateways_port_for_operators_from_their_listener_alone
     """Not for a web page, and in the sight of the listener's pools."""
     made = with_operators()
     protocol = "http" if path.startswith("/v2") else "grpc"
-    assert answers(made, 1, path, method) == GATEWAY_OPERATOR_CLUSTERS[protocol]
-    assert answers(made, 0, path, method) == "403"
-    assert answers(made, 1, path, method, origin="http://page.test") == "403"
-    guarded = with_operators(pools=["llm"])
-    data = route_configuration(guarded, front=fronts(guarded.listener)[1])
-    routes = list(route_pb2.RouteConfiguration.FromString(data).virtual_hosts[0].routes)
+    assert cluster(made, path, method, 1) == GATEWAY_OPERATOR_CLUSTERS[protocol]
+    assert cluster(made, path, method) == "403"
+    assert cluster(made, path, method, 1, origin="http://page.test") == "403"
+    routes = routes_of(with_operators(pools=["llm"]), front=1)
     assert sight_of(first(routes, path, method))[0] == "llm"
 
 
 def test_a_question_is_asked_again_where_its_connection_ends_and_a_change_is_not() -> None:
     """A gateway that stops closes connections under questions; a load must not happen twice."""
-    made = with_operators()
-    data = route_configuration(made, front=fronts(made.listener)[1])
-    routes = list(route_pb2.RouteConfiguration.FromString(data).virtual_hosts[0].routes)
+    routes = routes_of(with_operators(), front=1)
 
     def ends(path: str, method: str) -> set[str]:
         return set(first(routes, path, method).route.retry_policy.retry_on.split(","))
@@ -284,4 +243,4 @@ def test_all_else_is_at_a_listener_for_operators_as_elsewhere(path: str, method:
     """Shared memory stays refused; inferences and questions go where they go."""
     if (path, method) not in CHANGES:
         made = with_operators()
-        assert answers(made, 1, path, method) == answers(made, 0, path, method)
+        assert cluster(made, path, method, 1) == cluster(made, path, method)

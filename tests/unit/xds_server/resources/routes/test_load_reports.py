@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from envoy.config.route.v3 import route_pb2
 from envoy.extensions.filters.http.ext_proc.v3 import ext_proc_pb2, processing_mode_pb2
 
+from support.envoy_messages import read_routes
 from support.fleets import endpoint, fleet, pool
 from xds_server.resources.routes.table import route_configuration
 
@@ -15,16 +15,15 @@ MODE = processing_mode_pb2.ProcessingMode
 
 def shown(*pools: dict[str, Any]) -> dict[str, tuple[bool, bool]]:
     """Return by route: whether response headers are sent, and whether the report is requested."""
-    made = route_pb2.RouteConfiguration.FromString(route_configuration(fleet(*pools)))
     found = {}
-    for route in made.virtual_hosts[0].routes:
+    for name, route in read_routes(route_configuration(fleet(*pools))).items():
         settings = ext_proc_pb2.ExtProcPerRoute()
         route.typed_per_filter_config["envoy.filters.http.ext_proc"].Unpack(settings)
         if not settings.disabled:
             mode = settings.overrides.processing_mode.response_header_mode
             asked = {one.header.key: one.header.value for one in route.request_headers_to_add}
             report = asked.get("endpoint-load-metrics-format") == "json"
-            found[route.name] = (mode == MODE.SEND, report)
+            found[name] = (mode == MODE.SEND, report)
     return found
 
 

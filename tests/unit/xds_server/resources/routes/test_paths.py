@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from itertools import product
+from typing import Any
 from urllib.parse import quote
 
 import pytest
-from envoy.config.route.v3 import route_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.envoy_messages import first_match, read_routes
 from support.fleets import endpoint, fleet, pool
 from xds_server.resources.routes.paths import inference, model_list, reads
 from xds_server.resources.routes.table import route_configuration
@@ -78,42 +79,12 @@ CLOSED = (
 )
 
 
-def routes(data: bytes):
-    """Return the routes in order, with their path patterns compiled."""
-    config = route_pb2.RouteConfiguration.FromString(data)
-    made = []
-    for route in config.virtual_hosts[0].routes:
-        pattern = {
-            "path": re.escape(route.match.path),
-            "prefix": re.escape(route.match.prefix) + ".*",
-            "safe_regex": route.match.safe_regex.regex,
-        }[route.match.WhichOneof("path_specifier")]
-        made.append((re.compile(pattern), route))
-    return made
+ROUTES = read_routes(route_configuration(TWO))
 
 
-ROUTES = routes(route_configuration(TWO))
-
-
-def hit(method: str, path: str, headers: dict[str, str], among=ROUTES):
-    """Return the first route that matches, as Envoy would find it."""
-    given_headers = {**headers, ":method": method}
-    for pattern, route in among:
-        if pattern.fullmatch(path) is None or route.match.filter_state:
-            continue
-        for header in route.match.headers:
-            if header.present_match:
-                if header.name in given_headers:
-                    continue
-                break
-            value = given_headers.get(header.name, "")
-            how = header.string_match
-            exact = how.WhichOneof("match_pattern") == "exact"
-            if not re.fullmatch(re.escape(how.exact) if exact else how.safe_regex.regex, value):
-                break
-        else:
-            return route
-    raise AssertionError("the last route matches everything")
+def hit(method: str, path: str, headers: dict[str, str], among: Any = ROUTES) -> Any:
+    """Return the first route that matches."""
+    return first_match(among.values(), path, method, **headers)
 
 
 @pytest.mark.parametrize("path", CLOSED)
@@ -184,7 +155,7 @@ def test_a_picked_request_keeps_its_path() -> None:
 def test_the_paths_of_the_fleet_before_stay_pickable() -> None:
     """While a fleet changes, pickers choose by the old paths for a moment."""
     new = fleet(pool("llm", default=True))
-    made = routes(route_configuration(new, retiring=TWO))
+    made = read_routes(route_configuration(new, retiring=TWO))
     chosen = {"x-tidegate-pool": "llm", "x-tidegate-variant": "canary"}
     assert hit("POST", CHAT, chosen, made).route.cluster == "llm/canary/http"
 

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import re
-
 from envoy.config.core.v3 import base_pb2
 from envoy.config.route.v3 import route_pb2
 from envoy.extensions.filters.http.ext_proc.v3 import ext_proc_pb2, processing_mode_pb2
 
+from support.envoy_messages import first_match, read_routes
 from support.fleets import endpoint, fleet, pool
 from tidegate_api.names import STRIPPED_HEADERS
 from tidegate_api.pools import MAX_REPEATS
 from xds_server.resources.routes.table import route_configuration
 
 MODE = processing_mode_pb2.ProcessingMode
-
-
-def parse(data: bytes):
-    """Return the routes of a serialized configuration, by name, in order."""
-    config = route_pb2.RouteConfiguration.FromString(data)
-    return {route.name: route for route in config.virtual_hosts[0].routes}
 
 
 def processing(route):
@@ -29,37 +22,9 @@ def processing(route):
     return settings
 
 
-def matches(route, path: str, headers: dict[str, str]) -> bool:
-    """Match as Envoy does, for the matchers that are used here."""
-    match = route.match
-    if match.filter_state:  # of requests without a pick
-        return False
-    kind = match.WhichOneof("path_specifier")
-    if kind == "prefix" and not path.startswith(match.prefix):
-        return False
-    if kind == "path" and path != match.path:
-        return False
-    if kind == "safe_regex" and not re.fullmatch(match.safe_regex.regex, path):
-        return False
-    for header in match.headers:
-        value = headers.get(header.name)
-        how = header.string_match
-        kind = how.WhichOneof("match_pattern")
-        found = value is not None and (
-            (kind == "exact" and value == how.exact)
-            or (kind == "prefix" and value.startswith(how.prefix))
-            or (kind == "safe_regex" and re.fullmatch(how.safe_regex.regex, value) is not None)
-        )
-        if found == header.invert_match:
-            return False
-    return True
-
-
 def first(data: bytes, path: str, method: str = "POST", **headers: str) -> str:
     """Return the name of the route that a request matches."""
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    named[":method"] = method
-    return next(name for name, route in parse(data).items() if matches(route, path, named))
+    return first_match(read_routes(data).values(), path, method, **headers).name
 
 
 MODELS = "/v2/models/llm-model"
@@ -77,7 +42,7 @@ def test_every_route_has_a_name_of_its_own() -> None:
 
 def test_without_a_pick_a_request_goes_on_in_another_priority() -> None:
     """There its cluster has breakers of its own; streams, and what asks no picker, stay."""
-    made = parse(route_configuration(fleet(pool())))
+    made = read_routes(route_configuration(fleet(pool())))
     apart = {name: route for name, route in made.items() if route.match.filter_state}
     assert set(apart) == {
         f"without-pick/llm/{variant}/{protocol}"
@@ -98,7 +63,7 @@ def test_without_a_pick_a_request_goes_on_in_another_priority() -> None:
 def test_a_path_with_the_model_draws_the_variant_by_weight() -> None:
     """A path names the pool, and its weights are the canary split."""
     data = route_configuration(fleet())
-    route = parse(data)[first(data, MODELS + "/infer")]
+    route = read_routes(data)[first(data, MODELS + "/infer")]
     weights = {entry.name: entry.weight.value for entry in route.route.weighted_clusters.clusters}
     assert weights == {"llm/stable/http": 90, "llm/canary/http": 10}
     assert route.route.weighted_clusters.use_hash_policy.value
@@ -108,7 +73,7 @@ def test_a_path_with_the_model_draws_the_variant_by_weight() -> None:
 def test_a_version_in_the_path_comes_before_the_weights() -> None:
     """A request that names version 2 goes to the variant that serves it, whatever the weights."""
     data = route_configuration(fleet())
-    route = parse(data)[first(data, MODELS + "/versions/2/infer")]
+    route = read_routes(data)[first(data, MODELS + "/versions/2/infer")]
     assert route.route.cluster == "llm/canary/http"
 
 
@@ -131,7 +96,7 @@ def test_a_pinned_variant_comes_before_the_weights() -> None:
         {"name": "canary", "weight": 1, "match": {"headers": {"x-ab": "b"}}},
     ]
     data = route_configuration(fleet(pool(variants=variants)))
-    assert parse(data)[first(data, INFER, x_ab="b")].route.cluster == "llm/canary/http"
+    assert read_routes(data)[first(data, INFER, x_ab="b")].route.cluster == "llm/canary/http"
     assert first(data, INFER, x_ab="a") == "llm/http"
 
 
@@ -158,7 +123,7 @@ def test_only_the_body_names_the_pool_of_a_grpc_call() -> None:
     )
     name = first(data, GRPC + "ModelInfer")
     assert name == "unnamed/grpc"
-    clusters = parse(data)[name].route.weighted_clusters.clusters
+    clusters = read_routes(data)[name].route.weighted_clusters.clusters
     assert [entry.name for entry in clusters] == ["b/stable/grpc", "b/canary/grpc"]
 
 
@@ -167,9 +132,9 @@ def test_the_pickers_choice_comes_first() -> None:
     data = route_configuration(fleet())
     chosen = {"x_tidegate_pool": "llm", "x_tidegate_variant": "canary"}
     name = first(data, GRPC + "ModelInfer", **chosen)
-    assert parse(data)[name].route.cluster == "llm/canary/grpc"
+    assert read_routes(data)[name].route.cluster == "llm/canary/grpc"
     name = first(data, MODELS + "/infer", **chosen)
-    assert parse(data)[name].route.cluster == "llm/canary/http"
+    assert read_routes(data)[name].route.cluster == "llm/canary/http"
 
 
 def test_retiring_variants_stay_pickable() -> None:
@@ -185,13 +150,13 @@ def test_calls_to_one_replica_are_rejected() -> None:
     """Through a load balancer a model would be loaded on an arbitrary replica."""
     data = route_configuration(fleet())
     for path in ("/v2/repository/models/m/load", "/v2/logging", GRPC + "RepositoryModelLoad"):
-        assert parse(data)[first(data, path)].direct_response.status == 403
+        assert read_routes(data)[first(data, path)].direct_response.status == 403
 
 
 def test_an_unknown_path_is_not_found() -> None:
     """Envoy itself answers 404 for paths that no pool serves."""
     data = route_configuration(fleet())
-    assert parse(data)[first(data, "/v2/models/other/infer")].direct_response.status == 404
+    assert read_routes(data)[first(data, "/v2/models/other/infer")].direct_response.status == 404
 
 
 def test_a_pool_may_read_the_first_message_of_streams() -> None:
@@ -205,10 +170,10 @@ def test_a_pool_may_read_the_first_message_of_streams() -> None:
     assert first(data, GRPC + "ModelStreamInfer") == "unnamed/grpc-stream"
     named = first(data, GRPC + "ModelStreamInfer", tidegate_model="a-model")
     for name in ("unnamed/grpc-stream", named):
-        mode = processing(parse(data)[name]).overrides.processing_mode
+        mode = processing(read_routes(data)[name]).overrides.processing_mode
         assert mode.request_body_mode == MODE.FULL_DUPLEX_STREAMED
         assert (mode.request_trailer_mode, mode.response_trailer_mode) == (MODE.SEND, MODE.SKIP)
-    other = parse(data)[first(data, GRPC + "ModelStreamInfer", tidegate_model="b-model")]
+    other = read_routes(data)[first(data, GRPC + "ModelStreamInfer", tidegate_model="b-model")]
     assert processing(other).overrides.processing_mode.request_body_mode == MODE.NONE
 
 
@@ -216,7 +181,7 @@ def test_streams_are_never_collected() -> None:
     """A buffered ModelStreamInfer would hang, so its routes read no body in any mode."""
     for body in ("none", "peek", "full"):
         data = route_configuration(fleet(pool(routing={"body": body})))
-        for name, route in parse(data).items():
+        for name, route in read_routes(data).items():
             if "stream" in name:
                 mode = processing(route).overrides.processing_mode
                 assert mode.request_body_mode == MODE.NONE
@@ -226,7 +191,7 @@ def test_streams_are_never_collected() -> None:
 def test_full_collects_the_body_up_to_its_bound() -> None:
     """In full mode Envoy collects the whole body, and the bound is the route's."""
     data = route_configuration(fleet(pool(routing={"body": "full", "max_body": 5000})))
-    route = parse(data)["llm/http"]
+    route = read_routes(data)["llm/http"]
     assert processing(route).overrides.processing_mode.request_body_mode == MODE.BUFFERED
     assert route.request_body_buffer_limit.value == 5000
 
@@ -234,8 +199,8 @@ def test_full_collects_the_body_up_to_its_bound() -> None:
 def test_an_unnamed_route_reads_the_body_even_of_a_pool_that_reads_none() -> None:
     """Before the pool is known its setting cannot apply; the limit is that of peek."""
     data = route_configuration(fleet(pool(routing={"body": "none", "peek_bytes": 8192})))
-    assert parse(data)["unnamed/grpc"].request_body_buffer_limit.value == 8192
-    assert parse(data)["llm/http"].request_body_buffer_limit.value == 1024 * 1024
+    assert read_routes(data)["unnamed/grpc"].request_body_buffer_limit.value == 8192
+    assert read_routes(data)["llm/http"].request_body_buffer_limit.value == 1024 * 1024
 
 
 def test_a_path_of_several_pools_is_read_in_full() -> None:
@@ -243,8 +208,8 @@ def test_a_path_of_several_pools_is_read_in_full() -> None:
     match = {"models": ["m"], "paths": ["/v1/completions"]}
     one = pool("a", match=match, default=True)
     two = pool("b", endpoints=[endpoint(4)], match={**match, "models": ["n"]})
-    alone = parse(route_configuration(fleet(one)))["unnamed/v1/completions"]
-    shared = parse(route_configuration(fleet(one, two)))["unnamed/v1/completions"]
+    alone = read_routes(route_configuration(fleet(one)))["unnamed/v1/completions"]
+    shared = read_routes(route_configuration(fleet(one, two)))["unnamed/v1/completions"]
     assert processing(alone).overrides.processing_mode.request_body_mode == MODE.NONE
     assert processing(shared).overrides.processing_mode.request_body_mode == MODE.BUFFERED
     assert shared.request_body_buffer_limit.value == 4 * 2**20
@@ -255,7 +220,7 @@ def test_every_picked_route_keeps_the_stream_open_to_the_end() -> None:
     found = set()
     for body in ("none", "peek", "full"):
         data = route_configuration(fleet(pool("a", default=True, routing={"body": body})))
-        for route in parse(data).values():
+        for route in read_routes(data).values():
             settings = processing(route)
             if not settings.disabled:
                 mode = settings.overrides.processing_mode
@@ -266,7 +231,7 @@ def test_every_picked_route_keeps_the_stream_open_to_the_end() -> None:
 def test_retries_follow_the_list() -> None:
     """A constant number of retries, as the picker's list varies; never to a tried host."""
     data = route_configuration(fleet(pool(routing={"fallbacks": 3})))
-    retry = parse(data)["llm/http"].route.retry_policy
+    retry = read_routes(data)["llm/http"].route.retry_policy
     assert retry.num_retries.value == MAX_REPEATS
     assert retry.host_selection_retry_max_attempts >= 4
     assert retry.retry_host_predicate[0].name == "envoy.retry_host_predicates.previous_hosts"
@@ -275,19 +240,19 @@ def test_retries_follow_the_list() -> None:
 
 def test_a_404_is_repeated_only_where_a_header_asks_for_it() -> None:
     """The route names the answers, but not the condition; clients cannot send that header."""
-    retry = parse(route_configuration(fleet()))["llm/http"].route.retry_policy
+    retry = read_routes(route_configuration(fleet()))["llm/http"].route.retry_policy
     named = [(each.name, each.string_match.exact) for each in retry.retriable_headers]
     assert named == [(":status", "404"), ("grpc-status", "5")]
     assert "retriable-headers" not in retry.retry_on
     assert "x-envoy-retry-on" in STRIPPED_HEADERS
-    off = parse(route_configuration(fleet(pool(health={"repository": False}))))
+    off = read_routes(route_configuration(fleet(pool(health={"repository": False}))))
     assert not off["llm/http"].route.retry_policy.retriable_headers
 
 
 def test_no_route_retries_a_request_whose_end_is_not_known() -> None:
     """Every retry policy holds only for requests with the mark, which clients cannot set."""
     duplex = pool(default=True, routing={"first_message": "duplex"})
-    routes = parse(
+    routes = read_routes(
         route_configuration(
             fleet(duplex, gateway={"http": ["127.0.0.1:9000"], "grpc": ["127.0.0.1:9001"]})
         )
@@ -302,7 +267,7 @@ def test_no_route_retries_a_request_whose_end_is_not_known() -> None:
 
 def test_reads_are_bounded_except_on_streams() -> None:
     """A stream is not retried once it may have been read, so it needs no count."""
-    routes = parse(route_configuration(fleet(pool(default=True, routing={"retry_read": 0}))))
+    routes = read_routes(route_configuration(fleet(pool(default=True, routing={"retry_read": 0}))))
     script = routes["llm/http"].metadata.filter_metadata["envoy.filters.http.lua"]
     assert script.fields["retry_read"].number_value == 0.0
     streams = [
@@ -321,7 +286,7 @@ def test_the_bound_on_headers_is_the_pools_own_except_on_streams() -> None:
         route.route.retry_policy.retry_on.count(",") == 1: (
             route.route.retry_policy.per_try_timeout.seconds
         )
-        for route in parse(route_configuration(made)).values()
+        for route in read_routes(route_configuration(made)).values()
         if route.route.HasField("retry_policy")
     }
     assert bounds == {True: 0, False: 7}
@@ -332,7 +297,7 @@ def test_a_pool_without_http_has_no_http_routes() -> None:
     grpc_only = [{"id": "g", "grpc": "127.0.0.1:8001"}]
     data = route_configuration(fleet(pool(endpoints=grpc_only)))
     assert first(data, INFER) == "unknown-model"
-    assert "server/v2" not in parse(data)
+    assert "server/v2" not in read_routes(data)
 
 
 def test_the_served_replica_is_shown_only_if_enabled() -> None:
@@ -363,7 +328,7 @@ def mirrors(route) -> dict[str, int]:
 def test_a_shadow_is_sent_copies() -> None:
     """Copies go to the shadow's cluster of the same protocol, drawn or picked."""
     data = route_configuration(fleet(SHADOWED))
-    routes = parse(data)
+    routes = read_routes(data)
     assert mirrors(routes[first(data, MODELS + "/infer")]) == {"llm/canary/http": 125_000}
     assert mirrors(routes["picked/llm/stable/grpc"]) == {"llm/canary/grpc": 125_000}
 
@@ -371,7 +336,7 @@ def test_a_shadow_is_sent_copies() -> None:
 def test_some_requests_are_never_copied() -> None:
     """Streams, calls about the server, and requests to the shadow variant itself."""
     data = route_configuration(fleet(SHADOWED))
-    routes = parse(data)
+    routes = read_routes(data)
     assert mirrors(routes[first(data, GRPC + "ModelStreamInfer", tidegate_model="llm-model")]) == {}
     assert mirrors(routes[first(data, "/v2/health/ready", "GET")]) == {}
     assert mirrors(routes[first(data, MODELS + "/versions/2/infer")]) == {}
@@ -385,9 +350,9 @@ def test_a_cookie_pins_a_variant() -> None:
         {"name": "canary", "weight": 0, "match": {"cookies": {"ab": "b"}}},
     ]
     data = route_configuration(fleet(pool(variants=variants)))
-    route = parse(data)[first(data, MODELS + "/infer", cookie="id=1; ab=b")]
+    route = read_routes(data)[first(data, MODELS + "/infer", cookie="id=1; ab=b")]
     assert route.route.cluster == "llm/canary/http"
-    route = parse(data)[first(data, MODELS + "/infer", cookie="id=1; ab=c")]
+    route = read_routes(data)[first(data, MODELS + "/infer", cookie="id=1; ab=c")]
     split = route.route.weighted_clusters.clusters
     assert {one.name: one.weight.value for one in split} == {
         "llm/stable/http": 1,
@@ -399,7 +364,7 @@ def test_weights_may_be_basis_points() -> None:
     """Weights that add up to 10,000 are sent to Envoy without rounding."""
     variants = [{"name": "stable", "weight": 9975}, {"name": "canary", "weight": 25}]
     data = route_configuration(fleet(pool(variants=variants)))
-    route = parse(data)[first(data, MODELS + "/infer")]
+    route = read_routes(data)[first(data, MODELS + "/infer")]
     weights = {entry.name: entry.weight.value for entry in route.route.weighted_clusters.clusters}
     assert weights == {"llm/stable/http": 9975, "llm/canary/http": 25}
 

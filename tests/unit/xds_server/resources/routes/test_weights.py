@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import yaml
-from envoy.config.route.v3 import route_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.envoy_messages import read_routes
 from support.fleets import endpoint, fleet, pool
 from tidegate.stack.assets import asset
 from tidegate_api.names import RUNTIME_NAME, WEIGHT_LAYERS
@@ -48,9 +48,8 @@ def values(found: Fleet) -> dict[str, int]:
 
 def draws(routes: bytes, held: dict[str, int]) -> list[dict[str, int]]:
     """Return the weights by cluster of each route's draw, as Envoy computes them."""
-    config = route_pb2.RouteConfiguration.FromString(routes)
     found = []
-    for route in config.virtual_hosts[0].routes:
+    for route in read_routes(routes).values():
         split = route.route.weighted_clusters
         if split.clusters:
             prefix = split.runtime_key_prefix
@@ -124,8 +123,7 @@ def test_with_literal_weights_routes_contain_the_weights(weights: tuple[int, ...
     found = one(*weights, replicas="abc"[: len(weights)])
     spelled = with_literal_weights(route_configuration(neutral(found)), values(found))
     drawn = {f"llm/{name}/http": w for name, w in zip("abc", weights, strict=False) if w}
-    config = route_pb2.RouteConfiguration.FromString(spelled)
-    (route,) = [r for r in config.virtual_hosts[0].routes if r.name == "llm/http"]
+    route = read_routes(spelled)["llm/http"]
     assert b"tidegate.weight" not in spelled
     if len(drawn) == 1:
         assert {route.route.cluster} == drawn.keys()

@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 
 from support.fleets import fleet
 from xds_server.control.fleet_control import Control
-from xds_server.control.operation import ChangeOptions
+from xds_server.control.operation import Change, ChangeOptions
+from xds_server.fleet.change import set_draining, set_weights
 from xds_server.fleet.store import RevisionStore
 from xds_server.protocol.publication import ClientProblem
 from xds_server.protocol.snapshot import Snapshot
 
 TEXT = fleet().model_dump_json()
 """JSON of the default fleet."""
+ANY = ChangeOptions()
 WAIT = ChangeOptions("ann", "because", wait=True, timeout_s=5)
 
 
@@ -128,6 +130,18 @@ class World:
             lambda: self.now,
             self.revisions.append,
             lambda: self.left_alone,
+        )
+
+    async def weigh(self, options: ChangeOptions = ANY, **weights: int) -> Change:
+        """Change weights of the pool ``llm``."""
+        return await self.control.change(lambda fleet: set_weights(fleet, "llm", weights), options)
+
+    async def drain(
+        self, replica: str, options: ChangeOptions = ANY, *, draining: bool = True
+    ) -> Change:
+        """Let a replica drain, or end that."""
+        return await self.control.change(
+            lambda fleet: set_draining(fleet, replica, draining), options
         )
 
     async def quiet(self) -> None:

@@ -14,7 +14,7 @@ from support.fleets import endpoint, fleet, pool
 from tidegate_api.names import CLUSTER_TYPE
 from xds_server.control import fleet_control, operation, rollout
 from xds_server.control.operation import Busy, ChangeOptions
-from xds_server.fleet.change import UnknownName, set_draining, set_weights
+from xds_server.fleet.change import UnknownName
 from xds_server.fleet.load import FleetError
 from xds_server.fleet.model.fleet import Fleet
 from xds_server.fleet.revision import FleetState, text_hash
@@ -31,21 +31,17 @@ async def test_the_first_fleet_is_revision_1(world: World) -> None:
 async def test_without_a_fleet_there_is_nothing_to_change() -> None:
     """Before the start every change is an error at once."""
     with closing(RevisionStore(None)) as store:
-        control = World(store).control
-        assert control.revision == 0
+        world = World(store)
+        assert world.control.revision == 0
         with pytest.raises(RuntimeError, match="no fleet yet"):
-            _ = control.fleet
+            _ = world.control.fleet
         with pytest.raises(RuntimeError, match="no fleet yet"):
-            await control.change(
-                lambda fleet: set_weights(fleet, "llm", {"stable": 1}), ChangeOptions()
-            )
+            await world.weigh(stable=1)
 
 
 async def test_a_change_is_stored_and_published(world: World) -> None:
     """With author, reason and differences."""
-    change = await world.control.change(
-        lambda fleet: set_weights(fleet, "llm", {"canary": 30}), WAIT
-    )
+    change = await world.weigh(WAIT, canary=30)
     assert change.revision == 2
     assert change.changes == ("pool llm: variant canary weight 10 -> 30",)
     assert change.outcome is not None
@@ -60,7 +56,7 @@ async def test_a_change_is_stored_and_published(world: World) -> None:
 async def test_authors_and_reasons_are_bounded(world: World) -> None:
     """Long texts are truncated in the history."""
     options = ChangeOptions("a" * 1000, "r" * 5000)
-    await world.control.change(lambda fleet: set_weights(fleet, "llm", {"canary": 30}), options)
+    await world.weigh(options, canary=30)
     (newest, _) = await world.control.revisions(10)
     assert (len(newest.author), len(newest.reason)) == (128, 1024)
 
@@ -68,9 +64,7 @@ async def test_authors_and_reasons_are_bounded(world: World) -> None:
 async def test_a_dry_run_changes_nothing(world: World) -> None:
     """It returns the differences."""
     options = ChangeOptions(dry_run=True, wait=True)
-    change = await world.control.change(
-        lambda fleet: set_weights(fleet, "llm", {"canary": 30}), options
-    )
+    change = await world.weigh(options, canary=30)
     assert change.changes == ("pool llm: variant canary weight 10 -> 30",)
     assert (change.revision, change.outcome) == (1, None)
     assert weight(world.control) == 10
@@ -79,9 +73,7 @@ async def test_a_dry_run_changes_nothing(world: World) -> None:
 
 async def test_a_change_without_differences_makes_no_revision(world: World) -> None:
     """A caller that waits still gets the clients' acknowledgement."""
-    change = await world.control.change(
-        lambda fleet: set_weights(fleet, "llm", {"canary": 10}), WAIT
-    )
+    change = await world.weigh(WAIT, canary=10)
     assert (change.revision, change.changes) == (1, ())
     assert change.outcome is not None
     assert change.outcome.state == "done"
@@ -91,9 +83,7 @@ async def test_a_change_without_differences_makes_no_revision(world: World) -> N
 async def test_a_bad_fleet_changes_nothing(world: World) -> None:
     """Rules are checked before anything is stored."""
     with pytest.raises(FleetError, match="all weights"):
-        await world.control.change(
-            lambda fleet: set_weights(fleet, "llm", {"stable": 0, "canary": 0}), WAIT
-        )
+        await world.weigh(WAIT, stable=0, canary=0)
     assert world.control.revision == 1
     assert len(world.publisher.published) == 1
 
@@ -108,7 +98,7 @@ async def test_what_cannot_be_built_is_not_stored(
 
     monkeypatch.setattr(rollout, "plan", lambda _old, _new, _memo: refuse(_old, _new))
     with pytest.raises(ValueError, match="no such resource"):
-        await world.control.change(lambda fleet: set_weights(fleet, "llm", {"canary": 30}), WAIT)
+        await world.weigh(WAIT, canary=30)
     assert len(await world.control.revisions(10)) == 1
     assert weight(world.control) == 10
 
@@ -123,7 +113,7 @@ async def test_what_cannot_be_stored_is_not_published(
 
     monkeypatch.setattr(world.store, "append", full)
     with pytest.raises(StoreError, match="disk full"):
-        await world.control.change(lambda fleet: set_weights(fleet, "llm", {"canary": 30}), WAIT)
+        await world.weigh(WAIT, canary=30)
     assert weight(world.control) == 10
     assert len(world.publisher.published) == 1
 
@@ -131,20 +121,18 @@ async def test_what_cannot_be_stored_is_not_published(
 async def test_unknown_names_are_reported(world: World) -> None:
     """An unknown name is an error."""
     with pytest.raises(UnknownName):
-        await world.control.change(lambda fleet: set_draining(fleet, "r99", True), ChangeOptions())
+        await world.drain("r99")
 
 
 async def test_a_replica_drains(world: World) -> None:
     """The last stage waits for it."""
-    await world.control.change(lambda fleet: set_draining(fleet, "r1", True), ChangeOptions())
+    await world.drain("r1")
     assert world.publisher.published[-1].stages[-1].wait_for_drained == {"r1"}
 
 
 async def test_a_rollback_is_a_new_revision(world: World) -> None:
     """Earlier revisions stay in the history."""
-    await world.control.change(
-        lambda fleet: set_weights(fleet, "llm", {"canary": 30}), ChangeOptions()
-    )
+    await world.weigh(canary=30)
     change = await world.control.rollback(1, ChangeOptions())
     assert change.revision == 3
     assert weight(world.control) == 10
@@ -158,18 +146,14 @@ async def test_a_rollback_to_an_unknown_revision_is_reported(world: World) -> No
 
 async def test_applying_is_exact(world: World) -> None:
     """The applied fleet replaces everything, including weights set at run time."""
-    await world.control.change(
-        lambda fleet: set_weights(fleet, "llm", {"canary": 30}), ChangeOptions()
-    )
+    await world.weigh(canary=30)
     await world.control.apply(fleet(), ChangeOptions())
     assert weight(world.control) == 10
 
 
 async def test_an_edited_file_keeps_run_time_weights(world: World) -> None:
     """Those that the edit did not change."""
-    await world.control.change(
-        lambda fleet: set_weights(fleet, "llm", {"canary": 30}), ChangeOptions()
-    )
+    await world.weigh(canary=30)
     edited = fleet(pool(default=True, routing={"fallbacks": 1})).model_dump_json()
     change = await world.control.apply_file(edited, "fleet.yaml")
     assert change.changes == ("pool llm: routing.fallbacks 2 -> 1",)
@@ -210,9 +194,7 @@ async def test_a_restart_with_nothing_changed_is_the_same(tmp_path) -> None:
         with closing(RevisionStore(tmp_path)) as store:
             world = World(store)
             await world.control.start(TEXT, "fleet.yaml")
-            await world.control.change(
-                lambda fleet: set_weights(fleet, "llm", {"canary": 30}), ChangeOptions()
-            )
+            await world.weigh(canary=30)
             published.append(world.publisher.published[-1].stages[-2:])
             assert world.control.revision == 2
             await world.control.stop()
@@ -270,13 +252,9 @@ async def test_a_new_replica_gets_its_own_incarnation(world: World) -> None:
 async def test_changes_are_made_one_after_the_other(world: World) -> None:
     """Each change is based on the result of the one before."""
     await asyncio.gather(
-        world.control.change(
-            lambda fleet: set_weights(fleet, "llm", {"canary": 30}), ChangeOptions()
-        ),
-        world.control.change(lambda fleet: set_draining(fleet, "r1", True), ChangeOptions()),
-        world.control.change(
-            lambda fleet: set_weights(fleet, "llm", {"stable": 70}), ChangeOptions()
-        ),
+        world.weigh(canary=30),
+        world.drain("r1"),
+        world.weigh(stable=70),
     )
     assert world.control.revision == 4
     assert (weight(world.control, "stable"), weight(world.control)) == (70, 30)
@@ -287,12 +265,7 @@ async def test_waiting_changes_are_bounded(world: World, monkeypatch: pytest.Mon
     """Changes up to the bound wait; a further one is refused."""
     monkeypatch.setattr(fleet_control, "MAX_WAITING", 2)
     results = await asyncio.gather(
-        *(
-            world.control.change(
-                lambda fleet, n=n: set_weights(fleet, "llm", {"canary": n}), ChangeOptions()
-            )
-            for n in (1, 2, 3)
-        ),
+        *(world.weigh(canary=n) for n in (1, 2, 3)),
         return_exceptions=True,
     )
     assert [isinstance(result, Busy) for result in results] == [False, False, True]
@@ -331,11 +304,7 @@ async def test_a_later_change_does_not_overtake_one_that_loads(
     text = fleet(pool(default=True, drop_overload=5)).model_dump_json()
     first = asyncio.create_task(world.control.apply_text(text, "x", ChangeOptions()))
     await asyncio.to_thread(slow.begun.wait, 60)
-    second = asyncio.create_task(
-        world.control.change(
-            lambda fleet: set_weights(fleet, "llm", {"canary": 30}), ChangeOptions()
-        )
-    )
+    second = asyncio.create_task(world.weigh(canary=30))
     await settle()
     assert not second.done()
     slow.go_on.set()
@@ -368,19 +337,13 @@ async def test_a_change_is_finished_without_its_caller(
         append(state)
 
     monkeypatch.setattr(world.store, "append", append_then)
-    task = asyncio.create_task(
-        world.control.change(
-            lambda fleet: set_weights(fleet, "llm", {"canary": 30}), ChangeOptions()
-        )
-    )
+    task = asyncio.create_task(world.weigh(canary=30))
     await settle()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     hung_up.set()
-    await world.control.change(
-        lambda fleet: set_weights(fleet, "llm", {"stable": 70}), ChangeOptions()
-    )
+    await world.weigh(stable=70)
     assert world.control.revision == 3
     assert weight(world.control) == 30
 
@@ -388,10 +351,7 @@ async def test_a_change_is_finished_without_its_caller(
 async def test_a_callers_wait_is_bounded(world: World) -> None:
     """Without an acknowledgement by then there is no time."""
     world.publisher.at_once = False
-    change = await world.control.change(
-        lambda fleet: set_weights(fleet, "llm", {"canary": 30}),
-        ChangeOptions(wait=True, timeout_s=0),
-    )
+    change = await world.weigh(ChangeOptions(wait=True, timeout_s=0), canary=30)
     assert change.outcome is not None
     assert (change.outcome.state, change.elapsed_s) == ("waiting", None)
 
@@ -399,20 +359,16 @@ async def test_a_callers_wait_is_bounded(world: World) -> None:
 async def test_without_waiting_there_is_no_outcome(world: World) -> None:
     """The revision is in force; its publication continues."""
     world.publisher.at_once = False
-    change = await world.control.change(
-        lambda fleet: set_weights(fleet, "llm", {"canary": 30}), ChangeOptions()
-    )
+    change = await world.weigh(canary=30)
     assert (change.revision, change.outcome, change.elapsed_s) == (2, None, None)
 
 
 async def test_a_superseded_change_is_acknowledged_with_its_successor(world: World) -> None:
     """The newer revision contains the change."""
     world.publisher.at_once = False
-    first = asyncio.create_task(
-        world.control.change(lambda fleet: set_weights(fleet, "llm", {"canary": 30}), WAIT)
-    )
+    first = asyncio.create_task(world.weigh(WAIT, canary=30))
     await world.publisher.begun()
-    await world.control.change(lambda fleet: set_draining(fleet, "r1", True), ChangeOptions())
+    await world.drain("r1")
     world.now += 2
     world.publisher.published[-1].end()
     change = await first

@@ -16,7 +16,6 @@ from tidegate_api.names import (
     ROUTE_TYPE,
 )
 from xds_server.control.operation import ChangeOptions
-from xds_server.fleet.change import set_draining, set_weights
 
 
 def reachable(world: World) -> set[str]:
@@ -42,9 +41,7 @@ async def test_a_superseded_state_may_still_be_used(world: World) -> None:
 async def test_a_rejected_revision_falls_back(world: World) -> None:
     """History and status hold the error message; the state in force is that of the clients."""
     world.publisher.at_once = False
-    task = asyncio.create_task(
-        world.control.change(lambda fleet: set_weights(fleet, "llm", {"canary": 30}), WAIT)
-    )
+    task = asyncio.create_task(world.weigh(WAIT, canary=30))
     await world.publisher.begun()
     world.publisher.published[-1].end("abandoned", "add")
     change = await task
@@ -60,9 +57,7 @@ async def test_a_rejected_revision_falls_back(world: World) -> None:
     )
     assert back.changes == ("pool llm: variant canary weight 30 -> 10",)
     assert world.control.refusal.startswith("revision 2 was refused by envoy-1 (CDS: bad)")
-    await world.control.change(
-        lambda fleet: set_weights(fleet, "llm", {"canary": 40}), ChangeOptions()
-    )
+    await world.weigh(canary=40)
     world.publisher.published[-1].end()
     await world.quiet()
     assert world.control.refusal == ""
@@ -123,10 +118,8 @@ async def test_a_rejected_switch_falls_back_in_stages(world: World) -> None:
 async def test_a_drain_survives_a_fallback(world: World) -> None:
     """A drain may be the only protection of requests from a broken replica."""
     world.publisher.at_once = False
-    await world.control.change(lambda fleet: set_draining(fleet, "r1", True), ChangeOptions())
-    await world.control.change(
-        lambda fleet: set_weights(fleet, "llm", {"canary": 30}), ChangeOptions()
-    )
+    await world.drain("r1")
+    await world.weigh(canary=30)
     world.publisher.published[-1].end("abandoned", "add")
     await world.quiet()
     assert weight(world.control) == 10
@@ -138,9 +131,7 @@ async def test_a_change_based_on_a_rejected_revision_falls_back_too(
 ) -> None:
     """The NACK arrives while the change is being stored."""
     world.publisher.at_once = False
-    await world.control.change(
-        lambda fleet: set_weights(fleet, "llm", {"canary": 30}), ChangeOptions()
-    )
+    await world.weigh(canary=30)
     append = world.store.append
 
     def refused_meanwhile(state) -> None:
@@ -149,9 +140,7 @@ async def test_a_change_based_on_a_rejected_revision_falls_back_too(
         append(state)
 
     monkeypatch.setattr(world.store, "append", refused_meanwhile)
-    change = await world.control.change(
-        lambda fleet: set_weights(fleet, "llm", {"stable": 70}), WAIT
-    )
+    change = await world.weigh(WAIT, stable=70)
     await world.quiet()
     assert (change.revision, change.outcome.state) == (3, "abandoned")
     assert (world.control.revision, weight(world.control)) == (4, 10)
@@ -176,7 +165,7 @@ async def test_a_rejected_file_may_be_corrected(world: World) -> None:
 
 async def test_the_outcome_of_a_revision_is_stored(world: World) -> None:
     """With the number of acknowledgements, the channels and the duration."""
-    await world.control.change(lambda fleet: set_weights(fleet, "llm", {"canary": 30}), WAIT)
+    await world.weigh(WAIT, canary=30)
     await world.quiet()
     (newest, _) = await world.control.revisions(10)
     assert newest.outcome == "acknowledged by 2 of 2 clients over RDS in 500 ms"
@@ -184,7 +173,7 @@ async def test_the_outcome_of_a_revision_is_stored(world: World) -> None:
 
 async def test_publishing_a_revision_again_keeps_its_outcome(world: World) -> None:
     """Other replicas are found, or clients are fewer: that says nothing new of the revision."""
-    await world.control.change(lambda fleet: set_weights(fleet, "llm", {"canary": 30}), WAIT)
+    await world.weigh(WAIT, canary=30)
     await world.quiet()
     await world.control.publish_sick({})
     world.publisher.published[-1].end()
@@ -205,7 +194,7 @@ async def test_sick_replicas_are_published_without_a_revision(world: World) -> N
     await control.publish_sick({"llm": {"r1": ("ejected",)}})
     assert (control.revision, len(publisher.published)) == (1, 2)
     before = publisher.published[-1].stages[-1].snapshot
-    await control.change(lambda fleet: set_weights(fleet, "llm", {"canary": 20}), WAIT)
+    await world.weigh(WAIT, canary=20)
     there = publisher.published[-1].stages[-1].snapshot
     assert there.resources(ENDPOINT_TYPE) == before.resources(ENDPOINT_TYPE)
     await control.publish_sick({})

@@ -14,7 +14,7 @@ from support.fleets import fleet, pool
 from xds_server.control import journal as module
 from xds_server.control.journal import Journal
 from xds_server.control.operation import ChangeOptions
-from xds_server.fleet.change import set_draining, set_drop_overload, set_weights
+from xds_server.fleet.change import set_drop_overload
 from xds_server.fleet.revision import FileState, FleetState, Revision
 from xds_server.fleet.store import RevisionStore, StoreError, StoreSilent
 
@@ -237,15 +237,13 @@ async def test_drains_and_shed_work_on_a_full_disk() -> None:
     """They are published as ever."""
     async with worlds() as world:
         world.store.broken = True
-        change = await world.control.change(
-            lambda fleet: set_draining(fleet, "r1", True), ChangeOptions()
-        )
+        change = await world.drain("r1")
         assert change.revision == 2
         assert world.publisher.published[-1].stages[-1].wait_for_drained == {"r1"}
         await world.control.change(
             lambda fleet: set_drop_overload(fleet, "llm", 25), ChangeOptions()
         )
-        await world.control.change(lambda fleet: set_draining(fleet, "r1", False), ChangeOptions())
+        await world.drain("r1", draining=False)
         assert world.control.revision == 4
         assert world.control.journal.held == (2, 3, 4)
 
@@ -273,9 +271,7 @@ async def test_other_changes_are_refused_on_a_full_disk() -> None:
     async with worlds() as world:
         world.store.broken = True
         with pytest.raises(StoreError, match="disk full; until it can be written, only drains"):
-            await world.control.change(
-                lambda fleet: set_weights(fleet, "llm", {"canary": 30}), ChangeOptions()
-            )
+            await world.weigh(canary=30)
         assert weight(world.control) == 10
         assert world.control.revision == 1
 
@@ -283,7 +279,7 @@ async def test_other_changes_are_refused_on_a_full_disk() -> None:
 async def test_a_rollback_to_an_accepted_revision_works_on_a_full_disk() -> None:
     """One to a revision that clients refused does not."""
     async with worlds() as world:
-        await world.control.change(lambda fleet: set_weights(fleet, "llm", {"canary": 30}), WAIT)
+        await world.weigh(WAIT, canary=30)
         await world.quiet()
         world.store.broken = True
         change = await world.control.rollback(1, ChangeOptions())
@@ -304,9 +300,7 @@ async def test_the_fallback_from_a_refused_revision_works_on_a_full_disk() -> No
     """Clients are led back even though this cannot be stored."""
     async with worlds() as world:
         world.publisher.at_once = False
-        await world.control.change(
-            lambda fleet: set_weights(fleet, "llm", {"canary": 30}), ChangeOptions()
-        )
+        await world.weigh(canary=30)
         world.store.broken = True
         begun = asyncio.create_task(world.publisher.begun())
         await asyncio.sleep(0)

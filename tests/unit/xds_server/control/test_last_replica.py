@@ -11,7 +11,6 @@ import structlog
 from support.controls import WAIT, weight
 from support.fleets import endpoint, fleet, pool
 from xds_server.control.operation import ChangeOptions
-from xds_server.fleet.change import set_draining, set_weights
 from xds_server.fleet.guards.last_replica import LastReplica
 from xds_server.fleet.members.members import Member, Members
 from xds_server.fleet.model.fleet import EndpointSpec
@@ -28,9 +27,9 @@ EDITED = fleet(pool(default=True, endpoints=DRAINING)).model_dump_json()
 
 async def test_a_drain_of_the_last_one_changes_nothing(world: World) -> None:
     """No revision, no publication; the second of two drains is the one that is refused."""
-    await world.control.change(lambda fleet: set_draining(fleet, "r1", True), ChangeOptions())
+    await world.drain("r1")
     with pytest.raises(LastReplica, match="r1 drains, r2 drains"):
-        await world.control.change(lambda fleet: set_draining(fleet, "r2", True), WAIT)
+        await world.drain("r2", WAIT)
     assert world.control.revision == 2
     assert len(world.publisher.published) == 2
 
@@ -38,20 +37,20 @@ async def test_a_drain_of_the_last_one_changes_nothing(world: World) -> None:
 async def test_a_dry_run_is_refused_likewise(world: World) -> None:
     """It says what the change would meet."""
     with pytest.raises(LastReplica, match="variant canary of pool llm"):
-        await world.control.change(lambda fleet: set_draining(fleet, "r3", True), DRY)
+        await world.drain("r3", DRY)
 
 
 async def test_what_pickers_report_counts(world: World) -> None:
     """The healthy one of two is the last one."""
     world.left_alone["llm", "r2"] = "frozen 3 s more"
     with pytest.raises(LastReplica, match="r2 is frozen 3 s more"):
-        await world.control.change(lambda fleet: set_draining(fleet, "r1", True), WAIT)
-    await world.control.change(lambda fleet: set_draining(fleet, "r2", True), WAIT)
+        await world.drain("r1", WAIT)
+    await world.drain("r2", WAIT)
 
 
 async def test_force_takes_it_and_the_history_says_so(world: World) -> None:
     """Who looks for the cause of an outage finds it there."""
-    await world.control.change(lambda fleet: set_draining(fleet, "r3", True), FORCE)
+    await world.drain("r3", FORCE)
     (newest, _) = await world.control.revisions(10)
     assert newest.changes == (
         "pool llm: endpoint r3 draining false -> true",
@@ -64,10 +63,10 @@ async def test_force_takes_it_and_the_history_says_so(world: World) -> None:
 
 async def test_a_weight_for_nobody_is_refused(world: World) -> None:
     """Weights are as dangerous as drains."""
-    await world.control.change(lambda fleet: set_weights(fleet, "llm", {"canary": 0}), WAIT)
-    await world.control.change(lambda fleet: set_draining(fleet, "r3", True), WAIT)
+    await world.weigh(WAIT, canary=0)
+    await world.drain("r3", WAIT)
     with pytest.raises(LastReplica):
-        await world.control.change(lambda fleet: set_weights(fleet, "llm", {"canary": 10}), WAIT)
+        await world.weigh(WAIT, canary=10)
     assert weight(world.control) == 0
 
 
@@ -76,7 +75,7 @@ async def test_an_edited_file_is_not_in_force_until_it_may_be(world: World) -> N
     with pytest.raises(LastReplica):
         await world.control.apply_file(EDITED, "fleet.yaml")
     assert "variant canary of pool llm" in world.control.file_error
-    await world.control.change(lambda fleet: set_weights(fleet, "llm", {"canary": 0}), WAIT)
+    await world.weigh(WAIT, canary=0)
     await world.control.apply_file(EDITED, "fleet.yaml")
     assert world.control.file_error == ""
     assert world.control.fleet.pools[0].endpoints[2].draining

@@ -8,7 +8,7 @@ import pytest
 
 from support.controls import TEXT, WAIT, weight
 from xds_server.control.operation import ChangeOptions
-from xds_server.fleet.change import set_draining, set_weights
+from xds_server.fleet.change import set_draining
 from xds_server.fleet.guards.others import ChangedMeanwhile, UndoesOthers
 from xds_server.fleet.view import CanaryMark
 
@@ -36,18 +36,16 @@ async def test_a_change_that_is_based_on_an_older_revision_changes_nothing(world
     """It names who was faster; based on the newest one it is made."""
     await world.control.change(drained, WAIT)
     with pytest.raises(ChangedMeanwhile, match="2 by ann: pool llm: endpoint r1 draining"):
-        await world.control.change(lambda f: set_weights(f, "llm", {"canary": 20}), bob(1))
+        await world.weigh(bob(1), canary=20)
     assert (world.control.revision, weight(world.control)) == (2, 10)
-    await world.control.change(lambda f: set_weights(f, "llm", {"canary": 20}), bob(2))
+    await world.weigh(bob(2), canary=20)
     assert weight(world.control) == 20
 
 
 async def test_force_makes_it_and_the_history_says_so(world: World) -> None:
     """Who looks for the cause finds it there."""
     await world.control.change(drained, WAIT)
-    change = await world.control.change(
-        lambda f: set_weights(f, "llm", {"canary": 20}), bob(1, force=True)
-    )
+    change = await world.weigh(bob(1, force=True), canary=20)
     assert change.changes[-1] == "forced: it is based on revision 1, not 2"
 
 
@@ -70,7 +68,7 @@ async def test_who_has_seen_the_drain_may_end_it(world: World, options: ChangeOp
 
 async def test_a_fleet_does_not_move_a_canary_that_runs(world: World) -> None:
     """Weights of a pool without one are the author's."""
-    await world.control.change(lambda f: set_weights(f, "llm", {"canary": 20}), WAIT)
+    await world.weigh(WAIT, canary=20)
     world.control.mark_canaries({"llm": CanaryMark("c1", "canary", "stable", (20,), 110)})
     with pytest.raises(UndoesOthers, match="running canary"):
         await world.control.apply_text(TEXT, "fleet", bob())
@@ -88,7 +86,7 @@ async def test_the_fleet_file_keeps_drains_and_is_not_refused(world: World) -> N
 
 async def test_a_rollback_keeps_a_later_drain_and_says_so(world: World) -> None:
     """It takes the weight back, not the drain of another operator."""
-    await world.control.change(lambda f: set_weights(f, "llm", {"canary": 20}), WAIT)
+    await world.weigh(WAIT, canary=20)
     await world.control.change(drained, WAIT)
     change = await world.control.rollback(1, bob())
     assert (weight(world.control), drains(world)) == (10, True)

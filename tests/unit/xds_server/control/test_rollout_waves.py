@@ -11,7 +11,7 @@ from support.controls import World
 from support.fleets import fleet, pool
 from tidegate_api.names import ENDPOINT_TYPE
 from xds_server.control.operation import ChangeOptions
-from xds_server.fleet.change import set_draining, set_drop_overload, set_weights
+from xds_server.fleet.change import set_drop_overload
 from xds_server.fleet.store import RevisionStore
 
 ANY = ChangeOptions()
@@ -36,7 +36,7 @@ def waves(world: World) -> list[bool]:
 
 async def test_a_change_comes_in_waves_if_the_fleet_says_so(world: World) -> None:
     """The first state ever does not; nor is anything changed for other fleets."""
-    await world.control.change(lambda fleet: set_weights(fleet, "llm", {"canary": 30}), ANY)
+    await world.weigh(canary=30)
     await world.quiet()
     await world.control.apply(fleet(), ANY)
     assert waves(world) == [False, True, False]
@@ -50,7 +50,7 @@ async def test_the_quorum_is_passed_on(world: World) -> None:
 
 async def test_drains_shed_load_and_sick_replicas_do_not_wait(world: World) -> None:
     """They protect requests, and are no change that could be wrong for one Envoy."""
-    await world.control.change(lambda fleet: set_draining(fleet, "r1", True), ANY)
+    await world.drain("r1")
     await world.control.publish_sick({"llm": {"r2": ("ejected",)}})
     await world.control.change(lambda fleet: set_drop_overload(fleet, "llm", 50), ANY)
     assert not any(waves(world))
@@ -59,15 +59,15 @@ async def test_drains_shed_load_and_sick_replicas_do_not_wait(world: World) -> N
 async def test_a_drain_during_waves_takes_nothing_past_them(world: World) -> None:
     """The weights that are being tried stay with the Envoys that try them."""
     world.publisher.at_once = False
-    await world.control.change(lambda fleet: set_weights(fleet, "llm", {"canary": 30}), ANY)
-    await world.control.change(lambda fleet: set_draining(fleet, "r1", True), ANY)
+    await world.weigh(canary=30)
+    await world.drain("r1")
     assert waves(world) == [False, True, True]
 
 
 async def test_load_is_shed_at_once_during_waves(world: World) -> None:
     """Each Envoy sheds in what it has; the rest of the change follows in waves."""
     world.publisher.at_once = False
-    await world.control.change(lambda fleet: set_weights(fleet, "llm", {"canary": 30}), ANY)
+    await world.weigh(canary=30)
     await world.control.change(lambda fleet: set_drop_overload(fleet, "llm", 50), ANY)
     stage = world.publisher.published[-1].stages[0]
     assert (stage.label, stage.audience, stage.urgent) == ("urgent", "envoy", True)
@@ -83,7 +83,7 @@ async def test_load_is_shed_at_once_during_waves(world: World) -> None:
 async def test_shed_load_survives_the_fallback_from_another_change(world: World) -> None:
     """It may be all that keeps a pool alive."""
     world.publisher.at_once = False
-    await world.control.change(lambda fleet: set_weights(fleet, "llm", {"canary": 30}), ANY)
+    await world.weigh(canary=30)
     await world.control.change(lambda fleet: set_drop_overload(fleet, "llm", 50), ANY)
     world.publisher.published[-1].end("abandoned", "switch", "RDS")
     await world.quiet()
@@ -94,10 +94,10 @@ async def test_shed_load_survives_the_fallback_from_another_change(world: World)
 async def test_the_way_back_does_not_come_in_waves(world: World) -> None:
     """All Envoys have accepted that state before."""
     world.publisher.at_once = False
-    await world.control.change(lambda fleet: set_weights(fleet, "llm", {"canary": 30}), ANY)
+    await world.weigh(canary=30)
     world.publisher.published[-1].end("abandoned", "switch", "RDS")
     await world.quiet()
-    await world.control.change(lambda fleet: set_weights(fleet, "llm", {"canary": 40}), ANY)
+    await world.weigh(canary=40)
     assert waves(world) == [False, True, False, True]
 
 

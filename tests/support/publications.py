@@ -72,14 +72,18 @@ class Simulation:
             self.waiting[number].append(response)
             self.got[number].append(short_type(response.type_url))
 
-    def answer(self, number: int, error: str | None = None) -> None:
-        """Answer all messages and those that follow, with one NACK of the type ``error``."""
-        while self.waiting[number]:
-            response = self.waiting[number].pop(0)
-            names = self.names[number, response.type_url]
-            request = SotwRequest(response.type_url, names, response.version, response.nonce, error)
-            error = None
-            self.take(self.publisher.request(number, request, self.now)[0])
+    def answer(self, *numbers: int, error: str | None = None) -> None:
+        """Let clients, one after the other, answer all messages and those that follow.
+
+        The first answer of all is a NACK where there is an ``error``.
+        """
+        for number in numbers:
+            while self.waiting[number]:
+                got = self.waiting[number].pop(0)
+                names = self.names[number, got.type_url]
+                request = SotwRequest(got.type_url, names, got.version, got.nonce, error)
+                error = None
+                self.take(self.publisher.request(number, request, self.now)[0])
 
     def leave(self, number: int) -> None:
         self.waiting[number].clear()
@@ -134,7 +138,6 @@ def running(envoy_count: int = 1, pickers: int = 1) -> Simulation:
         sim.join(number + 11, "picker")
     state = Stage("add", "envoy", envoys("a", "a")), Stage("use", "picker", pools("a"))
     sim.publish(*state)
-    for number in sim.waiting:
-        sim.answer(number)
+    sim.answer(*sim.waiting)
     assert sim.outcome(sim.publish(*state)).state == "done"  # now all have stood through one
     return sim

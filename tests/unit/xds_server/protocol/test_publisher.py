@@ -114,8 +114,7 @@ def test_a_stalled_client_leaves_the_gate_and_gets_no_next_stage() -> None:
     sim.answer(1)
     assert sim.publisher.wake_at == WARMING_S
     sim.at(WARMING_S)
-    for number in (11, 1, 11, 1):
-        sim.answer(number)
+    sim.answer(11, 1, 11, 1)
     outcome = sim.outcome(run)
     assert (outcome.state, outcome.clients, outcome.acked) == ("done", 3, 2)
     (problem,) = outcome.problems
@@ -129,8 +128,7 @@ def test_a_silent_client_delays_one_change_and_no_further_one() -> None:
     for number in range(10):
         sim.at(float(number))
         run = sim.publish(*five("a", "bc"[number % 2]))
-        for answering in (1, 11, 1, 11, 1):
-            sim.answer(answering)
+        sim.answer(1, 11, 1, 11, 1)
         ended = sim.outcome(run).state == "done"
         assert ended == (sim.now >= WARMING_S)
 
@@ -142,8 +140,7 @@ def test_a_late_client_is_led_to_the_newest_state_once_it_answers() -> None:
     sim.at(WARMING_S)
     for clusters in ("c", "d"):
         run = sim.publish(*five("b", clusters))
-        for answering in (1, 11, 1, 11, 1):
-            sim.answer(answering)
+        sim.answer(1, 11, 1, 11, 1)
         assert sim.outcome(run).state == "done"
     sim.answer(2)
     assert sim.publisher._course.clients[2].problem(sim.now) is None
@@ -172,11 +169,9 @@ def test_a_client_that_never_answered_follows_once_it_does() -> None:
     sim = running()
     sim.join(2)
     sim.publish(*five("a", "b"))
-    for answering in (1, 11, 1, 11, 1, 2):
-        sim.answer(answering)
+    sim.answer(1, 11, 1, 11, 1, 2)
     run = sim.publish(*five("b", "c"))
-    for answering in (1, 11, 1, 11, 1):
-        sim.answer(answering)
+    sim.answer(1, 11, 1, 11, 1)
     assert (sim.outcome(run).state, sim.outcome(run).stage) == ("waiting", "add")
     sim.answer(2)
     assert sim.outcome(run).stage == "use"
@@ -201,8 +196,7 @@ def test_a_late_client_that_reconnects_is_not_waited_for_again() -> None:
     sim.publisher.disconnect(2, sim.now)
     sim.join(3, node="n2")
     run = sim.publish(*five("a", "c"))
-    for answering in (1, 11, 1, 11, 1):
-        sim.answer(answering)
+    sim.answer(1, 11, 1, 11, 1)
     assert sim.outcome(run).state == "done"
 
 
@@ -228,8 +222,7 @@ def test_a_stalled_client_comes_back_stage_by_stage() -> None:
     run = sim.publish(*five("a", "b"))
     sim.answer(1)
     sim.at(15.0)
-    for number in (11, 1, 11, 1):
-        sim.answer(number)
+    sim.answer(11, 1, 11, 1)
     sim.got[2].clear()
     sim.answer(2)
     assert sim.got[2] == ["RDS", "CDS"]
@@ -245,9 +238,7 @@ def test_a_stalled_client_that_answers_in_its_stage_counts_again() -> None:
     sim.answer(1)
     sim.at(15.0)
     assert sim.outcome(run).stage == "use"
-    sim.answer(2)
-    sim.answer(11)
-    sim.answer(1)
+    sim.answer(2, 11, 1)
     assert (sim.outcome(run).stage, sim.outcome(run).problems) == ("switch", ())
 
 
@@ -277,16 +268,14 @@ def test_a_nack_at_the_switch_halts() -> None:
     """Rule 4: the state reached stays in force; the caller publishes the way back in stages."""
     sim = running(envoy_count=2)
     run = sim.publish(*five("a", "b"))
-    for number in (1, 2, 11):
-        sim.answer(number)
+    sim.answer(1, 2, 11)
     sim.answer(1, error="bad route")
     outcome = sim.outcome(run)
     assert (outcome.state, outcome.stage) == ("abandoned", "switch")
     assert [(p.client, p.type, p.message) for p in outcome.problems] == [("n1", "RDS", "bad route")]
     assert sim.publisher.in_force("envoy") == envoys("ab", "b")
     back = sim.publish(Stage("switch", "envoy", envoys("ab", "a")))
-    for number in (1, 2):
-        sim.answer(number)
+    sim.answer(1, 2)
     assert (sim.outcome(back).state, sim.outcome(back).acked) == ("done", 3)
 
 
@@ -318,11 +307,9 @@ def test_a_nack_at_the_switch_may_leave_it_in_force_for_the_others() -> None:
     """X56: with ``keep`` the NACKED client gets no further stage; the others finish."""
     sim = running(envoy_count=2)
     run = sim.publish(*five("a", "b"), on_reject="keep")
-    for number in (1, 2, 11):
-        sim.answer(number)
+    sim.answer(1, 2, 11)
     sim.answer(1, error="bad route")
-    for number in (2, 11, 2):
-        sim.answer(number)
+    sim.answer(2, 11, 2)
     outcome = sim.outcome(run)
     assert (outcome.state, outcome.acked) == ("done", 2)
     assert [(p.client, p.type, p.message) for p in outcome.problems] == [("n1", "RDS", "bad route")]
@@ -408,8 +395,7 @@ def test_a_client_that_connects_midway_gets_the_current_stage() -> None:
     sim.now = 2.0
     sim.join(2)
     assert sim.got[2] == ["CDS", "RDS"]
-    sim.answer(2)
-    sim.answer(1)
+    sim.answer(2, 1)
     assert (sim.outcome(run).state, sim.outcome(run).channels) == ("done", ("CDS",))
 
 
@@ -418,8 +404,7 @@ def test_a_stage_may_need_a_moment_before_it() -> None:
     sim = running()
     add, use, switch, stop, remove = five("a", "b")
     run = sim.publish(add, use, switch, replace(stop, grace_s=0.5), remove)
-    for number in (1, 11, 1):
-        sim.answer(number)
+    sim.answer(1, 11, 1)
     assert (sim.outcome(run).stage, sim.publisher.wake_at) == ("switch", 0.5)
     sim.at(0.49)
     assert sim.outcome(run).stage == "switch"

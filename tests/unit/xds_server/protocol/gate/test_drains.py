@@ -13,8 +13,7 @@ def _draining() -> tuple[Simulation, PublicationRun]:
     sim = running()
     sim.report(e1=2, e2=9)
     run = sim.publish(*five("a", "b", drain=frozenset({"e1"})))
-    for number in (1, 11, 1, 11):
-        sim.answer(number)
+    sim.answer(1, 11, 1, 11)
     assert sim.outcome(run).stage == "stop"
     return sim, run
 
@@ -44,8 +43,7 @@ def test_a_zero_from_before_the_last_pick_does_not_end_a_drain() -> None:
     sim = running()
     sim.report()
     run = sim.publish(*five("a", "b", drain=frozenset({"e1"})))
-    for number in (1, 11, 1, 11):
-        sim.answer(number)
+    sim.answer(1, 11, 1, 11)
     sim.now = 3.0
     sim.report(old=True)
     assert sim.outcome(run).stage == "stop"
@@ -60,8 +58,7 @@ def test_every_picker_must_have_reported() -> None:
     """Rule 2: a zero from one picker does not cover another picker's requests."""
     sim = running(pickers=2)
     run = sim.publish(*five("a", "b", drain=frozenset({"e1"})))
-    for number in (1, 11, 12, 1, 11, 12):
-        sim.answer(number)
+    sim.answer(1, 11, 12, 1, 11, 12)
     sim.report(11)
     assert sim.outcome(run).stage == "stop"
     sim.report(12)
@@ -73,8 +70,7 @@ def test_a_picker_that_does_not_tell_is_waited_for_a_while(silent: bool) -> None
     """Rule 2: a missing or old report delays a drain by REPORT_PATIENCE_S at most."""
     sim = running()
     run = sim.publish(*five("a", "b", drain=frozenset({"e1"})))
-    for number in (1, 11, 1, 11):
-        sim.answer(number)
+    sim.answer(1, 11, 1, 11)
     if not silent:
         sim.report(old=True)
     assert sim.outcome(run).stage == "stop"
@@ -89,8 +85,7 @@ def test_a_gateway_delays_no_drain() -> None:
     for client in sim.publisher._course.clients.values():
         client.reports = False
     run = sim.publish(*five("a", "b", drain=frozenset({"e1"})))
-    for number in (1, 11, 1, 11):
-        sim.answer(number)
+    sim.answer(1, 11, 1, 11)
     assert sim.outcome(run).stage == "remove"
 
 
@@ -98,6 +93,5 @@ def test_without_pickers_a_drain_waits_for_nothing() -> None:
     """Rule 2: without pickers nothing is in flight."""
     sim = running(pickers=0)
     run = sim.publish(*five("a", "b", drain=frozenset({"e1"})))
-    for number in (1, 1):
-        sim.answer(number)
+    sim.answer(1, 1)
     assert sim.outcome(run).stage == "remove"

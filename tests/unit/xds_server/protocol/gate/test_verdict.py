@@ -91,8 +91,7 @@ def test_a_quarantined_client_delays_nothing() -> None:
     sim = quarantined()
     run = sim.publish(*five("d", "e"))
     for _ in range(3):
-        for number in (2, 3, 11):
-            sim.answer(number)
+        sim.answer(2, 3, 11)
     assert sim.outcome(run).state == "done"
 
 
@@ -111,8 +110,7 @@ def test_a_quarantined_client_gets_each_later_change_that_it_accepts() -> None:
     sim.got[1].clear()
     sim.publish(Stage("add", "envoy", envoys("a", "a")), Stage("switch", "envoy", envoys("a", "9")))
     for _ in range(3):
-        for number in (1, 2, 3):
-            sim.answer(number)
+        sim.answer(1, 2, 3)
     assert sim.got[1] == ["CDS", "RDS"]
     assert sim.publisher.in_force("envoy") == sim.publisher._course.clients[1].stream.snapshot
 
@@ -180,8 +178,7 @@ def test_a_healthy_twins_answers_do_not_make_a_silent_one_punctual() -> None:
     sim.join(4, node="n1")
     run = sim.publish(*five("a", "c"))
     for _ in range(3):
-        for number in (2, 3, 11):
-            sim.answer(number)
+        sim.answer(2, 3, 11)
     assert sim.outcome(run).state == "done"
 
 
@@ -200,8 +197,7 @@ def test_a_quorum_counts_at_the_switch_too() -> None:
     """Routes are refused there."""
     sim = running(envoy_count=2)
     run = sim.publish(*five("a", "b"), on_reject="quorum", quorum=0.5)
-    for number in (1, 2, 11):
-        sim.answer(number)
+    sim.answer(1, 2, 11)
     sim.answer(1, error="bad route")
     assert (sim.outcome(run).state, sim.outcome(run).stage) == ("abandoned", "switch")
 
@@ -271,8 +267,7 @@ def test_refusals_of_one_kind_that_none_of_it_contradicts_are_one_voice(
         sim.answer(pod)
     run = sim.publish(*five("a", "ab"), on_reject="quorum")
     for _ in range(5):
-        for number in sim.waiting:
-            sim.answer(number)
+        sim.answer(*sim.waiting)
     assert sim.outcome(run).state == "done"
     run = sim.publish(*five("ab", "c"), on_reject="quorum")
     for _ in range(5):

@@ -84,67 +84,34 @@ def test_inline_data_may_be_nested(data):
 
 def test_inline_tokens_and_limits():
     """Token ids and the limit are read from integer tensors."""
-    features = read(
-        {
-            "inputs": [
-                {
-                    "name": "input_ids",
-                    "datatype": "INT32",
-                    "shape": [2, 2],
-                    "data": [[1, 2], [3, 4]],
-                },
-                {"name": "request_output_len", "datatype": "INT32", "shape": [1, 1], "data": [[7]]},
-                {"name": "image", "datatype": "FP32", "shape": [1], "data": [0.5]},
-                {"name": "prompt", "datatype": "FP32", "shape": [1], "data": [0.5]},
-            ]
-        }
-    )
+    tensors = [
+        inline("input_ids", "INT32", [2, 2], [[1, 2], [3, 4]]),
+        inline("request_output_len", "INT32", [1, 1], [[7]]),
+        inline("image", "FP32", [1], [0.5]),
+        inline("prompt", "FP32", [1], [0.5]),
+    ]
+    features = read({"inputs": tensors})
     assert features.prompt == struct.pack("<4i", 1, 2, 3, 4)
     assert features.max_tokens == 7
 
 
 def test_binary_inputs():
     """Blobs follow in the order of the inputs that have one."""
-    document = {
-        "inputs": [
-            {
-                "name": "image",
-                "datatype": "FP32",
-                "shape": [2],
-                "parameters": {"binary_data_size": 8},
-            },
-            text_input("ignored", name="other"),
-            {
-                "name": "prompt",
-                "datatype": "BYTES",
-                "shape": [1],
-                "parameters": {"shared_memory_region": "r", "binary_data_size": 4},
-            },
-            {
-                "name": "text_input",
-                "datatype": "BYTES",
-                "shape": [1],
-                "parameters": {"binary_data_size": 9},
-            },
-        ]
-    }
-    body, headers = binary(document, bytes(8), element(b"hello"))
+    shared = far("prompt", "BYTES", [1], 4)
+    shared["parameters"]["shared_memory_region"] = "r"
+    tensors = [
+        far("image", "FP32", [2], 8),
+        text_input("ignored", name="other"),
+        shared,
+        far("text_input", "BYTES", [1], 9),
+    ]
+    body, headers = binary({"inputs": tensors}, bytes(8), element(b"hello"))
     assert read(body, headers).prompt == b"hello"
 
 
 def test_cut_binary_part():
     """A prompt whose blob is cut is read as far as present."""
-    document = {
-        "inputs": [
-            {
-                "name": "text_input",
-                "datatype": "BYTES",
-                "shape": [1],
-                "parameters": {"binary_data_size": 9},
-            }
-        ]
-    }
-    body, headers = binary(document, element(b"hello"))
+    body, headers = binary({"inputs": [far("text_input", "BYTES", [1], 9)]}, element(b"hello"))
     features = read(body[:-2], headers, complete=False)
     assert (features.prompt, features.prompt_is_partial) == (b"hel", True)
     with pytest.raises(BadRequest, match="declares 9 binary bytes, but the body has only 7"):
@@ -233,12 +200,7 @@ def test_a_shape_that_contradicts_its_data_is_unsound(tensor):
         inline("x", "BOOL", [0], []),
         inline("x", "INT31", [2], [1]),
         far("x", "BYTES", [2], 8),
-        {
-            "name": "x",
-            "datatype": "INT8",
-            "shape": [2],
-            "parameters": {"shared_memory_region": "r"},
-        },
+        far("x", "INT8", [2], 0) | {"parameters": {"shared_memory_region": "r"}},
     ],
 )
 def test_a_shape_that_agrees_with_its_data_is_read(tensor):

@@ -37,13 +37,6 @@ def test_good_answers_reported_together_count_each(build):
     assert case.phase(0) is Phase.CLOSED
 
 
-def test_answers_that_are_all_errors_name_a_dead_backend(build):
-    """A replica that answers only with errors is ejected as a dead backend."""
-    case = Case(build)
-    case.fail(0, answered=True)
-    assert case.reported == [(key(0), Cause.DEAD_BACKEND)]
-
-
 def test_a_half_open_request_without_a_result_is_given_up(build):
     """After the base time another request is let through."""
     case = Case(build)
@@ -124,17 +117,6 @@ def test_the_share_ejected_is_bounded(build):
         for number in range(count):
             case.fail(number)
         assert len(case.ejection.barred(1.0)) == most, (count, percent)
-
-
-def test_a_share_of_failures_ejects_once_there_are_enough(build):
-    """A replica that fails often, but never three times in a row, is ejected by its share."""
-    case = Case(build)
-    for number in range(30):
-        for peer in (1, 2, 3):
-            case.ejection.good(key(peer), 0.1, number * 0.1)
-        case.ejection.good(key(0), 0.1, number * 0.1)
-        case.fail(0, 1 + number % 2, number * 0.1)
-    assert case.reported[0] == (key(0), Cause.RATIO)
 
 
 def test_slow_first_bytes_eject_where_a_factor_is_set(build):

@@ -164,18 +164,6 @@ def test_failures_before_a_pause_of_all_callers_are_no_more_than_others(build):
     assert ejected <= 3
 
 
-def test_failures_that_do_not_go_on_eject_no_replica(build):
-    """A burst between two good answers, the second of which is late."""
-    honest = Honest(build)
-    for number in range(5):
-        honest.ejection.bad(KEYS[0], honest.now, answered=True, origin=1000 + number)
-    for _ in range(12):
-        honest.now += STEP_S
-        honest.ejection.good(KEYS[1 + honest.turn % 3], 0.01, honest.now)
-        honest.turn += 1
-    assert not honest.reported
-
-
 def test_an_experiment_ends_with_a_good_answer_and_after_a_while(build):
     """Requests are placed by chance no longer than results may be late."""
     for ended in (True, False):

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from tidegate_api.names import CLUSTER_TYPE, ENDPOINT_TYPE, POOL_TYPE, ROUTE_TYPE
+from typing import TYPE_CHECKING
+
+from tidegate_api.names import (
+    CLUSTER_TYPE,
+    ENDPOINT_TYPE,
+    POOL_TYPE,
+    ROUTE_CONFIG_NAME,
+    ROUTE_TYPE,
+    RUNTIME_NAME,
+    RUNTIME_TYPE,
+    WEIGHT_LAYERS,
+)
+from xds_server.control.rollout import Published, Rollout
+from xds_server.fleet.revision import FleetState, Revision
 from xds_server.protocol.course import Sent
 from xds_server.protocol.messages import ResourceResponse, SotwRequest, short_type
 from xds_server.protocol.publication import (
@@ -17,6 +30,12 @@ from xds_server.protocol.publication import (
 from xds_server.protocol.publisher import Publisher
 from xds_server.protocol.snapshot import Snapshot
 from xds_server.protocol.stream import SotwStream
+from xds_server.server.service import Publication
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from xds_server.fleet.model.fleet import Fleet
 
 
 def envoys(clusters: str, routes: str = "1") -> Snapshot:
@@ -141,3 +160,70 @@ def running(envoy_count: int = 1, pickers: int = 1) -> Simulation:
     sim.answer(*sim.waiting)
     assert sim.outcome(sim.publish(*state)).state == "done"  # now all have stood through one
     return sim
+
+
+WANTED = {
+    "envoy": {
+        CLUSTER_TYPE: (),
+        ROUTE_TYPE: (ROUTE_CONFIG_NAME,),
+        RUNTIME_TYPE: (RUNTIME_NAME, *WEIGHT_LAYERS),
+    },
+    "picker": {POOL_TYPE: ()},
+}
+"""What clients of a rollout subscribe to."""
+
+
+class RolloutWorld:
+    """A rollout over a real publisher; each client answers when the test says so."""
+
+    def __init__(self) -> None:
+        self.publisher = Publisher()
+        self.now = 0.0
+        self.waiting: dict[int, list[ResourceResponse]] = {}
+        self.audiences: dict[int, Audience] = {}
+        self.rollout = Rollout(self)
+
+    def connect(self, number: int, audience: Audience, group: str = "") -> None:
+        """Connect a client, which subscribes."""
+        self.waiting[number], self.audiences[number] = [], audience
+        stream = SotwStream(str(number))
+        self.publisher.connect(number, f"n{number}", audience, stream, self.now, group=group)
+        for type_url, names in WANTED[audience].items():
+            request = SotwRequest(type_url, names)
+            self.take(self.publisher.request(number, request, self.now)[0])
+
+    def publish(
+        self,
+        plan: Callable[[], Sequence[Stage]],
+        *,
+        on_reject: OnReject,
+        quorum: float = QUORUM,
+        waves: bool = False,
+    ) -> Publication:
+        """Start a publication, as the rollout asks for it."""
+        run, sent = self.publisher.publish(
+            plan, self.now, on_reject=on_reject, quorum=quorum, waves=waves
+        )
+        self.take(sent)
+        return Publication(run, lambda run: self.publisher.outcome(run, self.now))
+
+    def in_force(self, audience: Audience) -> Snapshot | None:
+        """Return what is in force."""
+        return self.publisher.in_force(audience)
+
+    def rolled(self, number: int, fleet: Fleet) -> Published:
+        """Publish a fleet as a revision."""
+        return self.rollout.publish(FleetState(Revision(number, 0, "ann", "", ()), fleet, {}, None))
+
+    def answer(self, number: int, error: str | None = None) -> None:
+        """Answer the oldest message of a client."""
+        if self.waiting[number]:
+            got = self.waiting[number].pop(0)
+            names = WANTED[self.audiences[number]][got.type_url]
+            request = SotwRequest(got.type_url, names, got.version, got.nonce, error)
+            self.take(self.publisher.request(number, request, self.now)[0])
+
+    def take(self, sent: Sent) -> None:
+        """Queue messages until they are answered."""
+        for number, response in sent:
+            self.waiting[number].append(response)

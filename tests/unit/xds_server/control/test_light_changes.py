@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from google.protobuf import any_pb2
@@ -10,40 +9,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from support.fleets import endpoint, fleet, pool
+from support.publications import RolloutWorld
 from tidegate_api.fleet.v1 import pool_pb2
-from tidegate_api.names import (
-    CLUSTER_TYPE,
-    POOL_TYPE,
-    ROUTE_CONFIG_NAME,
-    ROUTE_TYPE,
-    RUNTIME_NAME,
-    RUNTIME_TYPE,
-    WEIGHT_LAYERS,
-)
-from xds_server.control.rollout import Rollout
-from xds_server.fleet.revision import FleetState, Revision
-from xds_server.protocol.messages import SotwRequest
-from xds_server.protocol.publisher import Publisher
-from xds_server.protocol.stream import SotwStream
-from xds_server.server.service import Publication
+from tidegate_api.names import POOL_TYPE, RUNTIME_TYPE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from xds_server.protocol.course import Sent
-    from xds_server.protocol.messages import ResourceResponse
-    from xds_server.protocol.publication import Audience, OnReject, Stage
-    from xds_server.protocol.snapshot import Snapshot
+    from xds_server.protocol.publication import Audience
 
 Manner = Literal["correct", "mute", "silent", "refusing"]
 PICKER = 5
 STEP_S = 0.05
 BOUND_S = 1.0
-WANTED = {
-    CLUSTER_TYPE: (),
-    ROUTE_TYPE: (ROUTE_CONFIG_NAME,),
-    RUNTIME_TYPE: (RUNTIME_NAME, *WEIGHT_LAYERS),
-}
 
 
 def made(canary: int = 10, limit: int = 32, paths: int = 0, replicas: int = 3) -> Any:
@@ -59,19 +35,14 @@ def made(canary: int = 10, limit: int = 32, paths: int = 0, replicas: int = 3) -
     return fleet(pool(default=True, variants=variants, circuit_breaker=breaker), other)
 
 
-@dataclass
-class World:
-    """A rollout over a real publisher; correct clients answer one step after a message."""
+class World(RolloutWorld):
+    """Correct clients answer one step after a message."""
 
-    publisher: Publisher = field(default_factory=Publisher)
-    now: float = 0.0
-    manners: dict[int, Manner] = field(default_factory=dict)
-    waiting: dict[int, list[ResourceResponse]] = field(default_factory=dict)
-    revision: int = 0
-
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
         """Connect the correct clients, and publish the first fleet."""
-        self.rollout = Rollout(self)
+        super().__init__()
+        self.manners: dict[int, Manner] = {}
+        self.revision = 0
         for _ in range(4):
             self.join("envoy", "correct")
         self.join("picker", "correct")
@@ -82,46 +53,17 @@ class World:
     def join(self, audience: Audience, manner: Manner) -> int:
         """Connect a client; those that are not silent answer what they get first."""
         number = len(self.manners) + 1
-        self.manners[number], self.waiting[number] = "correct", []
-        stream = SotwStream(str(number))
-        self.publisher.connect(number, f"n{number}", audience, stream, self.now)
-        for type_url, names in (WANTED if audience == "envoy" else {POOL_TYPE: ()}).items():
-            request = SotwRequest(type_url, names)
-            self.take(self.publisher.request(number, request, self.now)[0])
+        self.manners[number] = "correct"
+        self.connect(number, audience)
         if manner != "silent":
             self.run(0.5)
         self.manners[number] = manner
         return number
 
-    def publish(
-        self,
-        plan: Callable[[], Sequence[Stage]],
-        *,
-        on_reject: OnReject,
-        quorum: float = 0.5,
-        waves: bool = False,
-    ) -> Publication:
-        """Start a publication."""
-        run, sent = self.publisher.publish(
-            plan, self.now, on_reject=on_reject, quorum=quorum, waves=waves
-        )
-        self.take(sent)
-        return Publication(run, lambda run: self.publisher.outcome(run, self.now))
-
-    def in_force(self, audience: Audience) -> Snapshot | None:
-        """Return what is in force."""
-        return self.publisher.in_force(audience)
-
     def change(self, wanted: Any) -> None:
         """Publish a fleet."""
         self.revision += 1
-        revision = Revision(self.revision, 0, "ann", "", ())
-        self.rollout.publish(FleetState(revision, wanted, {}, None))
-
-    def take(self, sent: Sent) -> None:
-        """Queue messages until they are answered."""
-        for number, response in sent:
-            self.waiting[number].append(response)
+        self.rolled(self.revision, wanted)
 
     def run(self, seconds: float) -> None:
         """Let time pass; clients answer as they do."""
@@ -132,12 +74,8 @@ class World:
             for number, manner in self.manners.items():
                 if manner in {"mute", "silent"}:
                     continue
-                due, self.waiting[number] = self.waiting[number], []
-                for one in due:
-                    names = () if one.type_url == POOL_TYPE else WANTED[one.type_url]
-                    error = "no" if manner == "refusing" else None
-                    request = SotwRequest(one.type_url, names, one.version, one.nonce, error)
-                    self.take(self.publisher.request(number, request, self.now)[0])
+                for _ in list(self.waiting[number]):
+                    self.answer(number, "no" if manner == "refusing" else None)
 
     def held(self, number: int) -> set[tuple[str, int]]:
         """Return the weights and limits that a client has acknowledged."""

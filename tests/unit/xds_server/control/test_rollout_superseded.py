@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from envoy.config.route.v3 import route_pb2
@@ -11,105 +10,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.fleets import fleet, pool
-from tidegate_api.names import (
-    CLUSTER_TYPE,
-    POOL_TYPE,
-    ROUTE_CONFIG_NAME,
-    ROUTE_TYPE,
-    RUNTIME_TYPE,
-    WEIGHT_LAYERS,
-)
-from xds_server.control.rollout import Published, Rollout
-from xds_server.fleet.revision import FleetState, Revision
-from xds_server.protocol.messages import SotwRequest
-from xds_server.protocol.publisher import Publisher
-from xds_server.protocol.stream import SotwStream
+from support.publications import RolloutWorld
+from tidegate_api.names import ROUTE_CONFIG_NAME, ROUTE_TYPE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
+    from xds_server.control.rollout import Published
     from xds_server.protocol.course import Sent
-    from xds_server.protocol.messages import ResourceResponse
-    from xds_server.protocol.publication import (
-        Audience,
-        OnReject,
-        PublicationOutcome,
-        PublicationRun,
-        Stage,
-    )
     from xds_server.protocol.snapshot import Snapshot
 
 ENVOYS = (1, 2, 3)
 PICKER = 9
-WANTED = {
-    CLUSTER_TYPE: (),
-    ROUTE_TYPE: (ROUTE_CONFIG_NAME,),
-    RUNTIME_TYPE: tuple(WEIGHT_LAYERS),
-}
 
 
-@dataclass
-class Handle:
-    """A publication of the world."""
+class World(RolloutWorld):
+    """Three Envoys, each a group of its own, and a picker."""
 
-    world: World
-    run: PublicationRun
-
-    @property
-    def outcome(self) -> PublicationOutcome:
-        """Its outcome now."""
-        return self.world.publisher.outcome(self.run, self.world.now)
-
-
-@dataclass
-class World:
-    """A rollout over a real publisher; each client answers when the test says so."""
-
-    publisher: Publisher = field(default_factory=Publisher)
-    now: float = 0.0
-    waiting: dict[int, list[ResourceResponse]] = field(default_factory=dict)
-    had: dict[int, set[int]] = field(default_factory=dict)
-    """Marks of the routes that an Envoy has been given."""
-    newest: int = 0
-    """Mark of the fleet published last."""
-
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
         """Connect all, and publish the first fleet to them."""
-        self.rollout = Rollout(self)
+        super().__init__()
+        self.had: dict[int, set[int]] = {number: set() for number in (*ENVOYS, PICKER)}
+        """Marks of the routes that an Envoy has been given."""
+        self.newest = 0
+        """Mark of the fleet published last."""
         for number in (*ENVOYS, PICKER):
-            self.waiting[number], self.had[number] = [], set()
-            audience: Audience = "picker" if number == PICKER else "envoy"
-            stream = SotwStream(str(number))
-            self.publisher.connect(number, f"n{number}", audience, stream, 0.0, group=str(number))
-            wanted = {POOL_TYPE: ()} if audience == "picker" else WANTED
-            for type_url, names in wanted.items():
-                request = SotwRequest(type_url, names)
-                self.take(self.publisher.request(number, request, 0.0)[0])
+            self.connect(number, "picker" if number == PICKER else "envoy", str(number))
         self.change(0)
         self.quiet()
-
-    # --- what the rollout asks for --------------------------------------------------------------
-
-    def publish(
-        self,
-        plan: Callable[[], Sequence[Stage]],
-        *,
-        on_reject: OnReject,
-        quorum: float = 0.5,
-        waves: bool = False,
-    ) -> Handle:
-        """Start a publication."""
-        run, sent = self.publisher.publish(
-            plan, self.now, on_reject=on_reject, quorum=quorum, waves=waves
-        )
-        self.take(sent)
-        return Handle(self, run)
-
-    def in_force(self, audience: Audience) -> Snapshot | None:
-        """Return what is in force."""
-        return self.publisher.in_force(audience)
-
-    # --- what a test does -----------------------------------------------------------------------
 
     def change(self, mark: int) -> Published:
         """Publish the fleet whose routes have a mark."""
@@ -117,16 +43,7 @@ class World:
         paths = [f"/mark-{mark}/"]
         served = pool(match={"models": ["m"], "paths": paths}, default=True)
         made = fleet(served, waves=True, on_reject="rollback")
-        revision = Revision(mark, 0, "ann", "", ())
-        return self.rollout.publish(FleetState(revision, made, {}, None))
-
-    def answer(self, number: int, error: str | None = None) -> None:
-        """Answer the oldest message of a client, and let its grace times pass."""
-        if self.waiting[number]:
-            one = self.waiting[number].pop(0)
-            names = () if number == PICKER else WANTED[one.type_url]
-            request = SotwRequest(one.type_url, names, one.version, one.nonce, error)
-            self.take(self.publisher.request(number, request, self.now)[0])
+        return self.rolled(mark, made)
 
     def quiet(self) -> None:
         """Let all clients answer until none owes an answer."""
@@ -136,9 +53,8 @@ class World:
         assert self.publisher.settled
 
     def take(self, sent: Sent) -> None:
-        """Queue messages until they are answered."""
-        for number, response in sent:
-            self.waiting[number].append(response)
+        """Queue messages; none gives an Envoy the routes of an earlier change."""
+        super().take(sent)
         for number, client in self.publisher._course.clients.items():
             new = marks(client.stream.snapshot) - self.had[number]
             assert new <= {self.newest}, f"Envoy {number} was given the routes of {new}"

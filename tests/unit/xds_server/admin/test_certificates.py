@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 
+from support.fleets import fleet, pool
 from tidegate_common.tls.pem import Validity
 from xds_server.admin.certificates import (
     ASKED_AT_ONCE,
@@ -19,8 +19,8 @@ from xds_server.admin.certificates import (
     certificate_files,
 )
 from xds_server.applications.traffic.verdict import CertificateState
-from xds_server.fleet.load import load_text
 
+TLS = {"certificate": "/c.pem", "key": "/k.pem"}
 DAY = 86_400.0
 NOW = 1000 * DAY
 
@@ -70,30 +70,16 @@ def test_a_client_with_two_streams_is_told_once_and_all_are_bounded() -> None:
 
 def test_all_files_that_a_fleet_names_are_known() -> None:
     """Listeners, and what Envoy shows to replicas, pickers and gateways."""
-    tls = {"certificate": "/c.pem", "key": "/k.pem"}
-    fleet = load_text(
-        yaml.safe_dump(
-            {
-                "listener": {
-                    "address": "127.0.0.1:10000",
-                    "tls": tls,
-                    "further": [{"name": "b", "address": "127.0.0.1:10001", "tls": tls}],
-                },
-                "pickers": {"addresses": ["127.0.0.1:1"], "tls": {**tls, "ca": "/ca.pem"}},
-                "pools": [
-                    {
-                        "name": "llm",
-                        "default": True,
-                        "match": {"models": ["m"]},
-                        "upstream_tls": {**tls, "ca": "/ca.pem"},
-                        "endpoints": [{"id": "r1", "http": "127.0.0.1:2"}],
-                    }
-                ],
-            }
-        ),
-        "fleet.yaml",
+    shown = {**TLS, "ca": "/ca.pem"}
+    made = fleet(
+        pool(default=True, upstream_tls=shown),
+        listener={
+            "tls": TLS,
+            "further": [{"name": "b", "address": "127.0.0.1:10001", "tls": TLS}],
+        },
+        pickers={"addresses": ["127.0.0.1:1"], "tls": shown},
     )
-    assert list(certificate_files(fleet)) == [
+    assert list(certificate_files(made)) == [
         ("the listener", "/c.pem"),
         ("listener b", "/c.pem"),
         ("Envoy to pool llm", "/c.pem"),
@@ -106,27 +92,10 @@ def test_without_tls_there_is_nothing_to_find() -> None:
     assert not Certificates(None, tuple, lambda: NOW).found()
 
 
-TLS = {"certificate": "/c.pem", "key": "/k.pem"}
-
-
 def fronted(address: str, **further: Any) -> Any:
     """Return a fleet with TLS on its listener, and a further one."""
-    fleet = {
-        "listener": {
-            "address": address,
-            "tls": TLS,
-            "further": [{"name": "b", "address": "10.0.0.9:444", **further}],
-        },
-        "pools": [
-            {
-                "name": "llm",
-                "default": True,
-                "match": {"models": ["m"]},
-                "endpoints": [{"id": "r1", "http": "127.0.0.1:2"}],
-            }
-        ],
-    }
-    return load_text(yaml.safe_dump(fleet), "fleet.yaml")
+    further = {"name": "b", "address": "10.0.0.9:444", **further}
+    return fleet(listener={"address": address, "tls": TLS, "further": [further]})
 
 
 def connected(node: str, peer: str, kind: str = "envoy", version: str = "1") -> Any:
@@ -183,7 +152,7 @@ async def test_a_listener_is_asked_where_it_can_be(
 
 async def test_listeners_of_envoys_with_tls_are_asked() -> None:
     """Not of pickers, nor of Envoys that have no listener of ours yet, nor without a fleet."""
-    fleet = fronted("10.0.0.1:443", tls=TLS, proxy_protocol=True)
+    made = fronted("10.0.0.1:443", tls=TLS, proxy_protocol=True)
     clients = [
         connected("e1", "unix:"),
         connected("p1", "unix:", kind="picker"),
@@ -191,7 +160,7 @@ async def test_listeners_of_envoys_with_tls_are_asked() -> None:
         SimpleNamespace(node="e3", kind="envoy", peer="unix:", types=()),
     ]
     ask = Asked(held(60))
-    await ServedCertificates(lambda: fleet, lambda: clients, ask).look()
+    await ServedCertificates(lambda: made, lambda: clients, ask).look()
     assert ask.seen == [("10.0.0.1", 443, False), ("10.0.0.9", 444, True)]
     await ServedCertificates(lambda: None, lambda: clients, ask).look()
     assert len(ask.seen) == 2

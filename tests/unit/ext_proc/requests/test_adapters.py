@@ -34,18 +34,12 @@ def test_split(whole, model, adapter):
     assert (features.model, features.adapter) == (model, adapter)
 
 
-@pytest.mark.parametrize("form", sorted(set(Form) - NAMES_ADAPTER))
-def test_other_forms_keep_their_model(form):
-    """Only forms whose body names the model put an adapter into its name."""
-    features = Features(form, model="llama:sql")
-    assert split_adapter(features, MODELS) is features
-
-
-@pytest.mark.parametrize("form", sorted(NAMES_ADAPTER))
-def test_a_name_in_a_body_may_have_an_adapter(form):
-    """Engines serve adapters under names of their own in each of these forms."""
+@pytest.mark.parametrize("form", sorted(Form))
+def test_only_a_name_in_a_body_may_have_an_adapter(form):
+    """Engines serve adapters under names of their own in these forms."""
     found = split_adapter(Features(form, model="llama:sql"), MODELS)
-    assert (found.model, found.adapter) == ("llama", "sql")
+    split = ("llama", "sql") if form in NAMES_ADAPTER else ("llama:sql", None)
+    assert (found.model, found.adapter) == split
 
 
 def test_unknown_model():

@@ -19,11 +19,6 @@ def test_only_full_blocks_count(size, count):
     assert len(prompt_blocks(BASE.changed(prompt=bytes(size)), 16)) == count
 
 
-def test_no_prompt():
-    """An unknown prompt has no blocks."""
-    assert prompt_blocks(BASE.changed(prompt=None), 16) == ()
-
-
 @pytest.mark.parametrize("limit", [2, 31, 32, 33, 64, 70])
 def test_limit(limit):
     """At most ``limit`` hashes are returned, equal to those without it, of several rows too."""
@@ -50,11 +45,6 @@ def test_each_seed_gives_other_hashes():
     found = {prompt_blocks(BASE, 32, seed=seed) for seed in (0, 1, 2**64 - 1)}
     assert len(found) == 3
     assert prompt_blocks(BASE, 32, seed=0) == STABLE
-
-
-def test_form_does_not_matter():
-    """The same prompt for the same model has the same blocks however it came."""
-    assert prompt_blocks(BASE.changed(form=Form.GRPC_INFER), 16) == prompt_blocks(BASE, 16)
 
 
 @given(st.binary(max_size=200), st.binary(max_size=200), st.integers(1, 40))

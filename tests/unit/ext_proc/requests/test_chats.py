@@ -10,6 +10,8 @@ from ext_proc.requests.chats import MAX_SAMPLE_TOKENS, WINDOW
 from ext_proc.requests.conversations import MEDIA
 from ext_proc.routing.values.request import Features, Form, Truncation
 
+IMAGE = [{"type": "image_url", "image_url": {}}]
+
 
 class Letters:
     """Each character is a token."""
@@ -58,8 +60,7 @@ def test_a_chat_has_the_blocks_of_its_tokens(chats):
 
 def test_before_media_the_tokens_are_known(chats):
     """The beginning has the blocks that it has without what follows."""
-    image = [{"type": "image_url", "image_url": {}}]
-    found = chats.blocks(chat("abcd efgh " * 20, image, "after"), 4, 3)
+    found = chats.blocks(chat("abcd efgh " * 20, IMAGE, "after"), 4, 3)
     assert 0 < len(found.hashes) < 50
     assert found.hashes == blocks_of("abcd efgh " * 20)[: len(found.hashes)]
 
@@ -130,25 +131,19 @@ def test_one_chat_is_kept_to_ask_about_where_one_is_wanted(chats):
     assert chats.take_sample() is None
 
 
-def test_long_chats_are_not_kept(chats):
-    """Asking costs the engine what they are long."""
+@pytest.mark.parametrize(
+    "features", [chat("a" * (MAX_SAMPLE_TOKENS + 1)), chat("abcd efgh " * 20, IMAGE)]
+)
+def test_long_chats_and_media_are_not_kept(chats, features):
+    """Asking costs the engine what they are long, and it would fetch media again."""
     chats.want_sample()
-    chats.blocks(chat("a" * (MAX_SAMPLE_TOKENS + 1)), 4, 3)
-    assert chats.take_sample() is None
-
-
-def test_chats_with_media_are_not_kept(chats):
-    """An engine that is asked would fetch them again."""
-    chats.want_sample()
-    image = [{"type": "image_url", "image_url": {}}]
-    assert chats.blocks(chat("abcd efgh " * 20, image), 4, 3) is not None
+    assert chats.blocks(features, 4, 3) is not None
     assert chats.take_sample() is None
 
 
 def test_of_a_chat_with_media_the_beginning_is_compared(chats):
     """The engine's ids go on."""
-    image = [{"type": "image_url", "image_url": {}}]
-    ids = chats.ids(chat("abcd efgh " * 20, image).chat)
+    ids = chats.ids(chat("abcd efgh " * 20, IMAGE).chat)
     engines = [ord(each) for each in "abcd efgh " * 20]
     assert chats.note(ids, [*engines, 5, 5])
     assert not chats.note(ids, engines[1:])

@@ -132,15 +132,6 @@ def test_ids_of_every_form_are_the_same_prompt(layout, datatype):
     assert token_blocks(triton, 256, 2, None) == token_blocks(openai, 256, 2, None)
 
 
-def test_salt():
-    """Model, adapter and cache salt separate chains of tokens too."""
-    features = ids(range(8))
-    plain = token_blocks(features, 16, 4, None).hashes
-    for changes in ({"model": "n"}, {"adapter": "a"}, {"salt": "s"}):
-        other = token_blocks(features.changed(**changes), 16, 4, None).hashes
-        assert not set(plain) & set(other)
-
-
 def test_appended_turns_extend_the_chain():
     """A conversation that grows by whole words keeps all its blocks."""
     turns = [" ".join(WORDS), " ".join(WORDS[::-1]), " ".join(WORDS[::2])]

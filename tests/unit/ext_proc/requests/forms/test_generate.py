@@ -77,21 +77,11 @@ def test_a_value_that_triton_answers_with_500_keeps_the_prompt(body):
     assert caught.value.features.prompt == b"a"
 
 
-def test_an_empty_body_is_a_bad_request():
-    """Triton answers 500 to it."""
-    with pytest.raises(BadRequest):
-        read(b"")
-
-
-def test_of_an_empty_first_part_nothing_is_known():
-    """More may follow."""
-    assert read(b"", complete=False) == HEAD
-
-
-def test_bad_json():
-    """A body that is not a JSON object is refused."""
+@pytest.mark.parametrize("body", [b"hello", b""])
+def test_bad_json(body):
+    """A body that is not a JSON object is refused; Triton answers 500 to an empty one."""
     with pytest.raises(BadRequest, match="generate request"):
-        read(b"hello")
+        read(body)
 
 
 def test_long_prompt_is_cut():
@@ -113,6 +103,7 @@ def test_truncation():
         assert features.max_tokens in (None, 123)
     assert not read(body[:-3], complete=False).prompt_is_partial
     assert read(body[:30], complete=False).prompt_is_partial
+    assert read(b"", complete=False) == HEAD
 
 
 @pytest.mark.parametrize(
@@ -133,8 +124,9 @@ def test_adapter(body, adapter):
 
 def test_the_texts_of_a_batch_are_told_apart():
     """Their places in the joined prompt, wherever they are in the body; a text alone has none."""
-    for body in ({"text_input": ["ab", "cd€"]}, {"parameters": {"prompt": ["ab", "cd€"]}}):
+    texts = ["ab", "", "cd€"]
+    for body in ({"text_input": texts}, {"parameters": {"prompt": texts}}):
         features = read(body)
-        assert [features.prompt[a:b] for a, b in features.spans] == [b"ab", "cd€".encode()]
+        assert [features.prompt[a:b].decode() for a, b in features.spans] == texts
     assert read({"text_input": "ab"}).spans == ()
     assert read({"text_input": ["ab"]}).spans == ()

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from ext_proc.requests.forms.openai import MAX_MESSAGES, MAX_PARTS, read_openai
 from ext_proc.requests.parsing.errors import BadRequest
-from ext_proc.requests.parsing.values import MAX_PROMPT_BYTES
 from ext_proc.routing.values.request import Features, Form, Truncation
 
 HEAD = Features(Form.OPENAI)
@@ -141,14 +140,6 @@ def test_images_are_hashed_and_not_stored():
     assert len(prompt) < 64
     parts = [parts[0], {"type": "image_url", "image_url": {"url": "other"}}]
     assert read({"messages": [{"role": "user", "content": parts}]}).prompt != prompt
-
-
-def test_long_chat_is_cut():
-    """A chat beyond the bound is cut and marked partial."""
-    message = {"role": "user", "content": "x" * MAX_PROMPT_BYTES}
-    features = read({"messages": [message]})
-    assert len(features.prompt) == MAX_PROMPT_BYTES
-    assert features.prompt_is_partial
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ def test_whole():
     assert document.members == {"a": [1]}
     assert document.whole
     assert not document.is_cut("a")
+    assert cut('{"a": 1} ').whole  # although only the first part was asked for
 
 
 @pytest.mark.parametrize(
@@ -91,11 +92,6 @@ def test_cut_text_is_marked():
     assert (isinstance(first, CutText), isinstance(second, CutText)) == (False, True)
     assert document.is_cut("b")
     assert not document.is_cut("a")
-
-
-def test_whole_although_only_the_first_part_was_asked_for():
-    """An object that ends within the first part is whole."""
-    assert cut('{"a": 1} ').whole
 
 
 @pytest.mark.parametrize("text", ["x", "[1, 2", "tru", '"a', "1", "}", ", {", '{"a": [}'])
@@ -168,27 +164,17 @@ def test_brackets_in_a_text_do_not_count():
     assert (document.members, document.whole) == ({"prompt": prompt}, True)
 
 
-@pytest.mark.parametrize(("opener", "unit"), [(b"[", b"[],"), (b"{", b"{},")])
-def test_opener_bound(monkeypatch, opener, unit):
-    """A long document of more brackets of a kind than the bound is read as a first part."""
+@pytest.mark.parametrize(("unit", "most"), [(b"[],", 49), (b"{},", 49), (b"0,", 50)])
+def test_bound_of_a_long_document(monkeypatch, unit, most):
+    """One of more brackets of a kind or commas than the bound is read as a first part."""
     monkeypatch.setattr(json_prefix, "MAX_CUT_BYTES", 100)
     monkeypatch.setattr(json_prefix, "FREE_BYTES", 100)
-    monkeypatch.setattr(json_prefix, "MAX_CONTAINERS", 50)
+    for bound in ("MAX_CONTAINERS", "MAX_COMMAS"):
+        monkeypatch.setattr(json_prefix, bound, 50)
     monkeypatch.setattr(json_prefix, "_RARE", 10)
     head, tail = b'{"a":[', b"0]}"
-    most = 50 - head.count(opener)
     assert read_object(head + unit * most + tail, complete=True, place="p").whole
     assert not read_object(head + unit * (most + 1) + tail, complete=True, place="p").whole
-
-
-def test_comma_bound(monkeypatch):
-    """A long document of more commas than the bound is read as a first part."""
-    monkeypatch.setattr(json_prefix, "MAX_CUT_BYTES", 100)
-    monkeypatch.setattr(json_prefix, "FREE_BYTES", 100)
-    monkeypatch.setattr(json_prefix, "MAX_COMMAS", 50)
-    monkeypatch.setattr(json_prefix, "_RARE", 10)
-    assert read_object(b'{"a":[' + b"0," * 50 + b"0]}", complete=True, place="p").whole
-    assert not read_object(b'{"a":[' + b"0," * 51 + b"0]}", complete=True, place="p").whole
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ext_proc.requests.parsing.cut_text import CutText
 from ext_proc.requests.parsing.errors import BadRequest
 from ext_proc.requests.parsing.tensors import (
     MAX_SAMPLING_BYTES,
@@ -105,12 +104,6 @@ def test_json_bounds():
     assert from_json("prompt", "FP32", [1.0], whole=True) is None
 
 
-def test_cut_json_text():
-    """A cut text of the JSON form is read as a cut element."""
-    tensor = from_json("prompt", "BYTES", ["a", CutText("b")], whole=False)
-    assert elements(tensor) == ([b"a", b"b"], True)
-
-
 @given(st.lists(st.text(max_size=5), max_size=5), st.booleans())
 def test_json_and_raw_agree(texts, nested):
     """The JSON form, flat or nested, gives the elements that the raw form gives."""
@@ -130,14 +123,3 @@ def test_a_ragged_tensor_is_unread(data):
     """Elements beside arrays are counted, but their order would cost a walk."""
     assert from_json("input_ids", "INT32", data, whole=True) is None
     assert from_json("prompt", "BYTES", ["a", ["b"]], whole=True) is None
-
-
-def test_the_texts_of_a_batch_are_told_apart():
-    """Their places in the joined prompt; one text alone has none."""
-    texts = [b"ab", b"", b"cde"]
-    raw = b"".join(len(each).to_bytes(4, "little") + each for each in texts)
-    found = read_tensors({"text_input": Tensor("text_input", "BYTES", raw)})
-    assert found.prompt is not None
-    assert [found.prompt[a:b] for a, b in found.spans] == texts
-    alone = read_tensors({"text_input": Tensor("text_input", "BYTES", raw[:6])})
-    assert alone.spans == ()

@@ -51,10 +51,3 @@ def test_session():
 def test_not_positive(value):
     """Only positive integers of 63 bits are positive."""
     assert values.positive(value) is None
-
-
-def test_sooner():
-    """The earlier deadline is used; an unknown one is ignored."""
-    assert values.sooner(1, 2) == values.sooner(2, 1) == 1
-    assert values.sooner(None, 2) == values.sooner(2, None) == 2
-    assert values.sooner(None, None) is None

@@ -44,23 +44,6 @@ def test_a_removed_parent_ends_the_match_however_long_the_prompt() -> None:
     assert index.match_all(blocks) == {B: LONG + 5}
 
 
-def test_a_block_is_held_until_its_last_copy_is_removed() -> None:
-    """Two copies, in one engine or in two, need two removals."""
-    index = reporting()
-    for engine in (0, 1):
-        index.reports.store(A, engine, (7, 8), (1, 2))
-    index.reports.store(A, 0, (8,), (2,), 1)
-    assert index.held(A) == 2
-    for engine in (0, 1):
-        index.reports.remove(A, engine, (8,))
-        assert index.match_all((1, 2)) == {A: 2}
-    index.reports.remove(A, 0, (8,))
-    assert index.match_all((1, 2)) == {A: 1}
-    for engine in (0, 1):
-        index.reports.remove(A, engine, (7,))
-    assert (index.held(A), index.blocks) == (0, 0)
-
-
 def test_reports_of_reused_blocks_add_no_copies() -> None:
     """Clients can make vLLM report what a prompt reuses; one removal ends such blocks."""
     index = reporting()
@@ -119,28 +102,6 @@ def test_the_rest_of_a_reported_prompt_counts_for_two_seconds() -> None:
     assert index.match_all((1, 2, 3)) == {A: 3}
     index.expire(SPECULATIVE_S + 1.1)
     assert index.match_all((1, 2, 3)) == {A: 2}
-
-
-def test_a_removal_ends_what_was_sent_before_it() -> None:
-    """Dispatching blocks that the endpoint reported does not make them speculative."""
-    index = reporting()
-    index.reports.store(A, 0, (71, 72), (1, 2))
-    index.insert(A, (1, 2), 0.0)
-    index.reports.remove(A, 0, (71, 72))
-    assert index.match_all((1, 2)) == {}
-
-
-def test_reports_with_gaps_leave_the_usual_time() -> None:
-    """With gaps, dispatched blocks are held as for an endpoint that does not report."""
-    index = reporting(ttl_s=100.0)
-    index.reports.set_reporting(A, complete=False)
-    index.reports.store(A, 0, (71,), (1,))
-    index.insert(A, (1, 2), 0.0)
-    index.expire(50.0)
-    assert index.match_all((1, 2)) == {A: 2}
-    index.reports.set_reporting(A, complete=True)
-    index.expire(51.1)
-    assert index.match_all((1, 2)) == {A: 1}
 
 
 def test_a_prompt_of_which_nothing_is_reported_keeps_the_usual_time() -> None:
@@ -227,18 +188,6 @@ def test_a_purge_takes_effect_at_once_and_the_endpoint_still_reports() -> None:
     for number in range(10):
         index.expire(float(number))
     assert index.blocks == index.held(A) == 1
-
-
-def test_one_engine_of_several_is_cleared_alone() -> None:
-    """Blocks of another engine of the endpoint stay."""
-    index = reporting()
-    index.reports.store(A, 0, (7, 8), (1, 2))
-    index.reports.store(A, 0, (8,), (2,), 1)
-    index.reports.store(A, 1, (7,), (1,))
-    index.reports.clear(A, 0)
-    assert index.match_all((1, 2)) == {A: 1}
-    index.reports.clear(A, 1)
-    assert index.match_all((1, 2)) == {}
 
 
 def test_the_bound_holds_and_is_counted() -> None:

@@ -36,27 +36,6 @@ def test_what_is_confirmed_stays() -> None:
     assert (index.held(A), index.provisional.count(A)) == (3, 0)
 
 
-def test_a_refused_continuation_leaves_the_conversation() -> None:
-    """Blocks that the prompt shares with confirmed ones stay confirmed, and as old as before."""
-    index = PrefixIndex(max_blocks=4)
-    index.insert(A, (1, 2), 0.0)
-    index.insert(A, (7,), 1.0)
-    index.table.withdraw(index.provisional.propose(A, (1, 2, 3), 2.0))
-    index.insert(A, (8, 9), 3.0)
-    assert index.match_all((1, 2)) == {A: 1}
-    assert index.match_all((7,)) == {A: 1}
-
-
-def test_nothing_confirmed_is_evicted() -> None:
-    """A full index takes provisional blocks in addition, up to their own bound."""
-    index = PrefixIndex(max_blocks=4)
-    index.insert(A, (1, 2, 3, 4), 0.0)
-    for number in range(100):
-        index.provisional.propose(A, (100 + number, 200 + number), 1.0)
-        assert index.provisional.count(A) <= 4
-    assert index.match_all((1, 2, 3, 4)) == {A: 4}
-
-
 @pytest.mark.parametrize(
     ("bound", "provisional"),
     [
@@ -76,16 +55,6 @@ def test_the_bound_of_provisional_blocks(bound: int, provisional: int) -> None:
     assert provisional * 7 // 8 <= index.provisional.count(A) <= most <= provisional
 
 
-def test_a_displaced_insert_can_still_be_confirmed() -> None:
-    """At the bound the oldest is no longer matched, but its answer may come."""
-    index = PrefixIndex(max_blocks=4)
-    first = index.provisional.propose(A, (1, 2), 0.0)
-    index.provisional.propose(A, (3, 4, 5), 0.0)
-    assert index.match_all((1, 2)) == {}
-    index.provisional.confirm(first, 1.0)
-    assert index.match_all((1, 2)) == {A: 2}
-
-
 def test_a_tenant_above_its_share_is_displaced_first() -> None:
     """The oldest provisional blocks are another tenant's, which keeps them."""
     index = PrefixIndex(max_blocks=80)
@@ -93,18 +62,6 @@ def test_a_tenant_above_its_share_is_displaced_first() -> None:
     for number in range(100):
         index.provisional.propose(A, (number,), 0.0, tenant=6)
     assert index.match_all((-1, -2)) == {A: 2}
-
-
-def test_another_prompt_keeps_what_it_leans_on() -> None:
-    """Two requests with one document: the first is refused, the second is not."""
-    index = PrefixIndex()
-    first = index.provisional.propose(A, (1, 2, 3), 0.0)
-    second = index.provisional.propose(A, (1, 2, 9), 0.0)
-    index.table.withdraw(first)
-    assert index.match_all((1, 2, 3)) == {A: 2}
-    assert index.match_all((1, 2, 9)) == {A: 3}
-    index.table.withdraw(second)
-    assert index.blocks == 0
 
 
 def test_a_long_row_of_prompts_ends_with_the_last() -> None:
@@ -119,32 +76,6 @@ def test_a_long_row_of_prompts_ends_with_the_last() -> None:
     assert index.provisional.count(A) == len(trials[-1].blocks)
     index.table.withdraw(trials[-1])
     assert index.blocks == 0
-
-
-def test_a_repeated_prompt_is_younger_only_once_it_is_answered() -> None:
-    """A prompt that is confirmed already changes nothing until its own answer begins."""
-    index = PrefixIndex(max_blocks=4)
-    for start, repeats in ((1, False), (10, True)):
-        first, second = (start, start + 1), (start + 2, start + 3)
-        index.insert(A, first, 0.0)
-        index.insert(A, second, 1.0)
-        trial = index.provisional.propose(A, first, 2.0, held=2)
-        index.provisional.confirm(trial, 3.0) if repeats else index.table.withdraw(trial)
-        index.table.withdraw(trial)
-        index.insert(A, (start + 4, start + 5), 4.0)
-        assert index.match_all(second if repeats else first) == {}
-        index.purge(A)
-
-
-def test_a_repeated_prompt_that_was_evicted_meanwhile_is_held_again() -> None:
-    """Its answer says that the replica has it, whatever room others took before."""
-    index = PrefixIndex(max_blocks=4)
-    index.insert(A, (1, 2), 0.0)
-    trial = index.provisional.propose(A, (1, 2), 1.0, held=2)
-    index.insert(A, (3, 4, 5, 6), 2.0)
-    assert index.match_all((1, 2)) == {}
-    index.provisional.confirm(trial, 3.0)
-    assert index.match_all((1, 2)) == {A: 2}
 
 
 def test_a_repeated_prompt_above_a_lowered_bound_is_cut() -> None:

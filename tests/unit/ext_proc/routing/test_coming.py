@@ -103,15 +103,6 @@ def test_an_answer_that_was_not_streamed_is_computed_at_its_end(build: Build) ->
     assert sent(router, build, range(1, 11), 1.1, streaming=False).coming == 0.0
 
 
-def test_a_request_that_was_refused_confirms_nothing(build: Build) -> None:
-    """What a later prompt shares with it is still to be computed."""
-    router = build.router(build.pool(1))
-    first = sent(router, build, range(1, 11), 0.0)
-    sent(router, build, range(1, 12), 0.1)
-    router.rejected(first.id)
-    assert sent(router, build, range(1, 12), 0.2).coming == 11.0 * TOKENS
-
-
 def test_a_prompt_whose_answer_began_delays_no_other_while_it_runs(build: Build) -> None:
     """An answer may take long after its first token; when it has ended, nothing is left of it."""
     router = taught(build)

@@ -79,13 +79,6 @@ def test_requests_for_unlisted_models_bound_no_listed_ones(models, learns):
     assert (made.limits.known(key(0), "a") is not None) is learns
 
 
-def test_nothing_known_is_no_limit():
-    """Without readings a replica has no limit, and room is not known."""
-    made = router(1, more=AUTO)
-    assert told(made) is None
-    assert room(made) is None
-
-
 def test_declared_slots_win_over_observed_ones():
     """What an engine declares is its limit, whatever runs."""
     made = router(1, more=AUTO)

@@ -99,14 +99,6 @@ def test_a_lost_peer_s_charges_are_dropped():
     assert set(loads(made).values()) == {(0, 0.0)}
 
 
-def test_the_last_share_counts():
-    """A share replaces all earlier ones, whether it is repeated or follows a gap."""
-    made = router()
-    for in_flight, charges in ((3, 3), (3, 3), (1, 7), (0, 9)):
-        made.peers.follow(1, share(0, in_flight, charges), 0.0)
-        assert loads(made)["r0"] == (in_flight, 10.0 * in_flight)
-
-
 def test_the_clock_moves_by_what_was_sent_since():
     """A replica's prefill backlog counts each prompt of the peer workers once."""
     made = router()

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize(
-    ("replicas", "fallbacks", "listed"), [(4, 2, 4), (9, 1, 9), (20, 2, 9), (64, 8, 9), (4, 0, 1)]
+    ("replicas", "fallbacks", "listed"),
+    [(1, 2, 1), (4, 2, 4), (9, 1, 9), (20, 2, 9), (64, 8, 9), (4, 0, 1)],
 )
 def test_a_list_is_long_enough_for_half_of_a_fleet(
     build: Build, replicas: int, fallbacks: int, listed: int
@@ -95,11 +96,6 @@ def test_a_decision_is_the_pick_and_its_fallbacks(build: Build) -> None:
     assert decision.retriable
     assert (decision.pool, decision.variant, decision.reason) == ("llm", "stable", "least")
     assert {name for name, _ in decision.scores} == {"r0", "r1", "r2", "r3"}
-
-
-def test_fallbacks_are_bounded_by_the_pool_s_size(build: Build) -> None:
-    """A pool of one replica has no fallback."""
-    assert len(decide(build.router(build.pool(1)), build.request()).addresses) == 1
 
 
 def test_the_protocol_chooses_the_address(build: Build) -> None:
@@ -219,30 +215,6 @@ def test_a_new_replica_takes_its_ramp_s_share(build: Build, settles: bool) -> No
         if settles:
             end(router, decision)
     assert picks["10.0.0.1:8000"] / 2000 == pytest.approx(0.2, abs=0.03)
-
-
-def test_a_warm_replica_takes_as_much_as_the_others(build: Build) -> None:
-    """After its ramp a replica gets the same share as the others."""
-    endpoints = (build.endpoint(0), build.endpoint(1, joined_unix_s=1000.0))
-    pool = build.pool(endpoints=endpoints, policy="least-in-flight", slow_start=SlowStart(100.0))
-    router = build.router(pool)
-    for _ in range(60):
-        decide(router, build.request(), 0.0, 1100.0)
-    assert router.registry.in_flight() == {"r0": 30, "r1": 30}
-
-
-def test_a_young_replica_keeps_its_conversations(build: Build) -> None:
-    """A ramping replica that holds the prompt gets the request despite slow start."""
-    endpoints = (build.endpoint(0, draining=True), build.endpoint(1, joined_unix_s=1000.0))
-    slow = SlowStart(100.0, 1.0, 0.1)
-    router = build.router(build.pool(endpoints=endpoints, slow_start=slow))
-    end(router, decide(router, build.request((1, 2, 3)), 0.0, 1001.0))
-    both = (build.endpoint(0), build.endpoint(1, joined_unix_s=1000.0))
-    router.set_pools({"llm": build.pool(endpoints=both, slow_start=slow)}, 1.0)
-    for turn in range(4, 20):
-        decision = decide(router, build.request(tuple(range(1, turn))), 1.0, 1002.0)
-        assert decision.addresses[0] == "10.0.0.1:8000"
-        end(router, decision)
 
 
 # --- Variants -----------------------------------------------------------------------------------

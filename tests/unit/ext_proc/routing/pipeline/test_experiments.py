@@ -110,13 +110,6 @@ def test_a_hash_draws_to_its_replica(build: Build) -> None:
             assert times_at(router, each, home, 5) == 5
 
 
-def test_without_failures_nothing_is_left_to_chance(build: Build) -> None:
-    """A good answer ends the experiment."""
-    router, first = made(build)
-    router.conditions.good("llm", first.ticket.endpoint, 0.1, 0.1)
-    assert times_at(router, build.request(BLOCKS), first.ticket.endpoint, 50) == 50
-
-
 def test_in_a_large_pool_a_suspect_gets_about_its_share(build: Build) -> None:
     """Whether the policy sees a sample or all."""
     for policy in ("auto", "least-in-flight"):

@@ -149,16 +149,6 @@ def test_shares_are_the_weights(session: str | None, weights: list[int]) -> None
         assert weight or not share
 
 
-def test_a_raised_weight_moves_only_its_share_of_the_sessions() -> None:
-    """At a fixed total, sessions of the last variant stay there as its weight grows."""
-    before, after = (
-        pool(Variant("canary", share), Variant("stable", 100 - share)) for share in (10, 30)
-    )
-    for number in range(300):
-        if draw(before, session=f"s{number}") == "canary":
-            assert draw(after, session=f"s{number}") == "canary"
-
-
 def test_a_broken_rng_still_draws_a_weighted_variant() -> None:
     """An rng that violates its contract and returns 1.0 gets the last variant with weight."""
 

@@ -82,20 +82,6 @@ def test_an_endpoint_takes_its_leases_with_it() -> None:
     assert leases.find(key(2), 0.0) is not None
 
 
-def test_open_sequences_are_counted_by_endpoint() -> None:
-    """A sequence that moved counts where it is; expired ones do not."""
-    leases = Leases()
-    leases.keep(key(1), Lease(A, "stable", 10.0), 0.0)
-    leases.keep(key(2), Lease(A, "stable", 20.0), 0.0)
-    leases.keep(key(3), Lease(A, "stable", 20.0), 0.0)
-    leases.keep(key(3), Lease(B, "stable", 20.0), 0.0)
-    assert (leases.open_on(A, 0.0), leases.open_on(B, 0.0)) == (2, 1)
-    assert (leases.open_on(A, 15.0), len(leases)) == (1, 2)
-    leases.release(key(2))
-    assert leases.open_on(A, 15.0) == 0
-    assert set(leases.endpoints()) == {B}
-
-
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["keep", "find", "release", "drop", "count"]),
@@ -128,3 +114,4 @@ def test_the_counts_are_those_of_the_leases(
             assert leases.open_on(endpoint, now) == len(live)
         counted = Counter(each.endpoint for _, each in leases.items())
         assert leases._on == dict(counted)
+        assert set(leases.endpoints()) == set(counted)

@@ -38,14 +38,6 @@ def test_a_ticket_settles_once() -> None:
     assert ledger.outcomes == {Outcome.DONE: 1}
 
 
-def test_a_ticket_is_charged_once() -> None:
-    """A replayed charge changes nothing."""
-    ledger = Ledger()
-    assert ledger.apply(Charged(ticket(1)))
-    assert not ledger.apply(Charged(ticket(1)))
-    assert ledger.load(A).in_flight == 1
-
-
 def test_removal_settles_all_tickets_of_the_endpoint() -> None:
     """Removal settles its tickets as REMOVED; their later settles are no-ops."""
     ledger = Ledger()
@@ -56,11 +48,6 @@ def test_removal_settles_all_tickets_of_the_endpoint() -> None:
     assert not ledger.apply(Settled(0, Outcome.DONE))
     assert ledger.load(A).in_flight == 0
     assert ledger.load(B).in_flight == 1
-
-
-def test_removing_an_unknown_endpoint_changes_nothing() -> None:
-    """Removing an endpoint that has no load returns False."""
-    assert not Ledger().apply(EndpointRemoved(A))
 
 
 def test_open_tickets_are_bounded() -> None:

@@ -69,30 +69,6 @@ def test_no_speed_is_learned_from_a_prompt_of_unknown_work(build: Build) -> None
     assert first.coming == 0.0
 
 
-def test_a_prefix_that_was_computed_twice_makes_no_replica_slow(build: Build) -> None:
-    """Its replica is not avoided by the next prompts."""
-    router = taught(build)
-    now = 4_000.0
-    first = sent(router, build, range(10_000_001, 10_000_101), now)
-    early = sent(router, build, range(10_000_001, 10_000_102), now)
-    began(router, first, 6.4)
-    began(router, early, 12.9)
-    (replica,) = router.registry.members.values()
-    assert replica.first_bytes.lateness(now + 13.0, now) == 1.0
-
-
-def test_a_replica_that_is_slow_beyond_a_second_prefill_is_found(build: Build) -> None:
-    """One prompt is enough: it took three times as long as both prefills together."""
-    router = taught(build)
-    now = 4_000.0
-    first = sent(router, build, range(10_000_001, 10_000_101), now)
-    early = sent(router, build, range(10_000_001, 10_000_102), now)
-    began(router, first, 6.4)
-    began(router, early, 6.4 + 3.0 * 6.5)
-    (replica,) = router.registry.members.values()
-    assert replica.first_bytes.lateness(now + 26.0, now) > 2.0
-
-
 def test_an_answer_that_was_not_streamed_is_computed_at_its_end(build: Build) -> None:
     """Without first bytes the end of the request confirms its blocks."""
     router = build.router(build.pool(1))

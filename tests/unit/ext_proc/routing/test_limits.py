@@ -12,7 +12,7 @@ from ext_proc.routing.pipeline.scheduler import Decision
 from ext_proc.routing.queue.waiting import QueuedRequest
 from ext_proc.routing.router import Router
 from ext_proc.routing.state.candidates import BURST_S, CALM_S
-from ext_proc.routing.state.slots import KEPT, MANY, SAME_S, STANDS_S, Known, Slots
+from ext_proc.routing.state.slots import KEPT, MANY, SAME_S, STANDS_S, Slots
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.refusal import Refusal
 from ext_proc.routing.values.request import GRPC_STREAM, Features, Form, Request
@@ -45,12 +45,6 @@ def send(made: Router, model: str = "m", form: Form = Form.GENERATE):
     return decision.ticket
 
 
-@pytest.mark.parametrize(("slots", "batch", "most"), [(1, 1, 2), (8, 1, 9), (8, 4, 12), (8, 8, 16)])
-def test_a_limit_is_the_slots_and_what_runs_next(slots: int, batch: int, most: int):
-    """It is the slots and what an engine takes at once when it has room."""
-    assert Known(slots, "declared", batch).limit == most
-
-
 def test_a_declared_batch_waits_in_the_engine():
     """An instance that gets free finds a whole batch; more than all slots are no batch."""
     made = router(1, more=AUTO)
@@ -77,14 +71,6 @@ def test_requests_for_unlisted_models_bound_no_listed_ones(models, learns):
     made = router(1, more={**AUTO, "models": frozenset(models)})
     made.limits.answered(key(0), "", 60, 1.0)
     assert (made.limits.known(key(0), "a") is not None) is learns
-
-
-def test_declared_slots_win_over_observed_ones():
-    """What an engine declares is its limit, whatever runs."""
-    made = router(1, more=AUTO)
-    made.registry.observe("r0", [full(1.0, 9.0, slots=4.0)])
-    made.registry.observe("r0", [full(2.0, 9.0, slots=4.0)])
-    assert told(made) == Limit(5, "declared")
 
 
 def test_a_queue_that_stands_shows_the_slots():

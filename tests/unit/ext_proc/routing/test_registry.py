@@ -120,14 +120,6 @@ def test_the_size_that_was_told_outlives_pools_and_silence(build: Build) -> None
     assert router.index.bound(key) == 2_000
 
 
-def test_the_setting_is_the_maximum(build: Build) -> None:
-    """A page with a huge cache does not lift the memory's bound."""
-    router = build.router(build.pool(1, index_blocks=300))
-    key = build.pool(1).endpoints[0].key
-    router.registry.observe("r0", sized(10**9))
-    assert router.index.bound(key) == 300
-
-
 def test_engines_that_report_their_blocks_are_not_bounded_by_their_page(build: Build) -> None:
     """What an engine reports is held, however it counts its blocks; afterwards its page holds."""
     router = build.router(build.pool(1))

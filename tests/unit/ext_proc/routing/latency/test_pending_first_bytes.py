@@ -31,14 +31,6 @@ def test_the_first_is_late_after_its_tolerance() -> None:
     assert first_bytes.lateness(begin + 1000.0, inf) == MOST
 
 
-def test_only_first_bytes_of_later_requests_prove_lateness() -> None:
-    """Without them it may be the log that is late."""
-    first_bytes = PendingFirstBytes()
-    first_bytes.note(sent(1, at=10.0), 0.1, 0.0)
-    assert first_bytes.lateness(100.0, 10.0) == 1.0
-    assert first_bytes.lateness(100.0, 99.0) == MOST
-
-
 def test_a_log_that_lags_makes_no_replica_late() -> None:
     """Time counts only for a while after the latest request with a known first byte."""
     first_bytes = PendingFirstBytes()

@@ -38,12 +38,6 @@ def clusters(of: Fleet):
     }
 
 
-def test_each_cluster_has_its_assignment() -> None:
-    """An EDS cluster without an assignment would delay every later change."""
-    resources = upstream_resources(fleet())
-    assert set(resources[CLUSTER_TYPE]) == set(resources[ENDPOINT_TYPE])
-
-
 def test_a_variant_without_replicas_still_has_an_assignment() -> None:
     """X32: an empty assignment completes warming, a missing one does not."""
     resources = upstream_resources(fleet(pool(endpoints=[endpoint(1)])))
@@ -73,13 +67,6 @@ def test_an_engine_without_tritons_api_is_there_for_envoy() -> None:
         check = made.health_checks[0].http_health_check
         found.append([each.start for each in check.expected_statuses])
     assert found == [[200, 404], [200], [200]]
-
-
-def test_replicas_without_http_are_probed_over_grpc() -> None:
-    """Without an HTTP port gRPC health is used."""
-    only = [{"id": "g", "grpc": "127.0.0.1:8001"}]
-    check = clusters(fleet(pool(endpoints=only)))["llm/stable/grpc"].health_checks[0]
-    assert check.WhichOneof("health_checker") == "grpc_health_check"
 
 
 def test_an_http_cluster_is_probed_over_http() -> None:

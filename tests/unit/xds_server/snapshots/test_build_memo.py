@@ -58,13 +58,14 @@ def test_cached_resources_equal_built_ones(change: dict) -> None:
 def test_a_change_of_weights_and_endpoints_builds_no_cluster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """These are the frequent changes, and clusters the costly resources."""
+    """These are the frequent changes, and clusters the costly resources; limits go over RTDS."""
     built: list[ClusterRef] = []
     monkeypatch.setattr(
         build_module, "variant_cluster", lambda _pool, _variant, ref: built.append(ref) or b"c"
     )
     memo, ref = Memo(), ClusterRef("llm", "stable", "http")
-    for change in CHANGES[:3]:
+    limit = {"circuit_breaker": {"max_requests": 7}, "drop_overload": 7}
+    for change in (*CHANGES[:3], limit):
         (made,) = one(**change).pools
         assert memo.cluster(made, one().pools[0].variants[0], ref) == b"c"
     assert built == [ref]
@@ -105,17 +106,6 @@ def test_a_cluster_does_not_depend_on_ignored_settings() -> None:
     for variant in full.variants:
         ref = ClusterRef("llm", variant.name, "http")
         assert memo.cluster(full, variant, ref) == variant_cluster(full, variant, ref)
-
-
-def test_a_limit_builds_no_cluster_again() -> None:
-    """The limit is sent over RTDS; the cluster does not change."""
-    memo, seen = Memo(), set()
-    for limit in (5, 6):
-        of = fleet(pool(circuit_breaker={"max_requests": limit}, drop_overload=limit))
-        (one,) = of.pools
-        ref = ClusterRef("llm", "stable", "http")
-        seen.add(id(memo.cluster(one, one.variants[0], ref)))
-    assert len(seen) == 1
 
 
 @pytest.mark.parametrize(

@@ -45,19 +45,6 @@ def test_after_a_completed_change_pickers_get_the_fleet_in_force() -> None:
     assert told([], new) == read(Snapshot.of(picker_resources(View(new))))
 
 
-def test_a_drain_in_an_unfinished_change_is_in_force_at_once() -> None:
-    """The server was killed before pickers had heard of it."""
-    old = fleet(pool(default=True))
-    new = fleet(
-        pool(
-            default=True,
-            endpoints=[endpoint(1, draining=True), endpoint(2), endpoint(3, variant="canary")],
-        )
-    )
-    found = told([old], new)["llm"].endpoints
-    assert {one.id: one.draining for one in found} == {"r1": True, "r2": False, "r3": False}
-
-
 def test_a_replica_that_some_envoys_may_lack_gets_nothing_new() -> None:
     """It was added by a change that was not completed."""
     old, new = fleet(), fleet(pool(default=True, endpoints=[*pool()["endpoints"], endpoint(4)]))

@@ -212,21 +212,6 @@ def test_a_weight_is_one_layer() -> None:
     assert changed == {("add", layer_of("llm"))}
 
 
-def test_a_weight_changes_only_weights_and_pools() -> None:
-    """Changed canary weights change no cluster."""
-    old = fleet()
-    variants = [
-        {"name": "stable", "weight": 50, "model_version": "1"},
-        {"name": "canary", "weight": 50, "model_version": "2"},
-    ]
-    stages = plan(View(old), View(fleet(pool(default=True, variants=variants))))
-    force = {stage.audience: stage.snapshot for stage in plan(None, View(old))}
-    for stage in stages:
-        for type_url in (CLUSTER_TYPE, ENDPOINT_TYPE):
-            if stage.audience == "envoy":
-                assert stage.snapshot.version(type_url) == force["envoy"].version(type_url)
-
-
 def test_a_drain_is_sent_to_pickers_before_envoys() -> None:
     """Envoy's endpoints are marked only in the last stage, which waits for their requests."""
     old, new = (

@@ -74,7 +74,9 @@ class Simulation:
         build: str = "",
         group: str = "",
         cluster: str = "",
+        version: str = "",
     ) -> None:
+        """Connect a client, which subscribes; with a version it resumes."""
         stream = SotwStream(str(number))
         self.waiting[number], self.got[number] = [], []
         node = node or f"n{number}"
@@ -84,7 +86,8 @@ class Simulation:
         types = {CLUSTER_TYPE: (), ROUTE_TYPE: ("r",)} if audience == "envoy" else {POOL_TYPE: ()}
         for type_url, names in types.items():
             self.names[number, type_url] = names
-            self.take(self.publisher.request(number, SotwRequest(type_url, names), self.now)[0])
+            request = SotwRequest(type_url, names, version)
+            self.take(self.publisher.request(number, request, self.now)[0])
 
     def take(self, sent: Sent) -> None:
         for number, response in sent:

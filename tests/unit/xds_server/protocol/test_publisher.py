@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.publications import Simulation, envoys, five, pools, running
-from tidegate_api.names import CLUSTER_TYPE
 from xds_server.protocol.gate.patience import LEAST_S, WARMING_S
-from xds_server.protocol.messages import SotwRequest, short_type
+from xds_server.protocol.messages import short_type
 from xds_server.protocol.publication import MAX_STAGES, PublicationOutcome, Stage
 from xds_server.protocol.snapshot import Snapshot
-from xds_server.protocol.stream import SotwStream
 from xds_server.protocol.tracker import Content, TypeTracker
 
 if TYPE_CHECKING:
@@ -28,14 +26,6 @@ def test_without_clients_a_publication_passes_at_once() -> None:
     assert sim.publisher.settled
     assert sim.publisher.in_force("envoy") == envoys("b", "b")
     assert sim.publisher.wake_at is None
-
-
-def test_nothing_is_in_force_before_the_first_publication() -> None:
-    """X9: a client of an empty publisher gets no message."""
-    sim = Simulation()
-    sim.join(1)
-    assert sim.got[1] == []
-    assert sim.publisher.in_force("envoy") is None
 
 
 def test_stages_go_one_by_one_across_clients() -> None:
@@ -180,9 +170,7 @@ def test_a_client_that_never_answered_follows_once_it_does() -> None:
 def test_a_client_that_resumes_holds_a_change_before_its_first_answer() -> None:
     """It serves what an earlier server gave it."""
     sim = running()
-    sim.publisher.connect(2, "n2", "envoy", SotwStream("2"), sim.now)
-    sim.waiting[2], sim.got[2] = [], []
-    sim.take(sim.publisher.request(2, SotwRequest(CLUSTER_TYPE, (), "x"), sim.now)[0])
+    sim.join(2, version="x")
     run = sim.publish(*five("a", "b"))
     sim.answer(1)
     assert sim.outcome(run).stage == "add"
@@ -191,13 +179,19 @@ def test_a_client_that_resumes_holds_a_change_before_its_first_answer() -> None:
 def test_a_late_client_that_reconnects_is_not_waited_for_again() -> None:
     """A node that was late when its connection ended has no patience left until it answers."""
     sim = running(envoy_count=2)
-    sim.publish(*five("a", "b"))
+    sim.publish(*five("a", "ab"))
     sim.at(WARMING_S)
-    sim.publisher.disconnect(2, sim.now)
-    sim.join(3, node="n2")
-    run = sim.publish(*five("a", "c"))
+    sim.leave(2)
+    sim.join(3, node="n2", version="x")
+    run = sim.publish(*five("ab", "abc"))
     sim.answer(1, 11, 1, 11, 1)
     assert sim.outcome(run).state == "done"
+    sim.answer(3)
+    sim.leave(3)
+    sim.join(4, node="n2", version="x")
+    run = sim.publish(*five("abc", "abcd"))
+    sim.answer(1, 11, 1, 11, 1)
+    assert sim.outcome(run).state == "waiting"
 
 
 def test_an_urgent_stage_waits_for_no_client() -> None:

@@ -53,17 +53,18 @@ def test_an_absent_type_differs_from_an_empty_one() -> None:
     assert absent.type_urls == ()
 
 
-@pytest.mark.parametrize("name", ["", "*"])
-def test_names_that_mean_something_else_are_rejected(name: str) -> None:
-    """An empty name and the wildcard are no valid resource names."""
-    with pytest.raises(ValueError, match="cannot name a resource"):
-        Snapshot.of({T: {name: b""}})
-
-
-def test_an_empty_type_is_rejected() -> None:
-    """A type without URL could never be requested."""
-    with pytest.raises(ValueError, match="empty type URL"):
-        Snapshot.of({"": {}})
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({T: {"": b""}}, "cannot name a resource"),
+        ({T: {"*": b""}}, "cannot name a resource"),
+        ({"": {}}, "empty type URL"),
+    ],
+)
+def test_what_could_not_be_requested_is_rejected(content, words: str) -> None:
+    """An empty name or type, and the wildcard as a name."""
+    with pytest.raises(ValueError, match=words):
+        Snapshot.of(content)
 
 
 def test_assignment_names_follow_the_clusters_by_default() -> None:

@@ -110,18 +110,6 @@ def test_filters_are_sent_before_routes_and_after_clusters(client_type: type[Sot
 
 
 @BOTH
-def test_a_refused_filter_is_not_sent_again(client_type: type[Sotw]) -> None:
-    """X23: the refusal is shown, and the next settings are sent."""
-    client = settled(client_type(snap(**BASE, ECDS={"f": "1"})))
-    client.ask("ECDS", "f")
-    client.ack("ECDS")
-    client.push(snap(**BASE, ECDS={"f": "bad"}))
-    assert client.nack("ECDS") == []
-    assert client.stream.standing().state == "NACKED"
-    assert client.push(snap(**BASE, ECDS={"f": "good"})) == [("ECDS", ["f"])]
-
-
-@BOTH
 def test_routes_do_not_follow_rejected_clusters(client_type: type[Sotw]) -> None:
     """X56: after a NACK of CDS listeners and routes are not updated; endpoints are."""
     client = settled(client_type(snap(**BASE)))

@@ -168,14 +168,6 @@ def test_settings_of_filters_are_never_reported_missing() -> None:
     assert returned.ask("ECDS", "a", held={"a": "1"}) == []
 
 
-def test_delta_deletions_go_to_clients_that_had_it() -> None:
-    """X44: another client gets no message."""
-    client = Delta(snap(EDS={"a": "1", "b": "1"}))
-    client.ask("EDS", "a")
-    client.ack("EDS")
-    assert client.push(snap(EDS={"a": "1"})) == []
-
-
 def test_delta_reconnect_with_current_versions_gets_nothing() -> None:
     """X45: initial_resource_versions are trusted, also when a wildcard begins."""
     snapshot = snap(CDS={"a": "1"})

@@ -26,12 +26,6 @@ def refusing(times: int = 1, build: str = "1.36") -> Refusals:
     return refusals
 
 
-def test_a_client_is_suspect_after_its_last_allowed_refusal() -> None:
-    """One or two refusals are an error of the change as easily as one of the client."""
-    assert not refusing(LIMIT - 1).suspect
-    assert refusing(LIMIT).suspect
-
-
 def test_the_way_back_is_no_acceptance() -> None:
     """What a client held before it refused says nothing about what it refused."""
     refusals = refusing()
@@ -46,28 +40,12 @@ def test_another_type_is_no_acceptance() -> None:
     assert not refusals.accepts(both)
 
 
-def test_forgotten_refusals_leave_nothing() -> None:
-    """After an acceptance a client is like any other."""
-    refusals = refusing(LIMIT)
-    refusals.quarantined = True
-    refusals.forget()
-    assert refusals == Refusals("1.36")
-
-
 def test_contents_held_before_are_bounded() -> None:
     """A client that refuses for years takes no more room."""
     refusals = Refusals()
     for number in range(MAX_VERSIONS + 5):
         refusals.refused(ROUTE_TYPE, str(number), "no")
     assert len(refusals.held[ROUTE_TYPE]) == MAX_VERSIONS
-
-
-def test_a_node_that_reconnects_keeps_its_refusals() -> None:
-    """A new connection is not a new client."""
-    nodes = RefusingNodes()
-    nodes.note("n", 1, refusing(LIMIT))
-    assert nodes.of("n", "1.36").suspect
-    assert nodes.of("n", "").suspect
 
 
 def test_another_build_begins_anew() -> None:

@@ -276,8 +276,8 @@ async def test_other_changes_are_refused_on_a_full_disk() -> None:
         assert world.control.revision == 1
 
 
-async def test_a_rollback_to_an_accepted_revision_works_on_a_full_disk() -> None:
-    """One to a revision that clients refused does not."""
+async def test_a_rollback_works_on_a_full_disk_to_an_accepted_revision_only() -> None:
+    """One to a revision that clients refused is no way to safety."""
     async with worlds() as world:
         await world.weigh(WAIT, canary=30)
         await world.quiet()
@@ -285,10 +285,6 @@ async def test_a_rollback_to_an_accepted_revision_works_on_a_full_disk() -> None
         change = await world.control.rollback(1, ChangeOptions())
         assert (change.revision, weight(world.control)) == (3, 10)
         assert world.control.journal.held == (3,)
-
-
-async def test_a_rollback_to_a_refused_revision_is_refused_on_a_full_disk() -> None:
-    """It is no way to safety."""
     async with worlds() as world:
         world.store.append(state(2, "refused by envoy-1 (CDS: bad)"))
         world.store.broken = True

@@ -10,7 +10,7 @@ from support.envoy_messages import listener_of
 from support.fleets import fleet, pool
 from xds_server.fleet.model.fleet import Fleet
 from xds_server.resources.filters.body_model import NAME_FIELDS, before_picker, descriptor_set
-from xds_server.resources.filters.scripts import MARK, ROUTE_BEFORE, ROUTE_WITHOUT
+from xds_server.resources.filters.scripts import HOLD, MARK, ROUTE_BEFORE, ROUTE_WITHOUT
 
 EXT_PROC = "envoy.filters.http.ext_proc"
 
@@ -64,7 +64,7 @@ def test_the_extraction_names_every_method() -> None:
     )
 
 
-@pytest.mark.parametrize("script", [MARK, ROUTE_BEFORE, ROUTE_WITHOUT])
+@pytest.mark.parametrize("script", [HOLD, MARK, ROUTE_BEFORE, ROUTE_WITHOUT])
 def test_no_word_of_a_script_is_left_open(script: str) -> None:
     """Each placeholder is filled."""
     assert "@" not in script

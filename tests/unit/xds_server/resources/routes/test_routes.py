@@ -153,12 +153,6 @@ def test_calls_to_one_replica_are_rejected() -> None:
         assert read_routes(data)[first(data, path)].direct_response.status == 403
 
 
-def test_an_unknown_path_is_not_found() -> None:
-    """Envoy itself answers 404 for paths that no pool serves."""
-    data = route_configuration(fleet())
-    assert read_routes(data)[first(data, "/v2/models/other/infer")].direct_response.status == 404
-
-
 def test_a_pool_may_read_the_first_message_of_streams() -> None:
     """``first_message: duplex``: the picker chooses the pool, and every message goes through it."""
     data = route_configuration(
@@ -358,15 +352,6 @@ def test_a_cookie_pins_a_variant() -> None:
         "llm/stable/http": 1,
         "llm/canary/http": 0,
     }
-
-
-def test_weights_may_be_basis_points() -> None:
-    """Weights that add up to 10,000 are sent to Envoy without rounding."""
-    variants = [{"name": "stable", "weight": 9975}, {"name": "canary", "weight": 25}]
-    data = route_configuration(fleet(pool(variants=variants)))
-    route = read_routes(data)[first(data, MODELS + "/infer")]
-    weights = {entry.name: entry.weight.value for entry in route.route.weighted_clusters.clusters}
-    assert weights == {"llm/stable/http": 9975, "llm/canary/http": 25}
 
 
 def test_what_a_host_lacks_is_found_out_before_a_request_goes_on() -> None:

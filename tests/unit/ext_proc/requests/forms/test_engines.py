@@ -130,8 +130,9 @@ def test_a_prompt_that_a_replica_remembers_is_unknown(key):
 def test_scores_begin_with_their_query():
     """All pairs share it; documents that come first in the JSON come second in the prompt."""
     body = {"model": "m", "documents": ["a", {"text": "b"}], "query": "q", "user": "u"}
-    features = read(Form.SCORE, body)
-    assert (features.model, features.session, features.prompt) == ("m", "u", b"q\0a\0b")
+    features = read(Form.SCORE, {**body, "cache_salt": "s"})
+    assert (features.model, features.session, features.salt) == ("m", "u", "s")
+    assert features.prompt == b"q\0a\0b"
     for one, two in (("text_1", "text_2"), ("queries", "items"), ("data_1", "data_2")):
         assert read(Form.SCORE, {one: ["q"], two: ["a", "b"]}).prompt == b"q\0a\0b"
     assert read(Form.SCORE, {"documents": ["a"]}).prompt is None
@@ -151,11 +152,13 @@ def test_fields_of_sglang():
     features = read(Form.SGLANG, body)
     assert (features.request_id, features.prompt, features.max_tokens) == ("r", b"p", 5)
     assert (features.adapter, features.session, features.salt) == ("a", "s", "k")
+    assert features.streaming
     batch = read(
         Form.SGLANG,
         {"text": ["p", "q"], "sampling_params": [{"max_new_tokens": 4}], "lora_path": [None, "b"]},
     )
     assert (batch.prompt, batch.max_tokens, batch.adapter) == (b"p\0q", 4, None)
+    assert (batch.spans, batch.streaming) == (((0, 1), (2, 3)), False)
 
 
 @pytest.mark.parametrize(("ids", "flat"), [([1, 2], (1, 2)), ([[1], [2, 3]], (1, 2, 3))])

@@ -140,7 +140,10 @@ def test_truncation():
         ({"inputs": [text_input(1)]}, {}, "must be a string"),
         ({"inputs": [text_input("a", name="input_ids", datatype="INT32")]}, {}, "integers"),
         ({"inputs": [{}] * (MAX_INPUTS + 1)}, {}, "more than 800 inputs"),
+        ({"outputs": [{}]}, {}, r"`outputs\[0\]` must have a `name`"),
+        ({"outputs": [{"name": "y"}] * (MAX_INPUTS + 1)}, {}, "more than 800 outputs"),
         ({"parameters": []}, {}, "`parameters` must be an object"),
+        ({"parameters": {"sequence_start": 1}}, {}, "sequence_start` has a wrong type"),
         ({"parameters": {"sequence_id": 1.5}}, {}, "sequence_id"),
         ({"parameters": {"sequence_id": "x" * 129}}, {}, "at most 128"),
         *(

@@ -86,6 +86,7 @@ test-rules: $(VENV)/.dev ## run rules, dashboards and incidents with a real Prom
 	TIDEGATE_RULES=1 $(PY) -m pytest -p no:randomly -rP tests/monitoring $(ARGS)
 
 coverage: $(VENV)/.dev ## check the branch coverage that `make test COVERAGE=1` measured against its floors
+	$(PY) -m coverage combine -q --keep build/layers/*.coverage
 	$(PY) -m coverage report --skip-covered --include='ext_proc/*' --fail-under=$(FLOOR_ext_proc)
 	$(PY) -m coverage report --skip-covered --include='xds_server/*' --fail-under=$(FLOOR_xds_server)
 

@@ -2,7 +2,7 @@
 
 ``make test`` runs this::
 
-    python -m tools.layers                              # every layer, two at once
+    python -m tools.layers                              # every layer, several at once
     python -m tools.layers --in-turn                    # one after another
     python -m tools.layers --coverage                   # as CI does: branches of both services too
     python -m tools.layers --only lab,process           # these layers
@@ -45,6 +45,7 @@ import time
 import xml.etree.ElementTree as ET
 from contextlib import ExitStack
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 if TYPE_CHECKING:
@@ -60,9 +61,9 @@ LAYERS: Final[dict[str, tuple[str, ...]]] = {
 """Folders of each layer; one that does not exist is left out."""
 COVERED: Final = ("unit", "contract")
 """Layers whose branch coverage is measured; services of the others are processes of their own."""
-LANES: Final = (("lab", "process"), ("contract", "unit"))
-"""Layers that run one after another while those of the other lane run too."""
-NICENESS: Final = {"unit": 3}
+LANES: Final = (("lab", "process"), ("contract",), ("unit",))
+"""Layers that run one after another while those of the other lanes run too."""
+NICENESS: Final = {"unit": 10}
 """How much lower the priority is: unit tests never wait, and take what tests that do leave."""
 OPT_IN: Final = ("tests/engines", "tests/kubernetes", "tests/monitoring", "tests/soak")
 """Suites that `make test` does not run: each needs what it installs first, or takes minutes."""
@@ -188,6 +189,7 @@ class Pytest:
         speed: Measures the machine meanwhile.
         log: Where it prints; ``None`` = where this process does.
         niceness: By how much its priority is lower than that of this process.
+        env: What it has beside this process's environment.
     """
 
     def __init__(
@@ -196,6 +198,7 @@ class Pytest:
         speed: MachineSpeed,
         log: Path | None = None,
         niceness: int = 0,
+        env: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._speed = speed
         self._since = speed.count
@@ -205,6 +208,7 @@ class Pytest:
             self._process = subprocess.Popen(  # noqa: S603 - this Python
                 (sys.executable, "-m", "pytest", *arguments),
                 cwd=ROOT,
+                env={**os.environ, **env},
                 stdout=output,
                 stderr=subprocess.STDOUT if log else None,
             )
@@ -369,10 +373,7 @@ class Lanes:
 
     def _begun(self, name: str, speed: MachineSpeed) -> Pytest:
         folders = _folders(name)
-        measured: tuple[str, ...] = ()
-        if self._coverage and name in COVERED:
-            more = ("--cov-append",) if any(each in self._runs for each in COVERED) else ()
-            measured = ("--cov", "--cov-report=", *more)
+        measured = ("--cov", "--cov-report=") if self._coverage and name in COVERED else ()
         report = REPORTS / f"{name}.xml"
         report.unlink(missing_ok=True)
         colour = ("--color=yes",) if self._beside and sys.stdout.isatty() else ()
@@ -382,6 +383,7 @@ class Lanes:
             speed,
             _log(name) if self._beside else None,
             NICENESS.get(name, 0) if self._beside else 0,
+            {"COVERAGE_FILE": str(REPORTS / f"{name}.coverage")} if measured else {},
         )
 
     def _end(self) -> None:

@@ -91,6 +91,12 @@ class Whole:
         """Receive a report on a stream of its own, which stays open."""
         return self.reports._take(report.picker_id, next(self.numbers), report)
 
+    def tell(self, *variants: pb.VariantTraffic, picker: str = "p1", **more: Any) -> None:
+        """Let a picker report what it counted, and what more it says."""
+        endpoints = more.pop("endpoints", ())
+        traffic = pb.Traffic(life=next(self.numbers), variants=variants, endpoints=endpoints)
+        assert not self.take(pb.PickerReport(picker_id=picker, traffic=traffic, **more))
+
     def status(self) -> admin_pb2.GetStatusResponse:
         """Return the status."""
         answer = admin_pb2.GetStatusResponse()
@@ -275,24 +281,19 @@ async def test_a_picker_that_hangs_is_named(whole: Whole) -> None:
 
 async def test_failures_name_their_replica(whole: Whole) -> None:
     """The reason says where requests fail."""
-    traffic = pb.Traffic(
-        life=1,
-        variants=[
-            pb.VariantTraffic(pool="llm", variant="stable", requests=50, failed={"error": 9})
-        ],
+    whole.tell(
+        pb.VariantTraffic(pool="llm", variant="stable", requests=50, failed={"error": 9}),
         endpoints=[pb.EndpointTraffic(pool="llm", id="r1", requests=25, failed=9)],
     )
-    whole.take(pb.PickerReport(picker_id="p1", traffic=traffic))
-    assert whole.status().why.endswith("failed in the last minute, 9 at r1 (stable)")
+    why = "pool llm: 9 of 50 requests failed in the last minute, 9 at r1 (stable)"
+    assert (whole.status().verdict, whole.status().why) == ("DEGRADED", why)
 
 
 async def test_what_envoy_refuses_is_a_reason(whole: Whole) -> None:
     """Also where it knows no pool."""
-    variants = [
-        pb.VariantTraffic(pool=pool, requests=6, failed={"rate-limited": 6}) for pool in ("llm", "")
-    ]
-    traffic = pb.Traffic(life=1, variants=variants)
-    whole.take(pb.PickerReport(picker_id="p1", traffic=traffic))
+    for pool in ("llm", ""):
+        refused = pb.VariantTraffic(pool=pool, requests=6, failed={"rate-limited": 6})
+        whole.tell(refused, picker=f"p-{pool}")
     assert list(whole.status().reasons) == [
         "pool llm: 6 of 6 requests (100%) were refused in the last minute: rate-limited (6)",
         "6 of 6 requests (100%) were refused in the last minute: rate-limited (6)",
@@ -300,17 +301,16 @@ async def test_what_envoy_refuses_is_a_reason(whole: Whole) -> None:
 
 
 async def test_a_full_queue_is_a_reason_in_words(whole: Whole) -> None:
-    """With its share; and requests whose deadlines passed count as callers that left."""
-    failed = {"queue-full": 20, "saturated": 5, "deadline-passed": 8}
-    variants = [
-        pb.VariantTraffic(pool="llm", requests=33, failed=failed),
-        pb.VariantTraffic(pool="llm", variant="stable", requests=25),
-    ]
-    whole.take(pb.PickerReport(picker_id="p1", traffic=pb.Traffic(life=1, variants=variants)))
+    """With its share; callers that gave up and whose deadlines passed have left."""
+    failed = {"queue-full": 20, "saturated": 5, "deadline-passed": 5}
+    whole.tell(
+        pb.VariantTraffic(pool="llm", requests=30, failed=failed),
+        pb.VariantTraffic(pool="llm", variant="stable", requests=25, failed={"gave-up": 3}),
+    )
     refused = "pool llm: 25 of 50 requests (50%) were refused in the last minute:"
     assert list(whole.status().reasons) == [
         f"{refused} the queue is full (20), every replica is at its limit (5)",
-        "pool llm: 8 of 33 callers (24%) left in the last minute before an answer began",
+        "pool llm: 8 of 30 callers (27%) left in the last minute before an answer began",
     ]
 
 
@@ -321,8 +321,7 @@ async def test_what_waits_is_told_of_all_pickers(whole: Whole) -> None:
     for picker, wait_s in (("p1", 0.5), ("p2", None)):
         states = pb.ReplicaStates()
         states.queues.add(pool="llm", waiting=4, wait_seconds=wait_s)
-        traffic = pb.Traffic(life=1 if wait_s else 2, variants=[waits])
-        whole.take(pb.PickerReport(picker_id=picker, replicas=states, traffic=traffic))
+        whole.tell(waits, picker=picker, replicas=states)
     pool = whole.status().pools[0]
     assert (pool.waiting, pool.wait_seconds, pool.queued) == (8, 0.5, 6)
     assert pool.queued_p50 == pool.queued_p99 == pytest.approx(0.112, rel=0.1)
@@ -337,14 +336,6 @@ async def test_limits_of_replicas_are_told_with_their_sources(whole: Whole) -> N
         whole.take(pb.PickerReport(picker_id=picker, replicas=states))
     (limit,) = whole.replicas()["r1"].limits
     assert (limit.model, limit.most, limit.source) == ("", 10, "declared")
-
-
-async def test_callers_that_give_up_are_a_reason(whole: Whole) -> None:
-    """Answers that come too late fail no request, and callers are gone."""
-    variants = [pb.VariantTraffic(pool="llm", variant="stable", requests=50, failed={"gave-up": 9})]
-    whole.take(pb.PickerReport(picker_id="p1", traffic=pb.Traffic(life=1, variants=variants)))
-    why = "pool llm: 9 of 50 callers (18%) left in the last minute before an answer began"
-    assert (whole.status().verdict, whole.status().why) == ("DEGRADED", why)
 
 
 async def test_a_slow_replica_is_named(whole: Whole) -> None:
@@ -424,18 +415,11 @@ async def test_a_condition_tells_since_when(whole: Whole) -> None:
     assert whole.replicas()["r1"].state == "not ready for 7 s: refuses connections"
 
 
-async def test_errors_alone_degrade(whole: Whole) -> None:
-    """Before any replica is ejected."""
-    Worker(whole, "p1").start().report(100, 6)
-    assert "6 of 100 requests failed" in whole.status().why
-
-
 async def test_refusals_are_shown_by_pool(whole: Whole) -> None:
     """Callers' mistakes are no reason for a verdict, a want of replicas is."""
     for number, (reason, word) in enumerate((("unknown-model", "OK"), ("saturated", "DEGRADED"))):
         refused = pb.VariantTraffic(pool="llm", requests=6, failed={reason: 6})
-        traffic = pb.Traffic(life=number + 1, variants=[refused])
-        whole.take(pb.PickerReport(picker_id=f"p{number}", traffic=traffic))
+        whole.tell(refused, picker=f"p{number}")
         assert whole.status().verdict == word
     assert whole.status().pools[0].refused == {"unknown-model": 6, "saturated": 6}
 

@@ -75,27 +75,19 @@ def test_a_node_needs_an_id_of_bounded_length() -> None:
         wire.node_of(request)
 
 
-def test_an_envoy_states_its_build() -> None:
-    """As real ones do; other clients state another name, or no number."""
+def test_an_envoy_states_its_build_and_its_group() -> None:
+    """A quarantine ends with a build, and waves go by groups; others state no such number."""
     request = discovery_pb2.DiscoveryRequest(node={"id": "gw-1", "user_agent_name": "envoy"})
     assert wire.node_of(request).build is None
-    version = request.node.user_agent_build_version.version
-    version.major_number, version.minor_number, version.patch = 1, 36, 4
-    assert wire.node_of(request).build == (1, 36, 4)
-    request.node.user_agent_name = "gRPC Go"
-    assert wire.node_of(request).build is None
-
-
-def test_a_node_names_its_build_and_its_group() -> None:
-    """A client in quarantine is known by its build; waves go by groups."""
-    request = discovery_pb2.DiscoveryRequest()
-    request.node.id, request.node.user_agent_name = "gw-1", "envoy"
     request.node.metadata.update({"tidegate.node_group": "canary"})
     built = request.node.user_agent_build_version
-    built.version.major_number, built.version.minor_number = 1, 40
     built.metadata.update({"revision.sha": "abc"})
+    version = built.version
+    version.major_number, version.minor_number, version.patch = 1, 36, 4
     node = wire.node_of(request)
-    assert (node.release, node.group) == ("envoy 1.40.0 abc", "canary")
+    assert (node.build, node.release, node.group) == ((1, 36, 4), "envoy 1.36.4 abc", "canary")
+    request.node.user_agent_name = "gRPC Go"
+    assert wire.node_of(request).build is None
 
 
 def test_a_node_without_build_and_group_has_none() -> None:

@@ -113,10 +113,21 @@ def test_a_shape_of_a_wrong_kind_is_skipped():
         read(frame(content))
 
 
-def test_a_negative_dimension_is_a_bad_request():
-    """Triton rejects it too."""
-    with pytest.raises(BadRequest, match="at least 0"):
-        read(request(inputs=[tensor("x", "INT32", shape=[-1])]))
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ([-1], "at least 0"),
+        ([-(2**63), 0], "negative dimension"),
+        ([-2], "negative dimension"),
+        ([3, -5], "negative dimension"),
+    ],
+)
+def test_a_dimension_below_minus_1_is_unsound(shape, words):
+    """Triton 2.51 rejects -1, and multiplies the others: [-2**63, 0] of BYTES ended a process."""
+    message = request(inputs=[tensor("x", "BYTES", shape=shape)], raw_input_contents=[b""])
+    with pytest.raises(BadRequest, match=words) as caught:
+        read(message)
+    assert isinstance(caught.value, UnsoundRequest) == (shape != [-1])
 
 
 @pytest.mark.parametrize("order", [1, -1])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ext_proc.requests.parsing.errors import BadRequest
-from ext_proc.requests.parsing.protobuf import BYTES, FIXED32, FIXED64, MAX_FIELDS, Scanner, signed
+from ext_proc.requests.parsing.protobuf import BYTES, FIXED32, FIXED64, MAX_FIELDS, Scanner
 
 
 def scan(data: bytes, end: int | None = None):
@@ -89,12 +89,6 @@ def test_varints():
     (field,) = scanner.fields(0, 16)
     assert scanner.varints(field, 2) == [1, 2]
     assert scanner.varints(field, 9) == [1, 2, -1]
-
-
-@pytest.mark.parametrize(("value", "expected"), [(0, 0), (2**63 - 1, 2**63 - 1), (2**64 - 1, -1)])
-def test_signed(value, expected):
-    """Varints are two's complement."""
-    assert signed(value) == expected
 
 
 @given(st.binary(), st.integers(0, 100))

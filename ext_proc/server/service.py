@@ -253,9 +253,12 @@ class PickerServer:
                 if stream.queued:
                     await _write(context, replies)
                     replies = await released(stream, self._pumping)
-                if stream.hold is not None:
-                    await self._holds.wait(*stream.hold)
-                await _hand_over(context, stream, replies)
+                if stream.handing_over:
+                    if stream.hold is not None:
+                        await self._holds.wait(*stream.hold)
+                    await _hand_over(context, stream, replies)
+                else:
+                    await _write(context, replies)
                 replies = ()
         except _PeerGoneError:
             metrics.failed("peer-gone")
@@ -304,7 +307,7 @@ class _PeerGoneError(Exception):
 
 
 async def _hand_over(context: Any, stream: ExchangeStream, replies: Sequence[bytes]) -> None:
-    """Write the replies to a message.
+    """Write the replies of a decision.
 
     Raises:
         _PeerGoneError: The call is gone.
@@ -337,13 +340,9 @@ class _Write:
         """What the write waits for."""
 
     def __await__(self) -> Generator[Any, None, None]:
-        steps = self._write.__await__()
-        try:
-            while True:
-                self._operation = next(steps)
-                yield self._operation
-        except StopIteration:
-            return
+        for operation in self._write.__await__():
+            self._operation = operation
+            yield operation
 
     @property
     def taken(self) -> bool:

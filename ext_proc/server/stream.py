@@ -113,16 +113,15 @@ class ExchangeStream:
 
     __slots__ = (
         "_body_requested_at",
-        "_compressed",
         "_decision_s",
         "_exchange",
-        "_handing_over",
         "_headers",
         "_queued_at",
         "_span",
         "_tools",
         "_trace_context",
         "client",
+        "handing_over",
         "hold",
     )
 
@@ -130,7 +129,7 @@ class ExchangeStream:
         self._tools = tools
         self._trace_context = trace
         self._exchange = Exchange(tools.router, tools.tokenizers, tools.chats, tools.options)
-        self._handing_over = False
+        self.handing_over = False
         """The decision is made and its reply has not been written yet."""
         self._body_requested_at: float | None = None
         """Time at which the picker requested the body."""
@@ -141,8 +140,6 @@ class ExchangeStream:
         """When the request began to wait for a replica; ``None`` = it does not wait."""
         self._span: Span | None = None
         """Span of the decision, until the decision is made."""
-        self._compressed = False
-        """The request's body may be compressed."""
         self.client: str | None = None
         """Who sent the request; ``None`` = unknown."""
         self.hold: tuple[tuple[str, str], float] | None = None
@@ -151,7 +148,9 @@ class ExchangeStream:
 
     def costly(self, data: bytes) -> bool:
         """Return whether reading a message may take more than a fraction of a millisecond."""
-        return (len(data) > FREE_BYTES or self._compressed) and self._exchange.state is not DECIDED
+        headers = self._headers
+        compressed = "content-encoding" in headers or "grpc-encoding" in headers
+        return (len(data) > FREE_BYTES or compressed) and self._exchange.state is not DECIDED
 
     def answer(self, data: bytes) -> Sequence[bytes]:
         """Return the replies to a message.
@@ -170,8 +169,6 @@ class ExchangeStream:
         if isinstance(event, Head):
             self._headers = headers = event.headers
             self.client = event.client
-            if "content-encoding" in headers or "grpc-encoding" in headers:
-                self._compressed = True
             if self._trace_context:
                 self._headers = headers = {**headers, TRACEPARENT: self._trace_context}
             if tools.tracing is not None:
@@ -222,13 +219,13 @@ class ExchangeStream:
 
     def handed_over(self) -> None:
         """Record that all replies so far have been handed to the transport."""
-        self._handing_over = False
+        self.handing_over = False
         self.hold = None
 
     @property
     def ticket_id(self) -> int | None:
         """Number of the ticket of a request whose pick was handed over."""
-        if self._handing_over or self.queued or (ticket := self._exchange.ticket) is None:
+        if self.handing_over or self.queued or (ticket := self._exchange.ticket) is None:
             return None
         return ticket.id
 
@@ -238,7 +235,7 @@ class ExchangeStream:
         It is no reply to a message. See ``Exchange.leave``; ``None`` = the request stays.
         """
         exchange, tools = self._exchange, self._tools
-        ticket = None if self._handing_over or self.queued else exchange.ticket
+        ticket = None if self.handing_over or self.queued else exchange.ticket
         if ticket is None:
             return None
         answer = exchange.leave(tools.clock(), read_before=read_before, mute=mute)
@@ -251,7 +248,7 @@ class ExchangeStream:
         """Settle the exchange; ``stopped`` = the picker ended the stream."""
         tools = self._tools
         # A decision whose replies were not taken was not handed over.
-        clean = not self._handing_over and self._queued_at is None
+        clean = not self.handing_over and self._queued_at is None
         event = Stopped() if stopped else Lost(clean)
         self._exchange.on(event, tools.clock(), tools.wall_clock())
         if self._queued_at is not None and self._exchange.in_line:
@@ -272,7 +269,7 @@ class ExchangeStream:
             if self._body_requested_at is None:
                 self._body_requested_at = now
             return
-        self._handing_over = state is DECIDED
+        self.handing_over = state is DECIDED
         waited = None if self._body_requested_at is None else begin - self._body_requested_at
         metrics.took.observe("thinking", self._decision_s)
         if waited is not None:

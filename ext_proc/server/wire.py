@@ -77,7 +77,7 @@ from tidegate_api.names import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
 
 ONE_DESTINATION: Final = "one"
@@ -296,22 +296,21 @@ def event_of(message: Any) -> Head | Body | Trailers | Response:
     raise WireError(f"unexpected part of a processing request: {kind or 'none'}")
 
 
-def read_headers(headers: Iterable[Any]) -> dict[str, str]:
+def read_headers(headers: Collection[Any]) -> dict[str, str]:
     """Return a ``HeaderMap``'s headers by lower-case name; repeated ones are joined in order.
 
     The separator is a comma (RFC 9110 section 5.3), for cookies a semicolon (RFC 9113 8.2.3).
     """
-    found: dict[str, str] = {}
-    for header in headers:
-        name = header.key
-        if not name.islower():  # Envoy sends lower case; other names need a copy
-            name = name.lower()
-        raw = header.raw_value
-        # Values are only read, never forwarded, so invalid UTF-8 may be replaced.
-        value = raw.decode("utf-8", "replace") if raw else header.value
-        if name in found:
-            value = f"{found[name]}{'; ' if name == 'cookie' else ','}{value}"
-        found[name] = value
+    # Values are only read, never forwarded, so invalid UTF-8 may be replaced.
+    found = {each.key: each.raw_value.decode("utf-8", "replace") or each.value for each in headers}
+    if len(found) == len(headers) and "".join(found).islower():  # as Envoy sends most
+        return found
+    found = {}
+    for each in headers:
+        name = each.key.lower()
+        value = each.raw_value.decode("utf-8", "replace") or each.value
+        separator = "; " if name == "cookie" else ","
+        found[name] = f"{found[name]}{separator}{value}" if name in found else value
     return found
 
 
@@ -326,7 +325,7 @@ def _head(message: Any) -> Head:
     header_bytes = None
     if len(fields) > (_USUAL if source is None else _USUAL + 1):
         client, header_bytes = client_of(fields), number_of(fields, HEADERS_ATTRIBUTE)
-    return Head(
+    head = Head(
         method=headers.pop(":method", ""),
         path=headers.pop(":path", ""),
         headers=headers,
@@ -336,13 +335,14 @@ def _head(message: Any) -> Head:
         # An unknown mode of a later Envoy sends chunks at most: decide on the headers.
         request_body=SENDING.get(config.request_body_mode, STREAMED),
         response_body=SENDING.get(config.response_body_mode, STREAMED),
-        subset=subset_of(message),
         header_bytes=header_bytes,
-        one_destination=reads_one(message),
         client=client,
         partial=config.request_body_mode == MODE.BUFFERED_PARTIAL,
         gated=REPEATABLE_HEADER in headers,
     )
+    if message.HasField("metadata_context"):
+        head.subset, head.one_destination = subset_of(message), reads_one(message)
+    return head
 
 
 def _loads(headers: Iterable[Any]) -> tuple[tuple[str, str], ...]:
@@ -512,9 +512,8 @@ def _where(
 
 def _set_headers(mutation: Any, headers: Iterable[tuple[str, str]]) -> None:
     for name, value in headers:
-        option = mutation.set_headers.add(append_action=_OVERWRITE)
-        option.header.key = name
-        option.header.raw_value = value.encode()
+        header = {"key": name, "raw_value": value.encode()}
+        mutation.set_headers.add(header=header, append_action=_OVERWRITE)
 
 
 def _with_pass_through(reply: bytes, part: str, pass_through: PassThrough) -> bytes:

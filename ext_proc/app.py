@@ -183,15 +183,17 @@ class Picker:
             at=self._at,
             life=life,
             handlers=[self._logs.handler(), self._telemetry.push.handler()],
-            tokenizers=self._tokenizers.ready,
-            chats=self._chats.ready,
             on_loads=self._telemetry.reported,
             tracing=self._tracing,
             refresh=self._refresh if self._replicates else None,
             transport=self._transport,
             security=security_of(self._secured, self._refused.note),
             options=ExchangeOptions(
-                settings.destinations == "one", settings.require_pick, settings.require_model
+                settings.destinations == "one",
+                settings.require_pick,
+                settings.require_model,
+                self._tokenizers.ready,
+                self._chats.ready,
             ),
             records=self._records,
         )

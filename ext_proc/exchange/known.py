@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
@@ -77,8 +78,12 @@ _GENERIC_GRPC: Final = ClusterRef("", "", "grpc")
 _SECONDS: Final = re.compile(r"\d{1,9}(\.\d{1,9})?")
 
 
+NO_TOKENIZERS: Final[Mapping[str, Tokenizer]] = MappingProxyType({})
+NO_CHATS: Final[Mapping[str, Chats]] = MappingProxyType({})
+
+
 class ExchangeOptions(NamedTuple):
-    """Settings of the picker that all exchanges share."""
+    """What all exchanges of a picker share beside its router."""
 
     one_destination: bool = False
     """A pick for a generic proxy is one address: its cluster cannot read a list."""
@@ -87,6 +92,10 @@ class ExchangeOptions(NamedTuple):
     require_model: bool = False
     """A request whose route names no pool, and whose body should name a model and does not, is
     refused."""
+    tokenizers: Mapping[str, Tokenizer] = NO_TOKENIZERS
+    """Loaded tokenizers, by the path that pools name."""
+    chats: Mapping[str, Chats] = NO_CHATS
+    """Chats of pools that name a template, by pool."""
 
 
 USUAL: Final = ExchangeOptions()
@@ -96,23 +105,18 @@ class KnownRequest:
     """Information about a request before the decision."""
 
     __slots__ = (
-        "asked",
         "body",
         "deadline",
         "features",
         "generic",
-        "guessed",
         "head",
         "held",
-        "hint",
-        "once",
         "pool",
         "ref",
         "repeatable",
         "request",
+        "says_end",
         "since",
-        "trailed",
-        "waited",
     )
 
     def __init__(self, head: Head, ref: ClusterRef, features: Features, pool: Pool | None) -> None:
@@ -131,22 +135,12 @@ class KnownRequest:
         """Chunks that wait for the decision; ``None`` if the body is not sent in duplex."""
         self.body: bytes | None = None
         """The whole body; ``None`` = not read, or not to its end."""
-        self.repeatable = not head.hides_end
+        self.says_end = head.hides_end
+        """The proxy is told whether the request's end is known, as it could not know it."""
+        self.repeatable = not self.says_end
         """The proxy can send the request again: its end is known, or the proxy waits for it."""
-        self.waited = False
-        """It has waited for a replica with room."""
-        self.trailed = False
-        """Trailers end the body; Envoy may send such a body twice where it repeats requests."""
-        self.once = False
-        """Its reading is beyond a bound, so that one replica may get it, once."""
-        self.asked = False
-        """The proxy was asked for the first part of the body, and not to repeat the request."""
         self.generic = False
         """The control server did not configure the proxy."""
-        self.guessed = False
-        """The form is a guess (rule 4)."""
-        self.hint: frozenset[str] | None = None
-        """Subset hint in a request header; read of generic proxies only."""
 
 
 def is_generic(head: Head) -> bool:
@@ -161,11 +155,12 @@ def locate(head: Head, pools: Mapping[str, Pool]) -> KnownRequest | str:
     ref = cluster_of(head.cluster) if head.cluster else None
     if ref is None:
         return _generic(head)
-    unnamed = head.route is not None and head.route.startswith(UNNAMED_ROUTE_PREFIX)
-    pool = None if unnamed else pools.get(ref.pool)
-    if pool is None and not unnamed:
-        return "unknown-cluster"
-    if unnamed and not head.gated and head.request_body is NONE and not head.end_of_stream:
+    pool = None
+    if head.route is None or not head.route.startswith(UNNAMED_ROUTE_PREFIX):
+        pool = pools.get(ref.pool)
+        if pool is None:
+            return "unknown-cluster"
+    elif not head.gated and head.request_body is NONE and not head.end_of_stream:
         return "ungated"
     return KnownRequest(head, ref, read_head(head.method, head.path, head.headers), pool)
 
@@ -174,12 +169,9 @@ def _generic(head: Head) -> KnownRequest:
     features = read_head(head.method, head.path, head.headers)
     grpc = speaks_grpc(head.headers) or head.path.startswith(GRPC_SERVICE)
     known = KnownRequest(head, _GENERIC_GRPC if grpc else _GENERIC_HTTP, features, None)
-    known.generic = True
+    known.generic = known.says_end = True
     if not head.path and features.form is OTHER and not grpc:
-        features.form, known.guessed = Form.OPENAI, True
-    hint = head.headers.get(SUBSET_KEY)
-    if hint is not None:
-        known.hint = entries_of((hint,))
+        features.form = Form.OPENAI
     return known
 
 
@@ -236,8 +228,7 @@ def request_of(
     known: KnownRequest,
     pool: Pool,
     subset: frozenset[str] | None,
-    tokenizers: Mapping[str, Tokenizer],
-    chats: Mapping[str, Chats],
+    options: ExchangeOptions,
     scale_of: Callable[[str, str | None], float],
     *,
     cheap: bool = False,
@@ -248,8 +239,7 @@ def request_of(
         known: What is known of the request.
         pool: Its pool.
         subset: The subset hint of the proxy; ``None`` = no limit.
-        tokenizers: Loaded tokenizers, by the path that pools name.
-        chats: Chats of pools that name a template, by pool.
+        options: What all exchanges share.
         scale_of: Returns the bytes per token of a pool's and model's text.
         cheap: The prompt is neither cut nor counted (``routing.relief``).
     """
@@ -257,11 +247,13 @@ def request_of(
     features = split_adapter(known.features, pool.models)
     if pool.low_objectives and head.headers.get(OBJECTIVE_HEADER) in pool.low_objectives:
         features.priority = max(features.priority or 0, LOWERED)  # safe, as below
-    session = session_of(features, head.headers, pool.session_header)
-    if session != features.session:
-        features.session = session  # safe: readers create the features for this request only
-    tokenizer = tokenizers.get(pool.tokenizer) if pool.tokenizer else None
-    chat = chats.get(pool.name) if features.chat is not None else None
+    # Safe: readers create the features for this request only.
+    features.session = session_of(features, head.headers, pool.session_header)
+    hint = head.headers.get(SUBSET_KEY) if known.generic else None
+    if hint is not None:
+        subset = both(subset, entries_of((hint,)))
+    tokenizer = options.tokenizers.get(pool.tokenizer) if pool.tokenizer else None
+    chat = options.chats.get(pool.name) if features.chat is not None else None
     scale = scale_of(pool.name, features.model)
     if cheap:
         features.chat = None  # the body is not kept
@@ -279,7 +271,7 @@ def request_of(
         block_tokens=blocks.block_tokens,
         tokens=blocks.tokens,
         chat=blocks.chat,
-        subset=subset if known.hint is None else both(subset, known.hint),
+        subset=subset,
         headers=head.headers,
         body=known.body if pool.refuse_deadly else None,
         repeatable=known.repeatable and AGAIN_HEADER not in head.headers,

@@ -71,7 +71,6 @@ from __future__ import annotations
 
 from enum import Enum
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.exchange.known import (
@@ -139,11 +138,10 @@ from ext_proc.routing.values.ticket import ABORTED, DONE, SHUTDOWN, UNSEEN, Tick
 from tidegate_api.names import UNTIL_HEADER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from ext_proc.exchange.known import ExchangeOptions, KnownRequest
     from ext_proc.exchange.messages import Action, Event, Pick
-    from ext_proc.requests import Chats, Tokenizer
     from ext_proc.routing.pipeline.scheduler import Decision
     from ext_proc.routing.router import Router
     from ext_proc.routing.values.pool import Pool
@@ -203,35 +201,25 @@ _Sent = tuple["Head", "Form", "Pool", bool, "int | None", "float | None"]
 """Of a request that was sent to a replica: head, form and pool; whether another replica may read
 it; the length of its body, if it was read; and when its caller will have left, if it says so."""
 
-NO_TOKENIZERS: Final[Mapping[str, Tokenizer]] = MappingProxyType({})
-NO_CHATS: Final[Mapping[str, Chats]] = MappingProxyType({})
-
 
 class Exchange:
     """The state machine of one exchange; the module states its rules.
 
     Args:
         router: The request router.
-        tokenizers: Loaded tokenizers, by the path that pools name.
-        chats: Chats of pools that name a template, by pool.
-        options: Settings that all exchanges share.
+        options: What all exchanges share.
     """
 
     __slots__ = (
-        "_chats",
-        "_duplex_request",
-        "_duplex_response",
+        "_duplex",
         "_later",
-        "_left",
         "_options",
+        "_outcome",
         "_router",
         "_sent",
         "_ticket",
-        "_tokenizers",
-        "_unseen",
         "_uploading",
         "_waiting",
-        "in_line",
         "moved",
         "passed",
         "pool",
@@ -239,19 +227,11 @@ class Exchange:
         "unreadable",
     )
 
-    def __init__(
-        self,
-        router: Router,
-        tokenizers: Mapping[str, Tokenizer] = NO_TOKENIZERS,
-        chats: Mapping[str, Chats] = NO_CHATS,
-        options: ExchangeOptions = USUAL,
-    ) -> None:
+    def __init__(self, router: Router, options: ExchangeOptions = USUAL) -> None:
         self._router = router
-        self._tokenizers = tokenizers
-        self._chats = chats
         self._options = options
-        self._duplex_request = False
-        self._duplex_response = False
+        self._duplex = False, False
+        """Whether the bodies of request and response are sent in duplex."""
         self._ticket: Ticket | None = None
         self._waiting: KnownRequest | None = None
         """Set only in state WAITING."""
@@ -259,12 +239,11 @@ class Exchange:
         """The client whose upload counts as under way."""
         self._later: _Later | None = None
         """Set once the request has waited for a replica."""
-        self._unseen = False
-        """The end of the stream need not be that of the request (rule 10)."""
+        self._outcome = DONE
+        """What a clean end of the stream means: `UNSEEN` if it need not be the request's (rule 10),
+        `ABORTED` once the request was answered because its replica is hung."""
         self._sent: _Sent | None = None
         """Tells what to do if the replica is found hung; ``None`` = nothing."""
-        self._left = False
-        """The request was answered because its replica is hung."""
         self.state = NEW
         self.moved = False
         """A replica other than the pick served the request."""
@@ -272,8 +251,6 @@ class Exchange:
         """Reason why no replica was chosen without a refusal; ``None`` otherwise."""
         self.pool = ""
         """Name of the pool of a request without a pick, or that waited; empty = not known."""
-        self.in_line = False
-        """It has waited for a replica with room."""
         self.unreadable: str | None = None
         """Error of a body that could not be read; ``None`` otherwise."""
 
@@ -302,25 +279,24 @@ class Exchange:
             if state is NEW and isinstance(event, Body) and event.head is not None:
                 return self._on_body_first(event.head, event, now, unix_now)
             raise _illegal(event, state)
-        self._unseen = False
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             awaited = self._on_awaited(waiting, event, now, unix_now)
             if awaited is not None:
                 return awaited
-        if isinstance(event, Response):
-            self._answered_by(event.served, now)
-        return reply_without_decision(
-            event, duplex_request=self._duplex_request, duplex_response=self._duplex_response
-        )
+        return self._on_rest(event, now)
 
-    def _answered_by(self, served: str | None, now: float) -> None:
-        """Note a part of a response, and which replica serves if that is told."""
-        self._sent = None
-        if served is not None and self._ticket is not None:
-            ticket = self._router.served(self._ticket, served, now)
-            self.moved = self.moved or ticket is not self._ticket
-            self._ticket = ticket
+    def _on_rest(self, event: Body | Trailers | Response, now: float) -> tuple[Action, ...]:
+        """Answer what needs no decision, and note which replica serves if a response tells."""
+        if self._outcome is UNSEEN:
+            self._outcome = DONE
+        if isinstance(event, Response):
+            self._sent = None
+            if event.served is not None and self._ticket is not None:
+                ticket = self._router.served(self._ticket, event.served, now)
+                self.moved = self.moved or ticket is not self._ticket
+                self._ticket = ticket
+        return reply_without_decision(event, *self._duplex)
 
     def _on_awaited(
         self, waiting: KnownRequest, event: Event, now: float, unix_now: float
@@ -329,7 +305,7 @@ class Exchange:
         if waiting.held is not None and isinstance(event, _REQUEST_PARTS):
             return self._on_chunk(waiting, waiting.held, event, now, unix_now)
         if isinstance(event, Body):
-            if waiting.asked and ended_by_trailers(event):
+            if waiting.head.request_body is NONE and ended_by_trailers(event):
                 return (self._refuse(waiting, TRAILERS),)
             decided = self._on_body(waiting, event, now, unix_now)
             if isinstance(decided, KeepWaiting):
@@ -344,9 +320,7 @@ class Exchange:
     # --- the request --------------------------------------------------------------------------
 
     def _on_head(self, head: Head, now: float, unix_now: float) -> tuple[Action, ...]:
-        sent = head.request_body
-        self._duplex_request = sent is DUPLEX
-        self._duplex_response = head.response_body is DUPLEX
+        self._duplex = head.request_body is DUPLEX, head.response_body is DUPLEX
         known = locate(head, self._router.pools)
         if isinstance(known, str):
             return (self._pass(known, head),)
@@ -373,7 +347,8 @@ class Exchange:
     def _reply_to_head(self, known: KnownRequest, decided: Pick | Refuse) -> tuple[Action, ...]:
         if isinstance(decided, Refuse):
             return (decided,)
-        self._unseen = known.generic
+        if known.generic:
+            self._outcome = UNSEEN
         # An override would switch off what a generic proxy sends of responses.
         keep = known.generic and known.features.form is not GRPC_STREAM
         return (reply_to_head(known.head, decided, loads=self._wants_loads(known), keep=keep),)
@@ -396,7 +371,8 @@ class Exchange:
         if head.request_body is DUPLEX:
             known.held = bytearray()
             return ()
-        known.asked = head.request_body is NONE
+        if head.request_body is NONE:
+            known.says_end = True
         return (request_body(head, loads=self._wants_loads(known)),)
 
     def _uploads(self, client: str, pool: Pool | None) -> bool:
@@ -463,7 +439,7 @@ class Exchange:
         unix_now: float,
     ) -> tuple[Action, ...]:
         """Hold a chunk, or decide on the held ones; delayed replies follow the decision."""
-        known.trailed = isinstance(event, Trailers)
+        trailed = isinstance(event, Trailers)
         ended = event.end_of_stream if isinstance(event, Body) else True
         if isinstance(event, Body):
             held += event.chunk
@@ -476,24 +452,31 @@ class Exchange:
         if known.features.form is GRPC_STREAM and not held:  # a stream without messages
             decided = self._decide(known, known.head.subset, now, unix_now)
         else:
-            decided = self._on_body(known, body, now, unix_now)
+            decided = self._on_body(known, body, now, unix_now, trailed=trailed)
         if isinstance(decided, KeepWaiting):
-            then = partial(_reply_to_chunks, body, trailed=known.trailed)
+            then = partial(_reply_to_chunks, body, trailed=trailed)
             return self._reply_later(decided, then)
-        return _reply_to_chunks(body, decided, trailed=known.trailed)
+        return _reply_to_chunks(body, decided, trailed=trailed)
 
     def _on_body(
-        self, known: KnownRequest, body: Body, now: float, unix_now: float
+        self,
+        known: KnownRequest,
+        body: Body,
+        now: float,
+        unix_now: float,
+        *,
+        trailed: bool = False,
     ) -> Pick | Refuse | KeepWaiting:
+        """Decide on a body; one that is ``trailed`` Envoy may send twice where it repeats."""
         head = known.head
         if known.pool is not None and (refusal := too_large(body, known.pool)):
             return self._refuse(known, refusal)
-        if loses_end(head.headers, body):
-            return self._refuse(known, LOST_END)
-        known.repeatable = body.end_of_stream and not known.trailed
         if body.end_of_stream:
             self._uploaded()
             known.body = body.chunk
+        elif loses_end(head.headers, body):
+            return self._refuse(known, LOST_END)
+        known.repeatable = body.end_of_stream and not trailed
         mistake: BadRequest | None = None
         try:
             known.features = read_body(
@@ -503,10 +486,10 @@ class Exchange:
             mistake, self.unreadable = error, str(error)
             known.features = error.features or known.features
         if known.features.cut:
-            known.repeatable, known.once = False, True
+            known.repeatable = False
         # Only the body could name the pool of what could not be read at all.
         if known.pool is None and (
-            mistake is None or mistake.features is not None or known.guessed
+            mistake is None or mistake.features is not None or not head.path
         ):
             found = self._find_pool(known)
             refusal = found if isinstance(found, Refusal) else too_large(body, found)
@@ -555,9 +538,7 @@ class Exchange:
             return self._refuse(known, refusal)
         router = self._router
         scale, cheap = router.scales.of, bool(router.relief.level)
-        known.request = request_of(
-            known, pool, subset, self._tokenizers, self._chats, scale, cheap=cheap
-        )
+        known.request = request_of(known, pool, subset, self._options, scale, cheap=cheap)
         if pool.hold_s and router.queue.count and not known.generic:
             return self._wait(known, pool, now, unix_now)
         decision = router.decide(known.request, now, unix_now)
@@ -589,8 +570,8 @@ class Exchange:
         waiting = QueuedRequest(request, size, now, deadline, pool.hold_s, told)
         decision = self._router.wait(waiting, now, unix_now)
         if decision is None:
-            self.state, known.waited, self.in_line = QUEUED, True, True
-            self._later = _Later(partial(self._router.queue.leave, waiting))
+            self.state = QUEUED
+            self._later = _Later(partial(self._router.queue.leave, waiting), in_line=True)
             self.pool = pool.name
             # Envoy sets no time for the replies of a duplex body.
             return KeepWaiting(None if known.held is not None else waiting.due - now + ASKED_MORE_S)
@@ -639,7 +620,7 @@ class Exchange:
             self._later = _Later(leave)
         else:
             self._later.leave = leave
-        self.state, self.pool, known.waited = QUEUED, pool.name, True
+        self.state, self.pool = QUEUED, pool.name
         mute = known.held is not None or known.generic
         return KeepWaiting(None if mute else PLACED_S + ASKED_MORE_S)
 
@@ -671,11 +652,8 @@ class Exchange:
         head, request = known.head, known.request
         self.state = DECIDED
         self._ticket = ticket = decision.ticket
-        told = known.generic or known.asked or head.hides_end
-        ended = known.repeatable if told else None
-        pick = write_pick(
-            decision, known.ref, request, generic=known.generic, ended=ended, once=known.once
-        )
+        ended = known.repeatable if known.says_end else None
+        pick = write_pick(decision, known.ref, request, generic=known.generic, ended=ended)
         if known.generic and (head.one_destination or self._options.one_destination):
             pick.only_first()
         pick.unreadable = self.unreadable is not None
@@ -689,14 +667,14 @@ class Exchange:
             head,
             request.features.form,
             pool,
-            known.repeatable and decision.repeatable and not known.once,
+            known.repeatable and decision.repeatable,
             None if body is None else len(body),
             deadline,
         )
         if deadline is None:
             return pick
         if not known.generic and known.features.form is not GRPC_STREAM:
-            rest_s, waited = deadline - ticket.at, known.waited
+            rest_s, waited = deadline - ticket.at, self._later is not None
             pick.budget = rest_of_time(head.headers, rest_s, pool.request_s, waited=waited)
             if pool.hung_requests == _MOVE:
                 began, unix_began = known.since
@@ -741,17 +719,22 @@ class Exchange:
             return None
         head, form, pool, repeatable, body_bytes, deadline = self._sent
         # Clients of gRPC streams may be silent, and a generic proxy need not know what to do.
-        if pool.hung_requests == _WAIT or form is GRPC_STREAM or self._duplex_request:
+        if pool.hung_requests == _WAIT or form is GRPC_STREAM or self._duplex[0]:
             return None
         if is_generic(head):
             return None
         move = repeatable and not read_before and may_move(head, pool, body_bytes)
         if not move and not mute:
             return None
-        self._sent, self._left = None, True
+        self._sent, self._outcome = None, ABORTED
         if deadline is not None and deadline <= now:
             return refuse(DEADLINE_PASSED, form, head.headers, head.path)
         return leave(head, form, move=move)
+
+    @property
+    def in_line(self) -> bool:
+        """Whether it waits for a replica with room, or its replies were not taken yet."""
+        return self._later is not None and self._later.in_line
 
     @property
     def ticket(self) -> Ticket | None:
@@ -763,16 +746,16 @@ class Exchange:
         self._waiting = None
         if self._later is not None:
             self._later.leave()
-        self._uploaded()
+        if self._uploading is not None:
+            self._uploaded()
         ticket, self._ticket = self._ticket, None
         if ticket is None:
             return
         if isinstance(event, Stopped):
-            self._router.settle(ticket, SHUTDOWN, now)
-        elif event.clean and not self._left:
-            self._router.settle(ticket, UNSEEN if self._unseen else DONE, now)
-        else:
-            self._router.settle(ticket, ABORTED, now)
+            self._outcome = SHUTDOWN
+        elif not event.clean:
+            self._outcome = ABORTED
+        self._router.settle(ticket, self._outcome, now)
 
 
 class _Later:
@@ -780,12 +763,14 @@ class _Later:
 
     Args:
         leave: Called where its caller is gone before that.
+        in_line: It waits for a replica with room.
     """
 
-    __slots__ = ("call", "leave", "replies", "then")
+    __slots__ = ("call", "in_line", "leave", "replies", "then")
 
-    def __init__(self, leave: Callable[[], object]) -> None:
+    def __init__(self, leave: Callable[[], object], *, in_line: bool = False) -> None:
         self.leave = leave
+        self.in_line = in_line
         self.then: Callable[[Pick | Refuse], tuple[Action, ...]] = _reply_to_body
         """Makes the replies."""
         self.call: Callable[[], None] | None = None

@@ -439,19 +439,18 @@ def write_pick(
     *,
     generic: bool = False,
     ended: bool | None = None,
-    once: bool = False,
 ) -> Pick:
     """Convert a decision for a request whose route leads to ``ref``.
 
     Args:
         decision: The router's decision.
         ref: The cluster of the proxy's route.
-        request: What was decided.
+        request: What was decided; one that the picker read beyond a bound may get one replica,
+            once.
         generic: The control server did not configure the proxy.
         ended: Whether the request's end is known; ``None`` = the proxy knows it.
-        once: The request must not be repeated, even if it did not reach the replica.
     """
-    retriable = decision.retriable and not once
+    retriable = decision.retriable and not request.features.cut
     destination = ",".join(decision.addresses if retriable else decision.addresses[:1])
     headers = [(DESTINATION_HEADER, destination)]
     if not retriable:
@@ -557,7 +556,7 @@ def reply_to_head(head: Head, pick: Pick, *, loads: bool, keep: bool = False) ->
 
 
 def reply_without_decision(
-    event: Body | Trailers | Response, *, duplex_request: bool, duplex_response: bool
+    event: Body | Trailers | Response, duplex_request: bool, duplex_response: bool
 ) -> tuple[Action, ...]:
     """Reply to an event that needs no decision: empty, or a pass-through where the proxy waits."""
     if isinstance(event, Body):

@@ -29,7 +29,6 @@ from grpc_health.v1 import health_pb2_grpc
 
 from ext_proc.exchange import IllegalEventError
 from ext_proc.exchange.known import USUAL
-from ext_proc.exchange.machine import NO_CHATS, NO_TOKENIZERS
 from ext_proc.observability.records import TRACEPARENT
 from ext_proc.routing.values.refusal import NO_PICK
 from ext_proc.server.holds import Holds
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
         Coroutine,
         Generator,
         Iterable,
-        Mapping,
         Sequence,
     )
 
@@ -56,7 +54,6 @@ if TYPE_CHECKING:
     from ext_proc.observability.metrics import Metrics
     from ext_proc.observability.records import RequestRecords
     from ext_proc.observability.tracing import Tracing
-    from ext_proc.requests import Chats, Tokenizer
     from ext_proc.routing.router import Router
     from ext_proc.server.port import PortSecurity
     from ext_proc.settings import Transport
@@ -92,8 +89,6 @@ class PickerServer:
         at: Address by which the fleet knows this picker.
         life: Prefix of tickets in access logs, different after each start.
         handlers: Further services on the same port.
-        tokenizers: Loaded tokenizers, by the path that pools name.
-        chats: Chats of pools that name a template, by pool.
         on_loads: Receives a replica's id and the load-report headers of its response.
         tracing: Creates spans; ``None`` = tracing is off.
         refresh: Called before all that may lead to a decision; ``None`` = nothing to do.
@@ -101,7 +96,7 @@ class PickerServer:
         security: Identity and roles of the port; ``None`` = no TLS.
         clock: Monotonic seconds.
         wall_clock: Unix seconds.
-        options: Settings that all exchanges share.
+        options: What all exchanges share.
         records: Keeps what became of requests; by default records of its own.
     """
 
@@ -114,8 +109,6 @@ class PickerServer:
         at: str = "",
         life: str = "",
         handlers: Sequence[grpc.GenericRpcHandler] = (),
-        tokenizers: Mapping[str, Tokenizer] = NO_TOKENIZERS,
-        chats: Mapping[str, Chats] = NO_CHATS,
         on_loads: Callable[[str, Loads], None] = lambda *_: None,
         tracing: Tracing | None = None,
         refresh: Callable[[], None] | None = None,
@@ -130,8 +123,6 @@ class PickerServer:
         self._slot = ""
         self._tools = Tools(
             router,
-            tokenizers,
-            chats,
             Writer(*self._identity),
             metrics,
             on_loads,

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from ext_proc.exchange import Action, ExchangeOptions, Pick
     from ext_proc.observability.metrics import Metrics
     from ext_proc.observability.tracing import Tracing
-    from ext_proc.requests import Chats, Tokenizer
     from ext_proc.routing.router import Router
     from ext_proc.server.wire import Writer
 
@@ -58,8 +57,6 @@ class Tools:
 
     Args:
         router: The request router.
-        tokenizers: Loaded tokenizers, by the path that pools name.
-        chats: Chats of pools that name a template, by pool.
         writer: Serializes replies.
         metrics: Counters to increment.
         on_loads: Receives a replica's id and the load-report headers of its response.
@@ -67,15 +64,13 @@ class Tools:
         refresh: Called before each message that may lead to a decision; ``None`` = nothing to do.
         clock: Monotonic seconds.
         wall_clock: Unix seconds.
-        options: Settings that all exchanges share.
+        options: What all exchanges share.
         records: Keeps what became of requests; by default records of its own.
     """
 
     def __init__(
         self,
         router: Router,
-        tokenizers: Mapping[str, Tokenizer],
-        chats: Mapping[str, Chats],
         writer: Writer,
         metrics: Metrics,
         on_loads: Callable[[str, Loads], None],
@@ -87,8 +82,6 @@ class Tools:
         records: RequestRecords | None = None,
     ) -> None:
         self.router = router
-        self.tokenizers = tokenizers
-        self.chats = chats
         self.writer = writer
         self.metrics = metrics
         self.on_loads = on_loads
@@ -128,7 +121,7 @@ class ExchangeStream:
     def __init__(self, tools: Tools, trace: str = "") -> None:
         self._tools = tools
         self._trace_context = trace
-        self._exchange = Exchange(tools.router, tools.tokenizers, tools.chats, tools.options)
+        self._exchange = Exchange(tools.router, tools.options)
         self.handing_over = False
         """The decision is made and its reply has not been written yet."""
         self._body_requested_at: float | None = None
@@ -200,10 +193,10 @@ class ExchangeStream:
         begin = tools.clock()
         waited_s = begin - (self._queued_at or begin)
         self._queued_at = None
+        in_line = self._exchange.in_line
         actions = self._exchange.released()
-        refused = isinstance(actions[0], Refuse)
-        end = "refused" if refused else "picked"
-        if self._exchange.in_line:
+        if in_line:
+            end = "refused" if isinstance(actions[0], Refuse) else "picked"
             tools.metrics.queued(end, waited_s, self._exchange.pool)
         self._count(actions, begin)
         return [tools.writer.write(action) for action in actions]

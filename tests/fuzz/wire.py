@@ -210,7 +210,7 @@ def _acceptable(reply: bytes, exchange: Exchange) -> bool:
     if message.HasField("mode_override"):
         # Envoy ignores or refuses it elsewhere.
         assert kind == "request_headers"
-        assert not exchange._duplex_request
+        assert not exchange._duplex[0]
     if common.body_mutation.HasField("streamed_response"):
         assert len(common.body_mutation.streamed_response.body) <= MAX_PASS_THROUGH_BYTES
     picked = message.HasField("dynamic_metadata")

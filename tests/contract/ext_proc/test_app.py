@@ -108,12 +108,12 @@ async def test_a_pools_tokenizer_reaches_its_prompts(tmp_path):
     try:
         picker._take({"llm": Pool("llm", tokenizer=str(file))})
         async with asyncio.timeout(60):
-            while not picker._server._tools.tokenizers:  # noqa: ASYNC110 - a thread reads it
+            while not picker._server._tools.options.tokenizers:  # noqa: ASYNC110 - a thread reads it
                 await asyncio.sleep(0)
     finally:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
-    assert picker._server._tools.tokenizers[str(file)].encode("low tide") == [0, 1]
+    assert picker._server._tools.options.tokenizers[str(file)].encode("low tide") == [0, 1]
 
 
 async def test_a_part_that_ends_is_a_crash(monkeypatch):

@@ -11,6 +11,7 @@ from ext_proc.exchange import (
     BodyModeOverride,
     BodySending,
     Exchange,
+    ExchangeOptions,
     ExchangeState,
     Head,
     IllegalEventError,
@@ -93,7 +94,7 @@ def test_a_pools_tokenizer_cuts_its_prompts():
         def encode(self, text):
             return [len(word) for word in text.split()]
 
-    exchange = Exchange(router(llm_with_one), {"/t.json": Words()})
+    exchange = Exchange(router(llm_with_one), ExchangeOptions(tokenizers={"/t.json": Words()}))
     exchange.on(head(), 1.0, 1000.0)
     (reply,) = exchange.on(Body(PROMPT, end_of_stream=True), 1.0, 1000.0)
     assert (reply.pick.prompt_blocks, reply.pick.prompt_tokens) == (15, 240)

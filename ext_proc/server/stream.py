@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import Span
 
-    from ext_proc.exchange import Action, ExchangeOptions, Pick
+    from ext_proc.exchange import Action, Event, ExchangeOptions, Pick
     from ext_proc.observability.metrics import Metrics
     from ext_proc.observability.tracing import Tracing
     from ext_proc.routing.router import Router
@@ -156,8 +156,9 @@ class ExchangeStream:
         tools, exchange = self._tools, self._exchange
         begin = tools.clock()
         event = event_of(parse_request(data))
-        undecided = exchange.state is not DECIDED
-        if undecided and tools.refresh is not None:
+        if exchange.state is DECIDED:
+            return self._answer_rest(event, begin)
+        if tools.refresh is not None:
             tools.refresh()
         if isinstance(event, Head):
             self._headers = headers = event.headers
@@ -167,15 +168,23 @@ class ExchangeStream:
             if tools.tracing is not None:
                 self._span = tools.tracing.begin(headers)
         actions = exchange.on(event, begin, tools.wall_clock())
-        if undecided:
-            if exchange.state is QUEUED:
-                self._queued_at = begin
-                return [tools.writer.write(each) for each in actions if _asks(each)]
-            self._count(actions, begin)
-        elif isinstance(event, Response) and event.loads and exchange.endpoint is not None:
+        if exchange.state is QUEUED:
+            self._queued_at = begin
+            return [tools.writer.write(each) for each in actions if _asks(each)]
+        now = tools.clock()
+        self._decision_s += now - begin
+        if exchange.state is not WAITING:
+            self._count(actions, begin, now)
+        elif self._body_requested_at is None:
+            self._body_requested_at = now
+        return [tools.writer.write(action) for action in actions]
+
+    def _answer_rest(self, event: Event, now: float) -> Sequence[bytes]:
+        """Return the replies to what comes after the decision."""
+        tools, exchange = self._tools, self._exchange
+        actions = exchange.on(event, now, tools.wall_clock())
+        if isinstance(event, Response) and event.loads and exchange.endpoint is not None:
             tools.on_loads(exchange.endpoint, event.loads)
-        if len(actions) == 1:
-            return (tools.writer.write(actions[0]),)
         return [tools.writer.write(action) for action in actions]
 
     @property
@@ -198,7 +207,9 @@ class ExchangeStream:
         if in_line:
             end = "refused" if isinstance(actions[0], Refuse) else "picked"
             tools.metrics.queued(end, waited_s, self._exchange.pool)
-        self._count(actions, begin)
+        now = tools.clock()
+        self._decision_s += now - begin
+        self._count(actions, begin, now)
         return [tools.writer.write(action) for action in actions]
 
     def failed(self) -> Sequence[bytes] | None:
@@ -252,20 +263,14 @@ class ExchangeStream:
         if self._span is not None:
             self._span.end()
 
-    def _count(self, actions: tuple[Action, ...], begin: float) -> None:
-        """Count the outcome of a message that could lead to a decision."""
+    def _count(self, actions: Sequence[Action], begin: float, now: float) -> None:
+        """Count a decision, and the message that led to it from ``begin`` until ``now``."""
         exchange, tools = self._exchange, self._tools
-        metrics, now = tools.metrics, tools.clock()
-        self._decision_s += now - begin
-        state = exchange.state
-        if state is WAITING:
-            if self._body_requested_at is None:
-                self._body_requested_at = now
-            return
-        self.handing_over = state is DECIDED
-        waited = None if self._body_requested_at is None else begin - self._body_requested_at
+        metrics, waited = tools.metrics, None
+        self.handing_over = True
         metrics.took.observe("thinking", self._decision_s)
-        if waited is not None:
+        if self._body_requested_at is not None:
+            waited = begin - self._body_requested_at
             metrics.took.observe("waiting", waited)
         if exchange.unreadable is not None:
             metrics.unreadable()

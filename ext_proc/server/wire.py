@@ -383,17 +383,13 @@ class Writer:
                 return (_HEAD_ONCE if action.once else _HEAD_PLAIN)[action.override]
             return self._picked(action.pick, _HEAD, action.override)
         if isinstance(action, ReplyBody):
-            if action.pick is None and action.pass_through is None:
-                return _BODY_PLAIN
-            reply = b"" if action.pick is None else self._picked(action.pick, _BODY, None)
-            return (
-                reply
-                if action.pass_through is None
-                else _with_pass_through(reply, _BODY, action.pass_through)
-            )
+            if action.pass_through is None:
+                return _BODY_PLAIN if action.pick is None else self._picked(action.pick, _BODY)
+            reply = b"" if action.pick is None else self._picked(action.pick, _BODY)
+            return _with_pass_through(reply, _BODY, action.pass_through)
         return _unpicked(action)
 
-    def _picked(self, pick: Pick, part: str, override: BodyModeOverride | None) -> bytes:
+    def _picked(self, pick: Pick, part: str, override: BodyModeOverride | None = None) -> bytes:
         """Assemble a pick from two cached parts and the ticket.
 
         ``dynamic_metadata`` and the header mutation are written twice, and parsers merge the two.

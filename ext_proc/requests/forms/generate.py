@@ -50,14 +50,13 @@ def read_generate(features: Features, body: bytes | memoryview, *, complete: boo
     features.cut = not document.whole
     members = document.members
     nested = members.get(_PARAMETERS)
-    parameters: dict[str, Any] = nested if isinstance(nested, dict) else {}
-    prompt, partial, spans = _prompt(document, parameters)
+    parameters: dict[str, Any] = nested if isinstance(nested, dict) else _NONE
+    features.prompt, features.prompt_is_partial, features.spans = _prompt(document, parameters)
     sampled = members.get(SAMPLING_INPUT, parameters.get(SAMPLING_INPUT))
-    sampling = {} if sampled is None else _sampling(sampled)
     places = [members]
     if parameters:
         places.append(parameters)
-    if sampling:
+    if sampled is not None and (sampling := _sampling(sampled)):
         places.append(sampling)
         features.recomputed = sampling.get("prompt_logprobs") is not None
     request_id = members.get("id")
@@ -65,9 +64,6 @@ def read_generate(features: Features, body: bytes | memoryview, *, complete: boo
         if isinstance(request_id, str):
             request_id = values.c_text(request_id)
         features.request_id = values.label(request_id) or features.request_id
-    features.prompt = prompt
-    features.prompt_is_partial = partial
-    features.spans = spans
     tokens: Any = members.get("max_tokens")
     countable = type(tokens) is int and tokens < _INT64_END
     features.max_tokens = tokens if countable and tokens > 0 else _first_positive(places)
@@ -75,7 +71,7 @@ def read_generate(features: Features, body: bytes | memoryview, *, complete: boo
     if (
         (not countable and "max_tokens" in members)
         or type(members.get("stream", False)) is not bool
-        or (prompt is None and "text_input" in members)
+        or (features.prompt is None and "text_input" in members)
         or (request_id is not None and features.request_id is None)
         or (nested is not parameters and _PARAMETERS in members)
     ):

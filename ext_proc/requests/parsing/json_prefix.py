@@ -153,7 +153,7 @@ def read_object(
         Malformed: It is not valid JSON, also by the rules of the replica.
         UnsoundRequest: It nests too deeply, or has too many arrays and objects.
     """
-    affordable = complete and _is_affordable(body)
+    affordable = complete and (len(body) <= FREE_BYTES or _is_affordable(body))
     if affordable:
         try:
             value = orjson.loads(body)

@@ -395,9 +395,9 @@ class Exchange:
         client, self._uploading = self._uploading, None
         if client is not None:
             uploads = self._router.uploads
-            uploads[client] -= 1
-            if not uploads[client]:
-                del uploads[client]
+            count = uploads.pop(client) - 1
+            if count:
+                uploads[client] = count
 
     def _not_found(self, known: KnownRequest, refusal: Refusal) -> ReplyHead | Refuse:
         # A generic proxy may have other upstreams for what is no inference.
@@ -746,8 +746,7 @@ class Exchange:
         self._waiting = None
         if self._later is not None:
             self._later.leave()
-        if self._uploading is not None:
-            self._uploaded()
+        self._uploaded()
         ticket, self._ticket = self._ticket, None
         if ticket is None:
             return

@@ -177,7 +177,7 @@ class ExchangeStream:
             self._count(actions, begin, now)
         elif self._body_requested_at is None:
             self._body_requested_at = now
-        return [tools.writer.write(action) for action in actions]
+        return list(map(tools.writer.write, actions))
 
     def _answer_rest(self, event: Event, now: float) -> Sequence[bytes]:
         """Return the replies to what comes after the decision."""
@@ -185,7 +185,7 @@ class ExchangeStream:
         actions = exchange.on(event, now, tools.wall_clock())
         if isinstance(event, Response) and event.loads and exchange.endpoint is not None:
             tools.on_loads(exchange.endpoint, event.loads)
-        return [tools.writer.write(action) for action in actions]
+        return list(map(tools.writer.write, actions))
 
     @property
     def queued(self) -> bool:
@@ -210,7 +210,7 @@ class ExchangeStream:
         now = tools.clock()
         self._decision_s += now - begin
         self._count(actions, begin, now)
-        return [tools.writer.write(action) for action in actions]
+        return list(map(tools.writer.write, actions))
 
     def failed(self) -> Sequence[bytes] | None:
         """Return the last replies of a stream that failed; ``None`` leaves it to the proxy."""

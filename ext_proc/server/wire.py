@@ -256,6 +256,13 @@ _RESPONSE_BODY: Final = "response_body"
 _OVERWRITE: Final = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 
 
+_How = tuple[str, tuple[tuple[str, str], ...], bool, BodyModeOverride | None, bool]
+"""Part of the request, headers to set beside the destination, whether the route cache is cleared,
+body modes, and whether headers of clients are removed."""
+_Key = tuple[int, int, bool, str, _How]
+"""Lengths of destination and ticket, whether the body was unreadable, name of the pool, and how."""
+
+
 class WireError(ValueError):
     """The message is not one that a picker accepts."""
 
@@ -369,9 +376,9 @@ class Writer:
 
     def __init__(self, picker: str, at: str = "", life: str = "", slot: str = "") -> None:
         self._picker, self._at, self._life, self._slot = picker, at, life, slot
-        self._frames: dict[tuple[str, int, bool, str], tuple[bytes, bytes, bytes]] = {}
-        """Bytes before, between and after a ticket's two places: a few dozen entries, and as many
-        for each pool that generic proxies use; at most `MAX_FRAMES`."""
+        self._frames: dict[_Key, tuple[bytes, bytes, bytes, bytes, bytes]] = {}
+        """Bytes before, between and after the places of destination and ticket, two of each; at
+        most `MAX_FRAMES`."""
         self._described = DescribedFrames(self._sign)
 
     def write(self, action: Action) -> bytes:
@@ -390,7 +397,7 @@ class Writer:
         return _unpicked(action)
 
     def _picked(self, pick: Pick, part: str, override: BodyModeOverride | None = None) -> bytes:
-        """Assemble a pick from two cached parts and the ticket.
+        """Assemble a pick from cached bytes, the destination and the ticket.
 
         ``dynamic_metadata`` and the header mutation are written twice, and parsers merge the two.
         Source: the protobuf encoding guide, "last one wins" (embedded messages are merged, maps
@@ -398,19 +405,21 @@ class Writer:
         """
         if pick.budget:
             return self._budgeted(pick, part, override)
-        generic = pick.generic
-        clear, pool = pick.clear_route_cache, pick.decision.pool if generic else ""
-        where = _where(part, pick.destination, pick.headers, clear, override, generic)
+        pool = pick.decision.pool if pick.generic else ""
+        how = part, pick.headers[1:], pick.clear_route_cache, override, pick.generic
         if pick.ticket is None:
-            return where + self._sign(part, None, pick.unreadable, pool)
+            return _where(pick.destination, *how) + self._sign(part, None, pick.unreadable, pool)
         if pick.described:
+            where = _where(pick.destination, *how)
             return where + self._described.write(part, pick, pick.ticket, pool)
-        ticket = pick.ticket.encode()
-        frame = self._frames.get((part, len(ticket), pick.unreadable, pool))
+        destination, ticket = pick.destination.encode(), pick.ticket.encode()
+        key = len(destination), len(ticket), pick.unreadable, pool, how
+        frame = self._frames.get(key)
         if frame is None:
-            frame = self._frame(part, len(ticket), pick.unreadable, pool)
-        before, between, after = frame
-        return b"".join((where, before, ticket, between, ticket, after))
+            frame = self._frames[key] = self._frame(*key)
+        first, second, third, fourth, last = frame
+        places = first, destination, second, destination, third, ticket, fourth, ticket, last
+        return b"".join(places)
 
     def _budgeted(self, pick: Pick, part: str, override: BodyModeOverride | None) -> bytes:
         """Assemble a pick with headers that differ from request to request: none is cached."""
@@ -420,18 +429,27 @@ class Writer:
         return self._picked(pick.changed(budget=()), part, override) + rest
 
     def _frame(
-        self, part: str, length: int, unreadable: bool, pool: str
-    ) -> tuple[bytes, bytes, bytes]:
-        """Keep and return the bytes around the two places of a ticket of ``length``."""
-        # The ticket is where two messages differ whose tickets differ in each byte.
-        one, other = (self._sign(part, digit * length, unreadable, pool) for digit in "01")
+        self, destination: int, ticket: int, unreadable: bool, pool: str, how: _How
+    ) -> tuple[bytes, bytes, bytes, bytes, bytes]:
+        """Return the bytes around the places of a destination and a ticket of these lengths."""
+        # They are where two messages differ of which both differ in each byte.
+        one, other = (
+            _write_where(digit * destination, *how)
+            + self._sign(how[0], digit * ticket, unreadable, pool)
+            for digit in "01"
+        )
         places = [at for at, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1]]
-        first, second = places[0], places[length]
-        frame = one[:first], one[first + length : second], one[second + length :]
+        first, second = places[0], places[destination]
+        third, fourth = places[2 * destination], places[2 * destination + ticket]
         if len(self._frames) >= MAX_FRAMES:
             self._frames.clear()
-        self._frames[part, length, unreadable, pool] = frame
-        return frame
+        return (
+            one[:first],
+            one[first + destination : second],
+            one[second + destination : third],
+            one[third + ticket : fourth],
+            one[fourth + ticket :],
+        )
 
     def _sign(
         self,
@@ -481,16 +499,16 @@ def _unpicked(action: ReplyTrailers | ReplyResponse | Refuse | KeepWaiting) -> b
     return _with_pass_through(b"", _RESPONSE_BODY, action.pass_through)
 
 
-@lru_cache(maxsize=MAX_DESTINATIONS)
-def _where(
-    part: str,
+def _write_where(
     destination: str,
-    headers: tuple[tuple[str, str], ...],
+    part: str,
+    others: tuple[tuple[str, str], ...],
     clear: bool,
     override: BodyModeOverride | None,
-    strip: bool = False,
+    strip: bool,
 ) -> bytes:
     """Serialize the destination part of a pick; it is equal for all requests to one destination."""
+    headers = ((DESTINATION_HEADER, destination), *others)
     message = pb.ProcessingResponse()
     common = getattr(message, part).response
     common.clear_route_cache = clear
@@ -504,6 +522,9 @@ def _where(
     if override is not None:
         message.mode_override.CopyFrom(_OVERRIDE[override])
     return message.SerializeToString()  # type: ignore[no-any-return]  # untyped library
+
+
+_where: Final = lru_cache(maxsize=MAX_DESTINATIONS)(_write_where)
 
 
 def _set_headers(mutation: Any, headers: Iterable[tuple[str, str]]) -> None:

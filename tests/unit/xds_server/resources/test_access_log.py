@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from envoy.config.cluster.v3 import cluster_pb2
 from envoy.config.endpoint.v3 import endpoint_pb2
 from envoy.extensions.access_loggers.grpc.v3 import als_pb2
@@ -32,17 +34,22 @@ def router_of(slots: int = LOG_SLOTS) -> router_pb2.Router:
     return found
 
 
+def settings_of(log: Any) -> Any:
+    """Return the settings that log sinks have in common."""
+    config = als_pb2.HttpGrpcAccessLogConfig()
+    log.typed_config.Unpack(config)
+    return config
+
+
 def test_each_slot_has_a_sink_with_a_cluster_of_its_own() -> None:
     """The pick's metadata names its picker's slot, so no picker gets another's entries."""
     found = []
     for log in manager().access_log[:LOG_SLOTS]:
-        config = als_pb2.HttpGrpcAccessLogConfig()
-        log.typed_config.Unpack(config)
         matcher = log.filter.metadata_filter.matcher
         assert log.filter.metadata_filter.HasField("match_if_key_not_found")
         assert not log.filter.metadata_filter.match_if_key_not_found.value
         assert (matcher.filter, matcher.path[0].key) == ("tidegate", "slot")
-        cluster = config.common_config.grpc_service.envoy_grpc.cluster_name
+        cluster = settings_of(log).common_config.grpc_service.envoy_grpc.cluster_name
         found.append((cluster, matcher.value.string_match.exact))
     assert found == [(f"tidegate-picker-log/{slot}", str(slot)) for slot in range(LOG_SLOTS)]
 
@@ -91,8 +98,7 @@ def test_failed_attempts_have_sinks_of_their_own() -> None:
     """They have no metadata, so a header of the pick tells the pickers apart."""
     found = []
     for log in router_of().upstream_log:
-        config = als_pb2.HttpGrpcAccessLogConfig()
-        log.typed_config.Unpack(config)
+        config = settings_of(log)
         assert config.common_config.log_name == "tidegate-attempts"
         assert list(config.additional_request_headers_to_log) == ["x-tidegate-ticket"]
         header = log.filter.and_filter.filters[0].header_filter.header
@@ -118,9 +124,7 @@ def test_good_attempts_write_nothing() -> None:
 def test_entries_of_requests_tell_the_first_byte_of_the_body() -> None:
     """The field of Envoy's own is the time of the headers, which some servers send at once."""
     for log in manager().access_log[:LOG_SLOTS]:
-        config = als_pb2.HttpGrpcAccessLogConfig()
-        log.typed_config.Unpack(config)
-        tag, _ = config.common_config.custom_tags
+        tag, _ = settings_of(log).common_config.custom_tags
         assert (tag.tag, tag.value) == (
             "first-body",
             "%COMMON_DURATION(US_TX_BEG:US_RX_BODY_BEG:us)%;%DURATION%",

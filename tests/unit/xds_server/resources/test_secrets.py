@@ -46,8 +46,12 @@ def test_secrets_contain_file_names_only() -> None:
 
 
 def test_without_tls_there_are_no_secrets() -> None:
-    """Unused secrets are not sent."""
+    """Unused secrets are not sent, and all clusters are plain."""
     assert secrets(fleet()) == {}
+    clusters = map(
+        cluster_pb2.Cluster.FromString, upstream_resources(fleet())[CLUSTER_TYPE].values()
+    )
+    assert not any(each.HasField("transport_socket") for each in clusters)
 
 
 def test_both_fleets_of_a_change_have_their_secrets() -> None:
@@ -114,12 +118,3 @@ def test_all_clusters_of_pickers_are_tls_with_their_name() -> None:
         validation = common.combined_validation_context
         (expected,) = validation.default_validation_context.match_typed_subject_alt_names
         assert expected.matcher.exact == "picker.tidegate"
-
-
-def test_pickers_without_tls_are_plain() -> None:
-    """As before."""
-    clusters = upstream_resources(fleet())[CLUSTER_TYPE]
-    assert not any(
-        cluster_pb2.Cluster.FromString(each).HasField("transport_socket")
-        for each in clusters.values()
-    )

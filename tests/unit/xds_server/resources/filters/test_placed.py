@@ -39,14 +39,14 @@ def settings() -> tuple[Any, Any]:
     return listed, found
 
 
-def fallback(of: dict[str, Any]) -> str:
-    """Return the type of the policy by which Envoy chooses without a pick."""
+def fallback(of: dict[str, Any]) -> Any:
+    """Return the policy by which Envoy chooses without a pick."""
     clusters = upstream_resources(fleet(pool(**of)))[CLUSTER_TYPE]
     cluster = Cluster.parse(clusters["llm/stable/http"])
     (policy,) = cluster.load_balancing_policy.policies
     override = OverrideHost.parse(policy.typed_extension_config.typed_config.value)
     (behind,) = override.fallback_policy.policies
-    return behind.typed_extension_config.name.rpartition(".")[2]
+    return behind.typed_extension_config
 
 
 def enabling(of: dict[str, Any]) -> set[str]:
@@ -99,17 +99,13 @@ def test_the_listener_has_it_disabled() -> None:
 )
 def test_only_pools_of_several_models_choose_by_them(of: dict[str, Any], chooses: bool) -> None:
     """Of one model Envoy's own health check finds out who has it."""
-    assert fallback(of) == ("subset" if chooses else "least_request")
+    assert fallback(of).name.rpartition(".")[2] == ("subset" if chooses else "least_request")
     assert bool(enabling(of)) == chooses
 
 
 def test_a_model_that_is_listed_nowhere_goes_anywhere() -> None:
     """Nothing known is no reason to refuse a request."""
-    clusters = upstream_resources(fleet(pool(**SEVERAL)))[CLUSTER_TYPE]
-    (policy,) = Cluster.parse(clusters["llm/stable/http"]).load_balancing_policy.policies
-    override = OverrideHost.parse(policy.typed_extension_config.typed_config.value)
-    (behind,) = override.fallback_policy.policies
-    subset = Subset.parse(behind.typed_extension_config.typed_config.value)
+    subset = Subset.parse(fallback(SEVERAL).typed_config.value)
     assert subset.fallback_policy is SubsetLbSubsetFallbackPolicy.ANY_ENDPOINT
     assert [each.keys for each in subset.subset_selectors] == [[PLACED_KEY]]
     assert subset.list_as_any

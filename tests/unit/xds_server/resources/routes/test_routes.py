@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from envoy.config.core.v3 import base_pb2
 from envoy.config.route.v3 import route_pb2
 from envoy.extensions.filters.http.ext_proc.v3 import ext_proc_pb2, processing_mode_pb2
@@ -77,27 +78,28 @@ def test_a_version_in_the_path_comes_before_the_weights() -> None:
     assert route.route.cluster == "llm/canary/http"
 
 
-def test_a_model_whose_name_begins_alike_is_another_model() -> None:
-    """Names are matched whole."""
-    assert first(route_configuration(fleet()), MODELS + "-large/infer") == "unknown-model"
-
-
-def test_a_dot_in_a_model_name_is_no_wildcard() -> None:
-    """Model names are escaped in patterns."""
+def test_names_of_models_are_matched_whole() -> None:
+    """They are escaped in patterns, and another may begin alike."""
     data = route_configuration(fleet(pool(match={"models": ["m.1"]})))
-    assert first(data, "/v2/models/m.1/infer") == "llm/http"
-    assert first(data, "/v2/models/mx1/infer") == "unknown-model"
+    found = [first(data, f"/v2/models/{name}/infer") for name in ("m.1", "mx1", "m.1-large")]
+    assert found == ["llm/http", "unknown-model", "unknown-model"]
 
 
-def test_a_pinned_variant_comes_before_the_weights() -> None:
-    """The headers of an A/B match select their variant."""
-    variants = [
-        {"name": "stable", "weight": 1},
-        {"name": "canary", "weight": 1, "match": {"headers": {"x-ab": "b"}}},
-    ]
+@pytest.mark.parametrize(
+    ("match", "pinned", "other"),
+    [
+        ({"headers": {"x-ab": "b"}}, {"x_ab": "b"}, {"x_ab": "a"}),
+        ({"cookies": {"ab": "b"}}, {"cookie": "id=1; ab=b"}, {"cookie": "id=1; ab=c"}),
+    ],
+)
+def test_a_pinned_variant_comes_before_the_weights(match, pinned, other) -> None:
+    """Headers and cookies of an A/B match select their variant, whatever the weights."""
+    variants = [{"name": "stable"}, {"name": "canary", "weight": 0, "match": match}]
     data = route_configuration(fleet(pool(variants=variants)))
-    assert read_routes(data)[first(data, INFER, x_ab="b")].route.cluster == "llm/canary/http"
-    assert first(data, INFER, x_ab="a") == "llm/http"
+    assert read_routes(data)[first(data, INFER, **pinned)].route.cluster == "llm/canary/http"
+    split = read_routes(data)[first(data, INFER, **other)].route.weighted_clusters.clusters
+    weights = {one.name: one.weight.value for one in split}
+    assert weights == {"llm/stable/http": 1, "llm/canary/http": 0}
 
 
 def test_a_header_names_the_pool_of_a_stream() -> None:
@@ -125,16 +127,6 @@ def test_only_the_body_names_the_pool_of_a_grpc_call() -> None:
     assert name == "unnamed/grpc"
     clusters = read_routes(data)[name].route.weighted_clusters.clusters
     assert [entry.name for entry in clusters] == ["b/stable/grpc", "b/canary/grpc"]
-
-
-def test_the_pickers_choice_comes_first() -> None:
-    """The picker's headers select the cluster, one per protocol."""
-    data = route_configuration(fleet())
-    chosen = {"x_tidegate_pool": "llm", "x_tidegate_variant": "canary"}
-    name = first(data, GRPC + "ModelInfer", **chosen)
-    assert read_routes(data)[name].route.cluster == "llm/canary/grpc"
-    name = first(data, MODELS + "/infer", **chosen)
-    assert read_routes(data)[name].route.cluster == "llm/canary/http"
 
 
 def test_retiring_variants_stay_pickable() -> None:
@@ -335,23 +327,6 @@ def test_some_requests_are_never_copied() -> None:
     assert mirrors(routes[first(data, "/v2/health/ready", "GET")]) == {}
     assert mirrors(routes[first(data, MODELS + "/versions/2/infer")]) == {}
     assert mirrors(routes["picked/llm/canary/http"]) == {}
-
-
-def test_a_cookie_pins_a_variant() -> None:
-    """Together with headers, and whatever the weights."""
-    variants = [
-        {"name": "stable"},
-        {"name": "canary", "weight": 0, "match": {"cookies": {"ab": "b"}}},
-    ]
-    data = route_configuration(fleet(pool(variants=variants)))
-    route = read_routes(data)[first(data, MODELS + "/infer", cookie="id=1; ab=b")]
-    assert route.route.cluster == "llm/canary/http"
-    route = read_routes(data)[first(data, MODELS + "/infer", cookie="id=1; ab=c")]
-    split = route.route.weighted_clusters.clusters
-    assert {one.name: one.weight.value for one in split} == {
-        "llm/stable/http": 1,
-        "llm/canary/http": 0,
-    }
 
 
 def test_what_a_host_lacks_is_found_out_before_a_request_goes_on() -> None:

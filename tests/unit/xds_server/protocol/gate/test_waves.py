@@ -126,7 +126,8 @@ def test_a_stage_is_tried_a_few_times_only() -> None:
     for number in range(1, MAX_TRIES + 1):
         assert asked(sim) == [number]
         sim.leave(number)
-    assert asked(sim) == [4, 5, 6]
+    assert [step(sim), step(sim)] == [[4, 5, 6], [11]]
+    assert asked(sim) == [4]  # each stage is tried anew
 
 
 def test_an_envoy_that_connects_meanwhile_waits_for_its_wave() -> None:

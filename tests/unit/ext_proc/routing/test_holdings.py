@@ -88,7 +88,9 @@ def test_memory_is_bounded() -> None:
     holdings = Holdings()
     for ticket in range(MAX_HELD + 5):
         holdings.sent(ticket, "p", 1_000, (ticket,))
-    assert holdings.read(page(2_000.0 * MAX_HELD, MAX_HELD), LENGTHS) is not None
+    found = holdings.read(page(2_000.0 * MAX_HELD, MAX_HELD), LENGTHS)
+    assert found is not None
+    assert found.prompts == MAX_HELD
 
 
 class Fleet:

@@ -352,20 +352,20 @@ class _Sample(NamedTuple):
 class Recent:
     """The ring of sampled decisions."""
 
-    __slots__ = ("_kept", "_last", "_seen")
+    __slots__ = ("_kept", "last", "seen")
 
     def __init__(self) -> None:
         self._kept: deque[_Sample] = deque(maxlen=KEPT)
-        self._seen = 0
-        self._last = float("-inf")
+        self.seen = 0
+        """Decisions; the router counts them."""
+        self.last = float("-inf")
+        """When the latest sample was taken, monotonic seconds."""
 
     def due(self, now: float) -> bool:
-        """Count a decision; return whether it is to be sampled (rule 1)."""
-        self._seen += 1
-        since = now - self._last
-        if since < GAP_S or (since < QUIET_S and self._seen % EVERY != 1):
+        """Return whether a decision ``GAP_S`` or more after that is to be sampled (rule 1)."""
+        if now - self.last < QUIET_S and self.seen % EVERY != 1:
             return False
-        self._last = now
+        self.last = now
         return True
 
     def keep(

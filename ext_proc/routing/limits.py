@@ -94,7 +94,7 @@ class Limits:
         """Models that the pools of a replica list."""
         self._silent: set[EndpointKey] = set()
         """Replicas whose slots may be learned."""
-        self._learns: dict[EndpointKey, tuple[Slots, Load] | None] = {}
+        self.learns: dict[EndpointKey, tuple[Slots, Load] | None] = {}
         """Those of them that tell nothing, with the slots that all their requests share, once an
         answer has ended; ``None`` = none, or not yet."""
         self._engines: set[EndpointKey] = set()
@@ -128,7 +128,7 @@ class Limits:
                 elif pool.limit != "none":
                     learns.add(endpoint.key)
         self._silent = learns - fixed
-        self._learns = dict.fromkeys(each for each in self._silent if not self._tells(each))
+        self.learns = dict.fromkeys(each for each in self._silent if not self._tells(each))
         before, self._listed = self._listed, listed
         for key in [each for each in self._slots if before.get(each) != listed.get(each)]:
             self.removed(key)
@@ -146,7 +146,7 @@ class Limits:
         if len(self._listed.get(key, ())) != 1:
             self._shared.discard(key)
         if key in self._silent:
-            self._learns[key] = None
+            self.learns[key] = None
 
     def restarted(self, key: EndpointKey) -> None:
         """Forget what was observed of a replica's earlier process."""
@@ -178,7 +178,7 @@ class Limits:
                     each.kv_used,
                 )
         if self._tells(key):
-            self._learns.pop(key, None)
+            self.learns.pop(key, None)
         if before != {name: each.known() for name, each in slots.items()}:
             self._apply(key)
 
@@ -198,7 +198,7 @@ class Limits:
             ticket: The same; ``None`` = it is settled.
             seconds: Time from dispatch to the first byte.
         """
-        if key not in self._learns:
+        if key not in self.learns:
             return
         if ticket is None:
             for each in self._slots.get(key, {}).values():
@@ -209,12 +209,17 @@ class Limits:
             if learning is not None:
                 learning[0].streams.answers.began(ticket_id, ticket.at, seconds)
 
-    def ended(self, ticket: Ticket, now: float, *, done: bool) -> None:
-        """Note a request that has ended, normally if ``done``, and is not in flight any more."""
-        key, model = ticket.endpoint, ticket.model
-        if key not in self._learns or model is None:
-            return
-        shared = self._learns[key]
+    def ended(self, ticket: Ticket, model: str, now: float, *, done: bool) -> None:
+        """Note a request that has ended, normally if ``done``, and is not in flight any more.
+
+        Args:
+            ticket: Its ticket, of a replica in ``learns``.
+            model: The model as which it counted.
+            now: Monotonic seconds.
+            done: Whether it ended normally.
+        """
+        key = ticket.endpoint
+        shared = self.learns[key]
         if shared is not None:  # as ``_learning`` found it, which costs each answer a call
             slots, left = shared[0], shared[1].limited
         elif (learning := self._learning(key, model)) is not None:
@@ -234,7 +239,7 @@ class Limits:
             count: How many.
             now: Monotonic seconds.
         """
-        if key not in self._learns:
+        if key not in self.learns:
             return
         learning = self._learning(key, model)
         if learning is not None:
@@ -263,7 +268,7 @@ class Limits:
                 return None
             known = slots[model] = Slots()
         if model == WHOLE and key in self._shared:
-            self._learns[key] = known, replica.load
+            self.learns[key] = known, replica.load
         return known, left
 
     def _named(self, key: EndpointKey, readings: Sequence[Reading]) -> list[tuple[str, Reading]]:

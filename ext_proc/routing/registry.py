@@ -208,6 +208,10 @@ class EndpointRegistry:
             self._conditions.observe(replica.key, replica.readings, readings)
             adapters = replica.adapters
             replica.observe(readings)
+            if replica.others:
+                for pool in replica.latency_models.keys() & self.pool_states.keys():
+                    state = self.pool_states[pool]
+                    state.others_at = max(state.others_at, replica.others_at)
             self.limits.read(replica.key, readings)
             self._on_read(replica, readings)
             if replica.adapters != adapters:

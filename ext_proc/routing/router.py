@@ -29,7 +29,7 @@ from ext_proc.routing.cache.prefix_index import PrefixIndex
 from ext_proc.routing.cache.prefix_uses import tenant_of
 from ext_proc.routing.cache.reuse import Reuse
 from ext_proc.routing.cache.trials import Trials
-from ext_proc.routing.explain import Explainer, Recent, counters, describe
+from ext_proc.routing.explain import GAP_S, Explainer, Recent, counters, describe
 from ext_proc.routing.health.conditions import Conditions
 from ext_proc.routing.health.slowness import Slowness
 from ext_proc.routing.learner import Learner
@@ -45,7 +45,6 @@ from ext_proc.routing.pipeline.scheduler import (
     listed,
     repeats,
     unpriced,
-    work_of,
 )
 from ext_proc.routing.queue.queue import Queue
 from ext_proc.routing.queue.waiting import lane_of
@@ -156,7 +155,7 @@ class Router:
         """Prompts in the index whose answers have not begun."""
         # Read with each request.
         self._deaths, self._proposed = self.suspicion.deaths, self.trials.open
-        self._reporting = self.index.table.reporting
+        self._reporting, self._dead = self.index.table.reporting, self.index.table.dead
         self.peers = PeerWorkers(
             self.ledger,
             self.index,
@@ -238,7 +237,7 @@ class Router:
 
     # --- Deciding -------------------------------------------------------------------------------
 
-    def decide(  # noqa: C901, PLR0912 - a function for a part costs each request a call
+    def decide(  # noqa: C901, PLR0912, PLR0915 - a function for a part costs each request a call
         self, request: Request, now: float, unix_now: float, granted: Proposal | None = None
     ) -> Decision | Refusal:
         """Choose the replicas for one request and charge it to the first of them.
@@ -255,7 +254,8 @@ class Router:
         pool_state = self._pool_states.get(request.pool)
         if pool_state is None:
             return Refusal(RefusalKind.UNKNOWN_POOL, f"no pool is named {request.pool!r}")
-        self.index.expire(now)
+        if now >= self.index.retention.next_expiry or self._dead:
+            self.index.expire(now)
         if self._deaths.active and (refusal := self.suspicion.admit(request, now)) is not None:
             return refusal
         before: Lease | None = None
@@ -273,7 +273,8 @@ class Router:
             self._note_burst(pool_state, choice, now)
         lease_key = choice.lease_key
         count = 1 if choice.leased else SMALL if pool_state.mixes else MAX_LISTED
-        order = cheapest(choice.prices, count, self._rng, choice.prompted(self._reporting))
+        prompted = choice.prompted(self._reporting) if self._reporting else None
+        order = cheapest(choice.prices, count, self._rng, prompted)
         if (
             lease_key is not None
             and self.owners is not None
@@ -292,10 +293,11 @@ class Router:
             pool_state.remembered[context.variant, request.protocol] = worth_remembering(
                 context, choice.prices, picked
             )
-        due = self.recent.due(now)
+        recent = self.recent
+        recent.seen += 1
+        due = now - recent.last >= GAP_S and recent.due(now)
         sample = self._explainer.sample(pool_state, request, choice, now) if due else None
         label = choice.policy.picked(context, picked)
-        reason = "sequence" if choice.leased else label
         candidates = context.candidates
         candidate, matched = candidates[picked], context.matched[picked]
         self.conditions.picked(pool.name, candidate.key, now)
@@ -317,7 +319,7 @@ class Router:
             addresses,
             pool.name,
             context.variant,
-            reason,
+            "sequence" if choice.leased else label,
             (not choice.leased or fresh) and not confined,
             matched,
             candidates,
@@ -327,7 +329,7 @@ class Router:
             repeats(self.placement, choice.placed, context, picked, ticket) and len(addresses) > 1,
         )
         if sample is not None:
-            self.recent.keep(request, decision, sample, now)
+            recent.keep(request, decision, sample, now)
         return decision
 
     def _note_burst(self, pool_state: PoolState, choice: Choice, now: float) -> None:
@@ -380,11 +382,12 @@ class Router:
     ) -> Ticket | None:
         self._last_ticket += 1
         context, pool = choice.context, pool_state.pool
-        candidate, now, work = context.candidates[index], context.now, work_of(context, index)
+        candidate, now, tokens = context.candidates[index], context.now, context.tokens
         per_token = context.latency_model.seconds_per_token * candidate.latency_model.slowness
-        replica, ahead = candidate.replica, candidate.load.in_flight
-        drain, prompted = replica.drain_s(now, per_token), context.tokens is not None
+        replica, ahead, prompted = candidate.replica, candidate.load.in_flight, tokens is not None
+        drain = replica.drain_s(now, per_token) if replica.busy_until > now else 0.0
         number, key, matched = self._last_ticket, candidate.key, context.matched[index]
+        work = 1.0 if tokens is None else max(1.0, tokens - matched * context.block_tokens)
         request = context.request
         features = request.features
         coming = 0.0
@@ -412,7 +415,7 @@ class Router:
                 )
         if pool.refuse_deadly:
             self.suspicion.picked(number, key.id, request, now)
-        if prompted:
+        if tokens is not None:
             if pool.usage or key.id in self.scales.counting:
                 self.scales.sent(
                     number,
@@ -428,8 +431,8 @@ class Router:
             expected = drain + work * per_token
             replica.busy(now + expected, per_token)
             pool_state.prefilled = replica.prompted(work, pool_state.prefilled)
-            if features.streaming and context.tokens is not None:
-                self.learner.sent(ticket, expected + coming * per_token, context.tokens * per_token)
+            if features.streaming:
+                self.learner.sent(ticket, expected + coming * per_token, tokens * per_token)
         if choice.policy.learns:
             choice.policy.charged(ticket)
         if request.chat and pool.usage and request.tokens is not None:
@@ -592,7 +595,8 @@ class Router:
             False if it was settled before, by this method or by the removal of its endpoint.
         """
         done = outcome is DONE
-        self.index.expire(now)
+        if now >= self.index.retention.next_expiry or self._dead:
+            self.index.expire(now)
         if self._proposed:
             self.trials.ended(ticket.id, now, done=done)
         if self._deaths.active:
@@ -603,15 +607,14 @@ class Router:
             return False
         if self.queue.count:
             self.on_room()
-        if ticket.prompted:
-            if self.scales.held:
-                self.scales.ended(ticket.id, ticket.endpoint.id)
+        if ticket.prompted and (self.scales.held or self.scales.prompts):
+            self.scales.ended(ticket.id, ticket.endpoint.id)
             if done:
                 self.scales.began(ticket.id, ticket.endpoint.id)
             else:
                 self.scales.failed(ticket.id)
-        if ticket.model is not None:
-            self.limits.ended(ticket, now, done=done)
+        if ticket.model is not None and ticket.endpoint in self.limits.learns:
+            self.limits.ended(ticket, ticket.model, now, done=done)
         self.learner.settled(ticket, outcome, now)
         if done and now >= self.slowness.due:
             self.slowness.took(ticket, now)

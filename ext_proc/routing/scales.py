@@ -230,10 +230,11 @@ class Scales:
         ``usage``, need be noted."""
         self.held: dict[str, Holdings] = {}
         """By endpoint id: the prompts in flight where pages tell no counter (rule 9)."""
-        self._sent: dict[int, _Sent] = {}
+        self.prompts: dict[int, _Sent] = {}
+        """Prompts whose tokens are to be learned, by ticket; at most ``MAX_SENT``."""
 
     def __len__(self) -> int:
-        return len(self._sent)
+        return len(self.prompts)
 
     def set_pools(self, pools: Mapping[str, Pool]) -> None:
         """Keep exactly the scales of these pools and of their models."""
@@ -290,21 +291,21 @@ class Scales:
         if endpoint not in self._windows and pool not in self._usage:
             return
         named = model if model in self._scales.get(pool, ()) else None
-        self._sent[ticket] = _Sent(
+        self.prompts[ticket] = _Sent(
             pool, named or WHOLE, 0 if tokens is not None else size, tokens or 0, counted=False
         )
-        if len(self._sent) > MAX_SENT:
-            del self._sent[next(iter(self._sent))]
+        if len(self.prompts) > MAX_SENT:
+            del self.prompts[next(iter(self.prompts))]
 
     def began(self, ticket: int, endpoint: str) -> None:
         """Note that a prompt was computed: its answer began or ended on this replica."""
-        sent = self._sent.get(ticket)
+        sent = self.prompts.get(ticket)
         if sent is None or sent.counted:
             return
         if sent.pool in self._usage:
-            self._sent[ticket] = sent._replace(counted=True)
+            self.prompts[ticket] = sent._replace(counted=True)
         else:
-            del self._sent[ticket]
+            del self.prompts[ticket]
         for window in self._windows.get(endpoint, {}).values():
             self._count(window, sent)
 
@@ -316,7 +317,7 @@ class Scales:
 
     def failed(self, ticket: int) -> None:
         """Note that a request ended without an answer."""
-        self._sent.pop(ticket, None)
+        self.prompts.pop(ticket, None)
 
     def _count(self, window: _Window, sent: _Sent) -> None:
         window.prompts += 1
@@ -330,7 +331,7 @@ class Scales:
 
     def told(self, ticket: int, tokens: int) -> None:
         """Take the tokens of a prompt as its answer tells them."""
-        sent = self._sent.pop(ticket, None)
+        sent = self.prompts.pop(ticket, None)
         if sent is None or not sent.size or tokens <= 0:
             return
         for scale in self._named(sent.pool, sent.model):

@@ -79,7 +79,8 @@ class Retention:
         self._entries = table.entries
         self._holders = table.holders
         self._dead = table.dead
-        self._next_expiry = float("-inf")
+        self.next_expiry = float("-inf")
+        """When blocks may be due, monotonic seconds."""
 
     def insert(
         self,
@@ -158,13 +159,11 @@ class Retention:
     def expire(self, now: float) -> None:
         """Drop blocks that are too old, and free the memory of purged endpoints.
 
-        Cheap enough to be called with every request: it works once per ``EXPIRE_EVERY_S``, or
-        in every call while more than ``RECLAIM_BUDGET`` blocks are due.
+        It works once per ``EXPIRE_EVERY_S``, or in every call while more than ``RECLAIM_BUDGET``
+        blocks are due. Requests call it only from ``next_expiry`` on, or with dead endpoints.
         """
-        if now < self._next_expiry and not self._dead:
-            return
         budget = self._table.reclaim(RECLAIM_BUDGET)
-        if now < self._next_expiry:
+        if now < self.next_expiry:
             return
         for holder in list(self._holders.values()):
             kept, too_old = holder.kept, now - holder.ttl_s
@@ -183,7 +182,7 @@ class Retention:
                 oldest = kept.oldest
                 budget -= 1
         if budget > 0:
-            self._next_expiry = now + EXPIRE_EVERY_S
+            self.next_expiry = now + EXPIRE_EVERY_S
 
     def uses(self) -> Iterator[Inserted]:
         """Yield inserts that reproduce the index when applied in this order to an empty one.

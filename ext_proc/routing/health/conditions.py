@@ -348,10 +348,10 @@ class Conditions:
     ) -> Sequence[Candidate]:
         """Return the candidates that may get a request, or all candidates if none may."""
         ejection = self.ejections.get(pool)
-        latched, published = self._latched.get(pool), self._published.get(pool)
         out: Collection[EndpointKey] = _NONE if ejection is None else ejection.out
-        if not out and not latched and not published:
+        if not out and pool not in self._latched and pool not in self._published:
             return candidates
+        latched, published = self._latched.get(pool), self._published.get(pool)
         barred = ejection.barred(now) if ejection is not None and out else set()
         if out and not _may_try(request):
             barred.update(out)

@@ -177,7 +177,7 @@ class Placement:
         self._pools: dict[EndpointKey, list[str]] = {}
         self._models: dict[str, frozenset[str]] = {}
         """The models that each pool lists."""
-        self._views: dict[str, dict[_Name | Unversioned, Holders]] = {}
+        self.views: dict[str, dict[_Name | Unversioned, Holders]] = {}
         """By pool and model; pools of which nothing is known are absent."""
         self._sent: dict[EndpointKey, dict[Sent, int]] = {}
         """Requests since the replica's last listing (rule 7)."""
@@ -233,7 +233,7 @@ class Placement:
         self.moved_at = {key: each for key, each in self.moved_at.items() if key in self._pools}
         self._lost = {each: at for each, at in self._lost.items() if each[0] in self._members}
         came = self._leave(pools)
-        self._views = {}
+        self.views = {}
         for key in {*self._held, *self.leaving}:
             self._changed(key)
         for key, model in came:
@@ -306,8 +306,8 @@ class Placement:
         self._latest = max(self._latest, now)
         for lost in [each for each, at in self._lost.items() if now - at > OWN_S]:
             del self._lost[lost]
-            if lost[0] in self._views:
-                self._views[lost[0]] = {}
+            if lost[0] in self.views:
+                self.views[lost[0]] = {}
         for place in [each for each, miss in self._missed.items() if now - miss[1] > OWN_S]:
             del self._missed[place]
             self._forget_views(place[0])
@@ -333,9 +333,9 @@ class Placement:
         leaving = self.leaving
         for pool in self._pools.get(key, ()):
             if any(each in self._held or each in leaving for each in self._members[pool]):
-                self._views[pool] = {}
+                self.views[pool] = {}
             else:
-                self._views.pop(pool, None)
+                self.views.pop(pool, None)
 
     def _note_lost(self, key: EndpointKey, names: Iterable[_Name]) -> None:
         """Note which models a replica has no more, and have the others asked (rule 4)."""
@@ -371,7 +371,7 @@ class Placement:
 
     def holders(self, pool: str, model: str, version: str | None) -> Holders | None:
         """Return a model's placement in a pool; ``None`` if nothing is known of the pool."""
-        views = self._views.get(pool)
+        views = self.views.get(pool)
         if views is None:
             return None
         name = (model, version) if version else model
@@ -390,7 +390,7 @@ class Placement:
         Returns:
             ``None`` if nothing is known of the pool.
         """
-        views = self._views.get(pool)
+        views = self.views.get(pool)
         if views is None:
             return None
         name = Unversioned(model or "", version)
@@ -398,7 +398,7 @@ class Placement:
         return self._viewed(pool, name) if found is None else found
 
     def _viewed(self, pool: str, name: _Name | Unversioned) -> Holders:
-        views = self._views[pool]
+        views = self.views[pool]
         if len(views) >= MAX_VIEWS:
             views.clear()
         if not isinstance(name, Unversioned):

@@ -53,7 +53,6 @@ def draw_variant(
     features: Features,
     headers: Mapping[str, str],
     *,
-    leased: str | None,
     drawn: str | None,
     rng: Rng,
 ) -> str | Refusal:
@@ -73,8 +72,6 @@ def draw_variant(
         about a version that no variant declares go to any: replicas answer them in their own words,
         and clients expect these, such as ``ready: false``.
     """
-    if leased is not None:
-        return leased
     variants: Sequence[Variant] = pool.variants
     pinned = False
     if features.version:

@@ -189,9 +189,12 @@ class Scheduler:
         """Filter and price the candidates; changes nothing but ``rng`` and expired leases."""
         pool, features = pool_state.pool, request.features
         inference = features.is_inference
-        policy = self._allowed(pool, request) if inference else self._least
-        if isinstance(policy, Refusal):
-            return policy
+        policy = self.policies[pool.name][pool.policy] if inference else self._least
+        if inference and POLICY_HEADER in request.headers:
+            selected = self._selected(pool, request.headers[POLICY_HEADER])
+            if isinstance(selected, Refusal):
+                return selected
+            policy = selected
         if self._relief.level and policy.in_seconds:
             policy = self._least
         lease_key: LeaseKey | None = None
@@ -224,14 +227,9 @@ class Scheduler:
         index, blocks = self._index, request.blocks
         steps = index.match(blocks) if blocks and not features.recomputed else []
         free: Sequence[Candidate] = ()
-        matched: Sequence[int] = ()
-        sampled = (
-            len(candidates) > SMALL
-            and not policy.everyone
-            and request.subset is None
-            and not constrained
-            and request.care is None
-        )
+        matched: Sequence[int]
+        anyone = request.subset is None and request.care is None
+        sampled = anyone and len(candidates) > SMALL and not policy.everyone and not constrained
         if sampled:
             free, matched = self._sample(
                 pool_state,
@@ -247,20 +245,19 @@ class Scheduler:
                 low=bool(low),
             )
         if not free:
-            where = f"{pool.name}/{variant}"
             if leased is None and candidates:
                 if placed is not None:
                     candidates = having(placed, candidates)
                 candidates = self._conditions.keep(pool.name, candidates, now, request)
-            allowed = eligible(
-                candidates,
-                subset=request.subset,
-                limit=limit,
-                where=where,
-                care=request.care,
-            )
-            if isinstance(allowed, Refusal):
-                return allowed
+            allowed = candidates
+            if limit or not anyone or not candidates:
+                where, care = f"{pool.name}/{variant}", request.care
+                kept = eligible(
+                    candidates, subset=request.subset, limit=limit, where=where, care=care
+                )
+                if isinstance(kept, Refusal):
+                    return kept
+                allowed = kept
             free, matched = allowed, self._depths(pool_state, request.protocol, steps, allowed)
             if own is not None:
                 free = below_slots_low(allowed, own) if low else below_slots(allowed, own)
@@ -271,32 +268,46 @@ class Scheduler:
                         if bursts and not pool_state.stands(variant, own, now):
                             free, exceeds, holders = below_burst(allowed, own), True, False
                         if not free:
-                            return at_limits(allowed, own, where)
+                            return at_limits(allowed, own, f"{pool.name}/{variant}")
                     free, matched = with_holders(allowed, matched, free, own, holders=holders)
         if request.batch:
             matched = self._of_batch(pool_state, request, free)
             blocks = request.batch[0]
-        shared, branched = self._in_common(policy, blocks, matched, len(candidates))
-        context = _context_of(
-            pool_state,
+        shared = branched = 0
+        if steps or request.batch:
+            shared, branched = self._in_common(policy, blocks, matched, len(candidates))
+        others = pool_state.others_at > now - FRESH_S
+        pending = _with_others(free, now) if others else [each.load.in_flight for each in free]
+        block_tokens = request.block_tokens or pool.block_chars / request.bytes_per_token
+        ramp = _ramp(pool, free, unix_now) if pool.slow_start.window_s > 0.0 else None
+        weighs = policy.weighs
+        context = SchedulingContext(
             request,
-            variant,
             free,
+            variant,
+            pool_state.size,
+            pending,
+            [each.load.work for each in free] if weighs else (),
+            [each.capacity for each in free] if weighs or ramp is not None else (),
             matched,
+            len(request.blocks),
             shared,
-            rng,
+            pool.load_factor,
+            _tokens_of(request, block_tokens),
+            block_tokens,
+            pool_state.latency_model,
             now,
-            unix_now,
+            rng,
+            ramp,
             branched,
-            weighs=policy.weighs,
         )
-        prices = self._prices(pool, policy, context, inference=inference)
+        prices = self._prices(pool_state, policy, context, inference=inference)
         return Choice(
             policy, context, prices, lease_key, leased is not None, sampled, exceeds, placed
         )
 
     def _prices(
-        self, pool: Pool, policy: Policy, context: SchedulingContext, *, inference: bool
+        self, pool_state: PoolState, policy: Policy, context: SchedulingContext, *, inference: bool
     ) -> Sequence[float]:
         """Return the policy's prices after slow start, preferences and silent replicas."""
         prices, features = policy.prices(context), context.request.features
@@ -304,12 +315,11 @@ class Scheduler:
             if context.ramp is not None:
                 prices = with_slow_start(context, prices, context.rng, in_seconds=policy.in_seconds)
             if (
-                pool.prefer_zone
-                or pool.model_needs
+                pool_state.prefers
                 or features.adapter is not None
                 or features.model in self._conditions.adapters
             ):
-                zone = self._hops.zone
+                pool, zone = pool_state.pool, self._hops.zone
                 if pool.prefer_zone and policy.in_seconds:
                     hops, zone = self._hops.seconds(pool, context.candidates), ""
                     prices = [price + hop for price, hop in zip(prices, hops, strict=True)]
@@ -361,16 +371,16 @@ class Scheduler:
         pool, features = pool_state.pool, request.features
         drawn: str | Refusal | None = pool_state.only if not features.version else None
         if drawn is None:
-            drawn = draw_variant(
-                pool, features, request.headers, leased=None, drawn=request.variant, rng=rng
-            )
+            drawn = draw_variant(pool, features, request.headers, drawn=request.variant, rng=rng)
         if isinstance(drawn, Refusal):
             return drawn
         candidates = pool_state.open.get((drawn, request.protocol), ())
         named = candidates if request.subset is None else in_subset(candidates, request.subset)
         if not named:
             return drawn, candidates, False, None
-        placed, constrained = self._placed(pool_state, request, drawn), False
+        known = pool.name in self._placement.views
+        placed = self._placed(pool_state, request, drawn) if known else None
+        constrained = False
         needy = (pool.model_needs or features.adapter is not None) and features.is_inference
         if needy or (placed is not None and placed.wrong):
             fit: Sequence[Candidate] | Refusal = named
@@ -452,14 +462,10 @@ class Scheduler:
             candidates = min(candidates, 1 + len(matched) - matched.count(0))
         return self._index.shared_depth(blocks, deepest, candidates), branched
 
-    def _allowed(self, pool: Pool, request: Request) -> Policy | Refusal:
-        """Return the pool's policy, or the one that the request selects if the pool allows it."""
-        policies = self.policies[pool.name]
-        selected = request.headers.get(POLICY_HEADER)
-        if selected is None:
-            return policies[pool.policy]
+    def _selected(self, pool: Pool, selected: str) -> Policy | Refusal:
+        """Return the policy that a request selects, if the pool allows it."""
         if selected == pool.policy or selected in pool.allow_override:
-            return policies[selected]
+            return self.policies[pool.name][selected]
         allowed = ", ".join(sorted(pool.allow_override)) or "none"
         return Refusal(
             RefusalKind.BAD_REQUEST,
@@ -497,72 +503,24 @@ class Scheduler:
         return None if start or not isinstance(right, Refusal) else right
 
 
-def _context_of(
-    pool_state: PoolState,
-    request: Request,
-    variant: str,
-    candidates: Sequence[Candidate],
-    matched: Sequence[int],
-    shared: int,
-    rng: Rng,
-    now: float,
-    unix_now: float,
-    branched: int = 0,
-    *,
-    weighs: bool = True,
-) -> SchedulingContext:
-    """Build the scheduling context of a request and its candidates.
-
-    Args:
-        pool_state: The pool.
-        request: The request.
-        variant: Its variant.
-        candidates: Its candidates.
-        matched: Leading blocks of the prompt that each candidate probably has cached.
-        shared: Leading blocks that are worth a copy on every replica.
-        rng: Source of randomness.
-        now: Monotonic seconds, for the age of readings.
-        unix_now: Wall-clock seconds, for ramps.
-        branched: Leading blocks that belong to several prompts.
-        weighs: Whether the policy uses work and strength (``Policy.weighs``).
-    """
-    pool = pool_state.pool
+def _with_others(candidates: Sequence[Candidate], now: float) -> list[float]:
+    """Return the requests on each replica, with those of other clients where they are known."""
     stale = now - FRESH_S
-    pending: list[float] = [
-        candidate.load.in_flight + candidate.replica.others
-        if candidate.replica.others_at > stale
-        else candidate.load.in_flight
-        for candidate in candidates
+    return [
+        each.load.in_flight + (each.replica.others if each.replica.others_at > stale else 0.0)
+        for each in candidates
     ]
-    scale = request.bytes_per_token
-    block_tokens = request.block_tokens or pool.block_chars / scale
+
+
+def _tokens_of(request: Request, block_tokens: float) -> float | None:
+    """Return the tokens of a request's prompt, estimated if unknown; ``None`` = no prompt."""
     tokens: float | None = request.tokens
     if tokens is None:
-        prompt = request.features.prompt
+        prompt, scale = request.features.prompt, request.bytes_per_token
         tokens = len(request.blocks) * block_tokens
         if prompt is not None and len(prompt) > tokens * scale:
             tokens = len(prompt) / scale
-    ramp = _ramp(pool, candidates, unix_now) if pool.slow_start.window_s > 0.0 else None
-    return SchedulingContext(
-        request,
-        candidates,
-        variant,
-        pool_state.size,
-        pending,
-        [candidate.load.work for candidate in candidates] if weighs else (),
-        [candidate.capacity for candidate in candidates] if weighs or ramp is not None else (),
-        matched,
-        len(request.blocks),
-        shared,
-        pool.load_factor,
-        float(int(tokens)) if tokens else None,
-        block_tokens,
-        pool_state.latency_model,
-        now,
-        rng,
-        ramp,
-        branched,
-    )
+    return float(int(tokens)) if tokens else None
 
 
 def _ramp(pool: Pool, candidates: Sequence[Candidate], unix_now: float) -> list[float] | None:
@@ -723,13 +681,6 @@ def _least_sent(prompted: SchedulingContext, ties: list[int], order: list[int]) 
     return 1
 
 
-def work_of(context: SchedulingContext, index: int) -> float:
-    """Estimate the uncached input tokens of a request on one candidate, at least 1."""
-    if context.tokens is None:
-        return 1.0
-    return max(1.0, context.tokens - context.matched[index] * context.block_tokens)
-
-
 def listed(
     choice: Choice,
     order: Sequence[int],
@@ -800,10 +751,9 @@ def repeats(
         picked: Index of the pick.
         ticket: The pick's ticket, ``None`` if it has none.
     """
-    model = context.request.features.model
     if holders is None:
         return False
-    candidates = context.candidates
+    candidates, model = context.candidates, context.request.features.model
     if holders.version and ticket is not None:
         pool, variant = ticket.pool, context.variant
         sent = Sent(pool, variant, model or "", holders.version)

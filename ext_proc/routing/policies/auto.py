@@ -65,6 +65,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ext_proc.routing.latency.model import IN_FLIGHT_TOKENS
 from ext_proc.routing.policies.base import Policy
 from ext_proc.routing.state.candidates import FRESH_S
 
@@ -95,7 +96,7 @@ class Auto(Policy):
             return _without_prompt(context)
         prices: list[float] = []
         per_token, per_block = latency_model.seconds_per_token, context.block_tokens
-        delta, other = latency_model.delta_s, latency_model.mean_tokens * per_token
+        delta, other = IN_FLIGHT_TOKENS * per_token, latency_model.mean_tokens * per_token
         ahead = [candidate.replica.busy_until > now for candidate in context.candidates]
         busy, waiting = ahead.count(True) / len(ahead), sum(context.pending)
         whole = (1.0 + ALPHA * busy) * per_token
@@ -114,12 +115,12 @@ class Auto(Policy):
                 if matched < branched:
                     copied = per_token * (branched - max(matched, common)) * per_block
                 idle = whole * private + copied
-            price = idle
-            if pending:
-                price = (whole + stalled * pending) * private + copied + delta * pending
-                in_flight = candidate.load.in_flight
-                if pending > in_flight:
-                    price += other * (pending - in_flight)
+            if not (pending or drains or replica.kv_used) and replica.first_bytes.due >= now:
+                prices.append(idle * slowness)
+                continue
+            price = (whole + stalled * pending) * private + copied + delta * pending
+            if pending > candidate.load.in_flight:
+                price += other * (pending - candidate.load.in_flight)
             if replica.first_bytes.due < now:
                 slowness *= replica.first_bytes.lateness(now, latency_model.reported_until)
                 price = price * slowness + _drain_s(candidate, context, per_token * slowness)

@@ -290,10 +290,18 @@ class PoolState:
                 each.capacity
             )
         self.size = len(pool.endpoints)
+        self.keys = frozenset(each.key for each in pool.endpoints)
         only = pool.variants[0] if len(pool.variants) == 1 else None
         self.only = only.name if only is not None and only.weight else None
         """The only variant of the pool, which needs no draw unless a request names a version;
         ``None`` if there are several or its weight is 0."""
+        self.prefers = bool(pool.prefer_zone or pool.model_needs)
+        """Its settings have preferences among replicas."""
+        self.others_at = max(
+            [replicas[key].others_at for key in self.keys if replicas[key].others],
+            default=float("-inf"),
+        )
+        """When a replica last had requests of other clients queued, monotonic seconds."""
         self.versions = {
             each.name: each.model_version for each in pool.variants if each.model_version
         }
@@ -313,7 +321,6 @@ class PoolState:
         self.exceeded: dict[tuple[str, str], tuple[float, float]] = {}
         """Since when requests of a variant and model have exceeded the limits of all replicas, and
         when one did last, or had to wait, monotonic seconds; unlisted models count as one."""
-        self.keys = frozenset(each.key for each in pool.endpoints)
         self.mixes = False
         """Replicas share a host, or are in several zones, so that several may fail together."""
         self._at: dict[str, EndpointKey] = {}

@@ -339,7 +339,7 @@ def test_bounds_hold(monkeypatch):
     monkeypatch.setattr(module, "MAX_VIEWS", 4)
     for number in range(100):
         made.holders("many", f"x{number}", None)
-        assert len(made._views["many"]) <= 4
+        assert len(made.views["many"]) <= 4
     for number in range(40_000):
         made.note(number, "a", None, 0.0)
     assert len(made._younger) + len(made._older) <= module.MAX_TICKETS

@@ -37,19 +37,13 @@ def draw(made: Pool, **options: object) -> str | Refusal:
     names = ("version", "session")
     form = options.pop("form", Form.GENERATE)
     features = Features(form, **{n: options.pop(n) for n in names if n in options})
-    given_: dict[str, object] = {"leased": None, "drawn": None, "rng": random.Random(1)}
+    given_: dict[str, object] = {"drawn": None, "rng": random.Random(1)}
     headers = options.pop("headers", {})
     return draw_variant(made, features, headers, **{**given_, **options})
 
 
 STABLE = Variant("stable", 90, "1")
 CANARY = Variant("canary", 10, "2", (("x-canary", "yes"),))
-
-
-def test_a_lease_decides_before_everything() -> None:
-    """A sequence stays in its variant, with any version or header."""
-    made = pool(STABLE, CANARY)
-    assert draw(made, leased="canary", version="1", headers={}) == "canary"
 
 
 def test_a_version_pins() -> None:

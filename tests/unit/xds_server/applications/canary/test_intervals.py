@@ -30,7 +30,7 @@ def moved(names: list[str], weights: dict[str, int]) -> set[str]:
     return {
         each.session or ""
         for each in features
-        if draw_variant(pool, each, {}, leased=None, drawn=None, rng=None) == "v2"  # type: ignore[arg-type]
+        if draw_variant(pool, each, {}, drawn=None, rng=None) == "v2"  # type: ignore[arg-type]
     }
 
 

@@ -458,7 +458,7 @@ class Scales:
         if scales is None:
             return
         before = scales[WHOLE].force
-        if model != WHOLE:
+        if model != WHOLE and model in scales:  # else the pool does not list it any more
             scales[model].learn(size, prompts, others, tokens)
         if scales[WHOLE].learn(size, prompts, others, tokens):
             self._on_change(pool, before / scales[WHOLE].force)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Final
 
 import pytest
@@ -93,6 +94,17 @@ def test_an_engine_counts_prompts_before_the_log_tells_of_them():
         if number > 20:
             assert engine.found == pytest.approx(4.0, rel=0.35)
     assert engine.found == pytest.approx(4.0, rel=0.1)
+
+
+def test_a_prompt_of_a_model_that_its_pool_lists_no_more_counts_for_the_pool():
+    """It was computed before the change of the fleet and is told of after it."""
+    engine = Engine(4.0)
+    for _ in range(8):
+        engine.ask(2_000, "n")
+    engine.scales.set_pools({"p": replace(engine.pool, models=frozenset({"m"}))})
+    engine.page()
+    assert engine.found == pytest.approx(4.0, rel=0.4)
+    assert engine.scales.describe("p")["prompts"] == 8
 
 
 def test_what_is_measured_in_tokens_is_converted_at_each_change():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from math import exp, log
+from math import e, exp, log
 
 import pytest
 from hypothesis import given
@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from ext_proc.blame.origins import number_of
 from ext_proc.routing.health.ejection import WAIT_S, Ejection
-from ext_proc.routing.health.ejection_record import Cause
+from ext_proc.routing.health.ejection_record import Cause, EjectionRecord
 from ext_proc.routing.health.experiment import (
+    DEBT,
+    DEBT_S,
     DRAWN,
     FEW,
     LEAST,
@@ -229,6 +231,32 @@ def test_failures_elsewhere_in_any_number_weigh_as_one():
         odds.failed(DRAWN, here=False)
     assert odds.row == LEAST
     assert odds.failures == 0.0
+
+
+def test_what_a_client_among_others_fails_elsewhere_stays_against_it_for_a_while():
+    """A new row ends what speaks against the replica, and all that is known of a client alone."""
+    odds = Experiment()
+    for _ in range(1000):
+        odds.failed(DRAWN, here=False, alone=False)
+    assert odds.row == DEBT
+    odds.begin(DEBT_S, alone=False)
+    assert odds.row == pytest.approx(DEBT / e)
+    odds.begin(0.0, alone=True)
+    assert odds.row == 0.0
+    odds.failed(DRAWN, here=True)
+    odds.begin(0.0, alone=False)
+    assert odds.row == 0.0
+
+
+def test_odds_of_a_row_that_a_good_answer_ended_count_no_more():
+    """Else two failures before each good answer would eject."""
+    record, pool = EjectionRecord("stable"), PoolResults()
+    for now in (0.0, 1.0):
+        record.fail(now, 5.0, 10, 7, pool)
+        assert record.experiments[7].row == 0.0
+        record.experiment_of(7).failed(DRAWN, here=True)
+        record.end_row()
+    assert record.experiments[7].failures > record.experiments[7].row > 0.0
 
 
 def test_a_small_replica_gets_no_more_than_it_is_used_to():

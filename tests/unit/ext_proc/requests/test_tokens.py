@@ -165,16 +165,12 @@ def test_a_cut_prompt_loses_one_word():
 
 
 def test_a_cut_prompt_without_spaces_loses_tokens():
-    """Without separators the last ``DROPPED_TOKENS`` are dropped."""
+    """Without separators the last ``DROPPED_TOKENS`` are dropped, which may be all."""
     whole = token_blocks(text("水" * 100), 256, 1, BPE)
     part = token_blocks(text("水" * 60, partial=True), 256, 1, BPE)
     seen = len(BPE.encode("水" * 60))
     assert len(part.hashes) == seen - DROPPED_TOKENS
     assert part.hashes == whole.hashes[: len(part.hashes)]
-
-
-def test_a_cut_prompt_with_few_tokens():
-    """If all tokens may be incomplete there is no block."""
     assert token_blocks(text("水", partial=True), 256, 1, BPE).hashes == ()
 
 
@@ -278,10 +274,10 @@ def alone(prompt):
 
 
 @pytest.mark.parametrize(
-    "prompts", [["a" * 40, "b" * 50, "a" * 40 + "c" * 30], ["ä" * 20, "b" * 9]]
+    "prompts", [["a" * 40, "b" * 50, "a" * 40 + "c" * 30], ["ä" * 20, "b" * 9], ["a" * 40]]
 )
 def test_each_prompt_of_a_batch_has_its_own_blocks(prompts):
-    """So a prompt matches whether it comes alone or beside others."""
+    """So a prompt matches whether it comes alone, in an array of one, or beside others."""
     found = token_blocks(read({"model": "m", "prompt": prompts}), 16, 4, None)
     known = [each for prompt in prompts if (each := alone(prompt))]
     assert found.batch == (tuple(known) if len(known) > 1 else ())
@@ -295,12 +291,6 @@ def test_each_array_of_token_ids_has_its_own_blocks():
     found = token_blocks(read({"model": "m", "prompt": [one, two]}), 16, 4, None)
     assert found.batch == (alone(one), alone(two))
     assert found.tokens == 23
-
-
-def test_a_batch_of_one_is_a_prompt():
-    """An array around a text changes nothing."""
-    found = token_blocks(read({"model": "m", "prompt": ["a" * 40]}), 16, 4, None)
-    assert (found.hashes, found.batch) == (alone("a" * 40), ())
 
 
 def test_a_batch_is_bounded():

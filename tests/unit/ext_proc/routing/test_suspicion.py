@@ -241,6 +241,16 @@ def test_workers_suspect_and_clear_alike(build):
     two.settle(other.ticket, Outcome.DONE, DONE)
 
 
+def test_workers_tell_each_other_of_replicas_that_are_gone_and_callers_that_left(build):
+    """Each sees a part of the log."""
+    one, two = (build.router(build.pool(4)) for _ in range(2))
+    one.suspicion._on_event = lambda event: two.peers.follow(1, event, 0.0)
+    one.suspicion.gone("r0", 5.0)
+    one.suspicion.left("r1", 6.0)
+    assert two.suspicion.deaths.gone_at("r0") == 5.0
+    assert two.suspicion.deaths.left_at("r1") == 6.0
+
+
 def test_a_worker_that_starts_learns_what_is_held(build, members):
     """Its share of the requests would kill one more replica otherwise."""
     members.suspicion.left("r1", LATER)

@@ -93,10 +93,13 @@ def test_failed_and_removed_requests_are_not_waited_for(build) -> None:
     """Nothing of a removed replica is kept, and a prompt that failed is never the oldest."""
     router = build.router(build.pool(1))
     engine = Engine(router, 1_000.0, counts=True)
-    engine.serve(build, 1, gap_s=1.0)
+    engine.serve(build, 1, gap_s=0.0)
     (first,) = engine.tickets
     assert "r0" in router.learner.progress.told
+    pending = router.learner.progress._pages["r0"].pending
+    assert list(pending) == [first.id]
     router.settle(first, Outcome.ABORTED, engine.now)
+    assert not pending
     engine.serve(build, 40, gap_s=1.0)
     assert pace(router)[0] == "default"
     router.set_pools({}, engine.now)

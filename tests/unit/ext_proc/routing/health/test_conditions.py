@@ -129,6 +129,18 @@ def test_a_frozen_replica_is_found_by_its_readings(build):
     assert router.conditions.of("llm", R1) == []
 
 
+def test_attempts_that_waited_in_vain_are_evidence_in_each_pool_of_a_replica(build):
+    """Although nothing is in flight there: the requests have moved on."""
+    other = replace(build.pool(2), name="vision", models=frozenset({"v"}))
+    router = build.router(build.pool(2), other)
+    for second in range(40):
+        router.conditions.alive(R1, float(second))
+        if second % 3 == 2:
+            router.conditions.kept_waiting(R0, 2.0, float(second), second % 2)
+        router.registry.sweep(float(second))
+    assert sick(router) == sick(router, pool="vision") == ["ejected", "frozen"]
+
+
 def test_removed_pools_and_replicas_are_dropped(build):
     """Conditions of removed replicas are dropped, and results of unknown ones are ignored."""
     conditions = Conditions()
@@ -287,6 +299,10 @@ def test_sleep_of_which_nothing_is_known_any_more_ends(build):
         router.registry.observe("r0", [reading(1.0, asleep=True)])
         router.registry.observe("r0", after)
         assert sick(router) == []
+    router.registry.observe("r0", [reading(3.0, asleep=True)])
+    for pools in ({}, {"llm": build.pool(2)}):
+        router.set_pools(pools, 4.0)
+    assert sick(router) == [], "it was removed meanwhile"
 
 
 def test_a_pool_that_comes_later_learns_of_the_sleep(build):

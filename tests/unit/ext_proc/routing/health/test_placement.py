@@ -377,6 +377,15 @@ def test_a_changed_placement_calls_for_one_look(missing):
     assert hosts(decide(router, now=5.0)) == {"1", "2"}
 
 
+def test_a_miss_that_no_look_answers_bars_for_a_while_only(missing):
+    """The replica may have loaded the model since."""
+    router, _ = missing
+    router.placement.missed(decide(router).ticket.id, R0, 2.0)
+    assert hosts(decide(router, now=2.5)) == {"1", "2"}
+    router.placement.sweep(2.0 + OWN_S + 1)
+    assert hosts(decide(router, now=14.0)) == {"0", "1", "2"}
+
+
 def test_a_model_that_all_are_said_to_lack_bars_none(missing):
     """Only that the others are asked, too: it may be the model itself that answers 404."""
     router, asked = missing

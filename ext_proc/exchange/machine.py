@@ -92,11 +92,11 @@ from ext_proc.exchange.known import (
     too_large,
 )
 from ext_proc.exchange.messages import (
-    BUFFERED,
     DUPLEX,
     EMPTY_BODY,
     EMPTY_HEAD,
     EMPTY_TRAILERS,
+    GATHERED,
     NONE,
     ONCE_HEAD,
     STRIPPED_HEAD,
@@ -419,7 +419,7 @@ class Exchange:
     def _on_body_first(
         self, head: Head, body: Body, now: float, unix_now: float
     ) -> tuple[Action, ...]:
-        late = head.request_body is not BUFFERED  # a replica has been chosen
+        late = head.request_body not in GATHERED  # a replica has been chosen
         known = "too-late" if late else locate(head, self._router.pools)
         if isinstance(known, str):
             passed = self._pass(known, head)

@@ -42,6 +42,8 @@ class BodySending(Enum):
     NONE = "none"
     """Not at all, unless the reply to the headers requests it."""
     BUFFERED = "buffered"
+    """In one message with the whole body."""
+    PARTIAL = "partial"
     """In one message with the whole body, or as much as fits."""
     STREAMED = "streamed"
     """In chunks that are forwarded without waiting for a reply."""
@@ -51,8 +53,11 @@ class BodySending(Enum):
 
 NONE: Final = BodySending.NONE  # see `machine`
 BUFFERED: Final = BodySending.BUFFERED
+PARTIAL: Final = BodySending.PARTIAL
 STREAMED: Final = BodySending.STREAMED
 DUPLEX: Final = BodySending.DUPLEX
+_SENT_ON: Final = (PARTIAL, STREAMED, DUPLEX)
+GATHERED: Final = (BUFFERED, PARTIAL)
 
 
 class Head(Plain):
@@ -72,7 +77,6 @@ class Head(Plain):
         header_bytes: Length of all headers as HTTP/1.1 writes them, about; ``None`` = short.
         one_destination: The proxy says that it reads one address, not a list.
         client: Who sent it (``ext_proc.server.wire``); ``None`` = unknown.
-        partial: A body that is sent BUFFERED may be cut.
         gated: The proxy repeats no request whose end is not known (`REPEATABLE_HEADER`).
     """
 
@@ -85,7 +89,6 @@ class Head(Plain):
         "headers",
         "method",
         "one_destination",
-        "partial",
         "path",
         "request_body",
         "response_body",
@@ -107,7 +110,6 @@ class Head(Plain):
         header_bytes: int | None = None,
         one_destination: bool = False,
         client: str | None = None,
-        partial: bool = False,
         gated: bool = True,
     ) -> None:
         self.method = method
@@ -122,7 +124,6 @@ class Head(Plain):
         self.header_bytes = header_bytes
         self.one_destination = one_destination
         self.client = client
-        self.partial = partial
         self.gated = gated
 
     @property
@@ -131,9 +132,7 @@ class Head(Plain):
 
         Envoy sends such a body twice if trailers end it and the request may be retried.
         """
-        return not self.end_of_stream and (
-            self.partial or self.request_body is STREAMED or self.request_body is DUPLEX
-        )
+        return not self.end_of_stream and self.request_body in _SENT_ON
 
 
 class Body(Plain):
@@ -534,7 +533,7 @@ def request_body(head: Head, *, loads: bool) -> ReplyHead:
         loads: An override must keep the response headers enabled (ORCA).
     """
     if head.request_body is not NONE:
-        return ONCE_HEAD if head.partial else EMPTY_HEAD
+        return ONCE_HEAD if head.request_body is PARTIAL else EMPTY_HEAD
     return _REQUEST_FIRST_PART_AND_LOADS if loads else _REQUEST_FIRST_PART
 
 
@@ -547,7 +546,7 @@ def reply_to_head(head: Head, pick: Pick, *, loads: bool, keep: bool = False) ->
         loads: An override must keep the response headers enabled (ORCA).
         keep: The announced modes must stay.
     """
-    if head.request_body is not BUFFERED or head.end_of_stream or keep:
+    if head.request_body not in GATHERED or head.end_of_stream or keep:
         return ReplyHead(pick)
     # A buffered body that is not read would only delay the request; a stream's body never ends.
     return ReplyHead(

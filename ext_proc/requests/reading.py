@@ -31,7 +31,7 @@ from ext_proc.requests.parsing.budget import QUIET_BYTES
 from ext_proc.requests.parsing.errors import BadRequest
 from ext_proc.requests.parsing.inflate import inflate, is_supported
 from ext_proc.requests.parsing.values import MAX_NAME_CHARS, label, sooner, version
-from ext_proc.routing.values.request import HTTP_INFER, NAMES_ADAPTER, OTHER, Features, Form
+from ext_proc.routing.values.request import NAMES_ADAPTER, OTHER, Features, Form
 from tidegate_api.names import (
     MODEL_HEADER,
     POOL_HEADER,
@@ -181,14 +181,14 @@ _ENGINE_READERS: Final = {
     Form.SGLANG: read_sglang,
 }
 """Of engines that serve without Triton."""
-_GRPC_READERS: Final = {
-    Form.GRPC_INFER: read_grpc,
-    Form.GRPC_STREAM: read_grpc,
-    Form.MODEL_CALL: read_model_call,
+_JSON_READERS: Final = {
+    **_ENGINE_READERS,
+    Form.GENERATE: read_generate,
+    Form.GENERATE_STREAM: read_generate,
 }
 
 
-def read_body(  # noqa: C901 - a function for a part costs each request a call
+def read_body(
     features: Features,
     headers: Mapping[str, str],
     body: bytes | memoryview,
@@ -211,19 +211,17 @@ def read_body(  # noqa: C901 - a function for a part costs each request a call
         BadRequest: The bytes cannot be a request of that form, or Triton answers them with a 5xx.
         UnsoundRequest: They could harm a replica.
     """
+    reader = _JSON_READERS.get(features.form)
+    quiet = len(body) > QUIET_BYTES or "content-encoding" in headers
+    if reader is not None and not quiet:
+        return reader(features, body, complete=complete)
     if features.form is OTHER:
         return features
-    quiet = len(body) > QUIET_BYTES or "content-encoding" in headers
     if quiet:
         gc.disable()
     try:
-        grpc_reader = _GRPC_READERS.get(features.form)
-        if grpc_reader is not None:
-            return grpc_reader(features, headers, body, complete=complete)
-        if features.form is HTTP_INFER:
-            if "content-encoding" in headers:
-                return _read_coded_infer(features, headers, body, complete=complete)
-            return read_infer(features, headers, body, complete=complete)
+        if reader is None:
+            return _TENSOR_READERS[features.form](features, headers, body, complete=complete)
         coding = headers.get("content-encoding", "").strip().lower()
         if coding not in ("", "identity"):
             if not is_supported(coding):
@@ -239,7 +237,6 @@ def read_body(  # noqa: C901 - a function for a part costs each request a call
             complete = complete and whole
             if features.form not in _ENGINE_READERS:  # engines inflate nothing
                 features.inflated_bytes = most
-        reader = _ENGINE_READERS.get(features.form, read_generate)
         return reader(features, body, complete=complete)
     finally:
         if quiet:
@@ -250,15 +247,15 @@ def _unknown(coding: str) -> BadRequest:
     return BadRequest(f"the content coding {coding[:32]!r} is unknown; use gzip or deflate")
 
 
-def _read_coded_infer(
+def _read_http_infer(
     features: Features,
     headers: Mapping[str, str],
     body: bytes | memoryview,
     *,
     complete: bool,
 ) -> Features:
-    """Read an ``infer`` body with a content coding, whose names Triton compares exactly."""
-    coding = headers["content-encoding"]
+    """Read an ``infer`` body; the names of content codings Triton compares exactly."""
+    coding = headers.get("content-encoding", "identity")
     if coding != "identity":
         if not is_supported(coding):
             raise _unknown(coding)
@@ -268,6 +265,14 @@ def _read_coded_infer(
             body, complete=complete, place=None, announced=values.announced(headers)
         )
     return read_infer(features, headers, body, complete=complete)
+
+
+_TENSOR_READERS: Final = {
+    Form.HTTP_INFER: _read_http_infer,
+    Form.GRPC_INFER: read_grpc,
+    Form.GRPC_STREAM: read_grpc,
+    Form.MODEL_CALL: read_model_call,
+}
 
 
 def session_of(features: Features, headers: Mapping[str, str], session_header: str) -> str | None:

@@ -99,7 +99,7 @@ SENDING: Final = {
     MODE.NONE: BodySending.NONE,
     MODE.STREAMED: BodySending.STREAMED,
     MODE.BUFFERED: BodySending.BUFFERED,
-    MODE.BUFFERED_PARTIAL: BodySending.BUFFERED,
+    MODE.BUFFERED_PARTIAL: BodySending.PARTIAL,
     MODE.FULL_DUPLEX_STREAMED: BodySending.DUPLEX,
 }
 
@@ -142,8 +142,6 @@ def subset_of(message: Any) -> frozenset[str] | None:
     comma-separated string and comma-separated strings inside a list, blanks trimmed; other values
     are skipped.
     """
-    if not message.HasField("metadata_context"):
-        return None
     namespaces = message.metadata_context.filter_metadata
     if SUBSET_NAMESPACE not in namespaces:
         return None
@@ -287,7 +285,8 @@ def event_of(message: Any) -> Head | Body | Trailers | Response:
         # Of a configured proxy a body is never the first message.
         first = message.HasField("protocol_config") or FILTER in message.attributes
         head = head_without_headers(message) if first else None
-        return Body(part.body, part.end_of_stream, subset_of(message), head)
+        subset = subset_of(message) if message.HasField("metadata_context") else None
+        return Body(part.body, part.end_of_stream, subset, head)
     if kind == "request_trailers":
         return Trailers()
     if kind == "response_headers":
@@ -344,7 +343,6 @@ def _head(message: Any) -> Head:
         response_body=SENDING.get(config.response_body_mode, STREAMED),
         header_bytes=header_bytes,
         client=client,
-        partial=config.request_body_mode == MODE.BUFFERED_PARTIAL,
         gated=REPEATABLE_HEADER in headers,
     )
     if message.HasField("metadata_context"):

@@ -51,7 +51,6 @@ class Form(StrEnum):
 
 _NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 GRPC_STREAM: Final = Form.GRPC_STREAM  # see `exchange.machine`
-HTTP_INFER: Final = Form.HTTP_INFER
 MODEL_CALL: Final = Form.MODEL_CALL
 OPENAI: Final = Form.OPENAI
 NAMES_ADAPTER: Final = frozenset({Form.OPENAI, Form.RESPONSES, Form.MESSAGES, Form.SCORE})

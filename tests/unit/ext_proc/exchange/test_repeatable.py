@@ -84,7 +84,7 @@ def test_a_pass_closes_what_envoy_sends_in_parts(sent):
         (generic(sent=BodySending.NONE), "1"),
         (generic(sent=STREAMED), "0"),
         (generic(sent=DUPLEX, path="/v2/models/toy-llm/config"), "0"),
-        (generic(path="/v2/models/toy-llm/config").changed(partial=True), "0"),
+        (generic(sent=BodySending.PARTIAL, path="/v2/models/toy-llm/config"), "0"),
     ],
 )
 def test_a_generic_proxy_is_always_told(event, expected):
@@ -96,7 +96,7 @@ def test_a_generic_proxy_is_always_told(event, expected):
 @pytest.mark.parametrize(("ended", "expected"), [(True, "1"), (False, "0")])
 def test_a_generic_proxy_that_cuts_bodies(ended, expected):
     """BUFFERED_PARTIAL is closed with the headers and opened by the end, as if it was asked for."""
-    event = generic().changed(partial=True)
+    event = generic(sent=BodySending.PARTIAL)
     exchange, asked = run(router(llm()), event)
     (reply,) = exchange.on(Body(PROMPT, end_of_stream=ended), 1.0, 1.0)
     assert (said(asked), said(reply)) == ("0", expected)

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from ext_proc.requests import UnsoundRequest, read_body, read_head
 from ext_proc.requests.parsing import shapes
 from ext_proc.requests.parsing.budget import MAX_LEVELS, QUIET_BYTES, Levels
+from ext_proc.requests.reading import _JSON_READERS
 from ext_proc.routing.values.refusal import RefusalKind
+from ext_proc.routing.values.request import Form
 from support.costly import BODIES, CHAT, GENERATE, GRPC, INFER, PEEKED, framed, infer
 from support.tries import tries
 from support.work import BOUND, counted, read
@@ -93,8 +95,9 @@ def test_levels_of_a_request_are_counted_together():
 def test_a_long_body_is_read_without_garbage_collection(monkeypatch):
     """A collection would add the whole process to the work; afterwards it is on again."""
     seen = []
-    monkeypatch.setattr(
-        "ext_proc.requests.reading.read_generate",
+    monkeypatch.setitem(
+        _JSON_READERS,
+        Form.GENERATE,
         lambda features, *_, **__: seen.append(gc.isenabled()) or features,
     )
     for size in (QUIET_BYTES, QUIET_BYTES + 1):

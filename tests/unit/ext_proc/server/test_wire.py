@@ -81,7 +81,7 @@ def test_a_head_without_attributes_and_config():
     [
         (MODE.NONE, BodySending.NONE),
         (MODE.BUFFERED, BodySending.BUFFERED),
-        (MODE.BUFFERED_PARTIAL, BodySending.BUFFERED),
+        (MODE.BUFFERED_PARTIAL, BodySending.PARTIAL),
         (MODE.STREAMED, BodySending.STREAMED),
         (MODE.FULL_DUPLEX_STREAMED, BodySending.DUPLEX),
         (MODE.GRPC, BodySending.STREAMED),

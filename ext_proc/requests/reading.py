@@ -30,7 +30,7 @@ from ext_proc.requests.parsing import values
 from ext_proc.requests.parsing.budget import QUIET_BYTES
 from ext_proc.requests.parsing.errors import BadRequest
 from ext_proc.requests.parsing.inflate import inflate, is_supported
-from ext_proc.requests.parsing.values import MAX_NAME_CHARS, label, sooner, version
+from ext_proc.requests.parsing.values import MAX_NAME_CHARS, MAX_SESSION_CHARS, sooner, version
 from ext_proc.routing.values.request import NAMES_ADAPTER, OTHER, Features, Form
 from tidegate_api.names import (
     MODEL_HEADER,
@@ -115,7 +115,7 @@ def read_head(method: str, path: str, headers: Mapping[str, str]) -> Features:
     if (sequence := get(SEQUENCE_HEADER)) is not None:
         features.sequence_id = _sequence(sequence)
     if (request_id := get(REQUEST_ID_HEADER)) is not None:
-        features.request_id = label(request_id)
+        features.request_id = request_id[:MAX_NAME_CHARS] or None
     if (spoken := get("grpc-timeout")) is not None or TIMEOUT_HEADER in headers:
         features.timeout_s = _timeout(spoken, get(TIMEOUT_HEADER))
     return features
@@ -286,7 +286,10 @@ def session_of(features: Features, headers: Mapping[str, str], session_header: s
         headers: Headers by lower-case name.
         session_header: The pool's session header, in lower case.
     """
-    return values.session(headers.get(session_header)) or features.session
+    named = headers.get(session_header)
+    if not named:
+        return features.session
+    return named if len(named) <= MAX_SESSION_CHARS else values.session(named)
 
 
 _SEPARATOR: Final = re.compile(r"[:/#@|+]+")

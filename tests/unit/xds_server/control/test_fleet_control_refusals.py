@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from support.controls import WAIT, World, weight
-from support.fleets import fleet, pool
+from support.fleets import endpoint, fleet, pool
 from tidegate_api.names import (
     CLUSTER_TYPE,
     ENDPOINT_TYPE,
@@ -194,3 +194,27 @@ async def test_sick_replicas_are_published_without_a_revision(world: World) -> N
     there = publisher.published[-1].stages[-1].snapshot
     assert there.resources(ENDPOINT_TYPE) != before.resources(ENDPOINT_TYPE)
     await world.quiet()
+
+
+async def test_a_revision_that_is_published_again_is_not_superseded_by_itself(world: World) -> None:
+    """Its outcome is that of the newer publication."""
+    world.publisher.at_once = False
+    await world.weigh(canary=30)
+    await world.control.publish_sick({})
+    await world.quiet()
+    (newest, _) = await world.control.revisions(10)
+    assert (newest.number, newest.outcome) == (2, "")
+
+
+@pytest.mark.parametrize(("refused", "stays"), [("CDS", True), ("EDS", False)])
+async def test_new_replicas_survive_a_fallback_unless_they_were_refused(
+    world: World, refused: str, stays: bool
+) -> None:
+    """What clients refuse is another setting, or the endpoints themselves."""
+    world.publisher.at_once = False
+    replicas = [*pool()["endpoints"], endpoint(4)]
+    grown = pool(default=True, endpoints=replicas, routing={"fallbacks": 1})
+    await world.control.apply(fleet(grown), ChangeOptions())
+    world.publisher.published[-1].end("abandoned", "add", refused)
+    await world.quiet()
+    assert ("r4" in {each.id for each in world.control.fleet.pools[0].endpoints}) == stays

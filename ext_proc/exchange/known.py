@@ -359,12 +359,10 @@ def needs_body(head: Head, form: Form, pool: Pool | None, *, asks: bool = True) 
     sent = head.request_body
     if head.end_of_stream or sent is STREAMED or (sent is NONE and not asks):
         return False
-    if form is GRPC_STREAM:
-        # A stream's route announces duplex only if its pool chose to read the first message.
-        return sent is DUPLEX
-    if form is MODEL_CALL:
-        return pool is None
-    return form in _UNARY and (pool is None or pool.body != "none")
+    if form in _UNARY:
+        return pool is None or pool.body != "none"
+    # A stream's route announces duplex only if its pool chose to read the first message.
+    return sent is DUPLEX if form is GRPC_STREAM else pool is None and form is MODEL_CALL
 
 
 def has_first_part(held: bytearray, form: Form) -> bool:

@@ -66,8 +66,12 @@ def read_generate(features: Features, body: bytes | memoryview, *, complete: boo
         features.request_id = values.label(request_id) or features.request_id
     tokens: Any = members.get("max_tokens")
     countable = type(tokens) is int and tokens < _INT64_END
-    features.max_tokens = tokens if countable and tokens > 0 else _first_positive(places)
-    features.adapter = _adapter(places)
+    features.max_tokens = tokens if countable and tokens > 0 else None
+    for place in places:
+        if features.max_tokens is None and "max_tokens" in place:
+            features.max_tokens = values.positive(place["max_tokens"])
+        if features.adapter is None and ("lora_name" in place or ADAPTER_INPUT in place):
+            features.adapter = _adapter(place)
     if (
         (not countable and "max_tokens" in members)
         or type(members.get("stream", False)) is not bool
@@ -145,20 +149,7 @@ def _sampling(value: object) -> dict[str, Any]:
     return sampling_parameters(value) if isinstance(value, str) else {}
 
 
-def _adapter(places: list[dict[str, Any]]) -> str | None:
-    """Return the first adapter given by name or by number (TensorRT-LLM's ``lora_task_id``)."""
-    for place in places:
-        name, number = place.get("lora_name"), place.get(ADAPTER_INPUT)
-        if name is not None and (found := values.label(name)) is not None:
-            return found
-        if number is not None and (task := values.positive(number)) is not None:
-            return str(task)
-    return None
-
-
-def _first_positive(places: list[dict[str, Any]]) -> int | None:
-    for place in places:
-        tokens = place.get("max_tokens")
-        if tokens is not None and (found := values.positive(tokens)) is not None:
-            return found
-    return None
+def _adapter(place: dict[str, Any]) -> str | None:
+    """Return the adapter by name or else by number (TensorRT-LLM's ``lora_task_id``)."""
+    number = values.positive(place.get(ADAPTER_INPUT))
+    return values.label(place.get("lora_name")) or (None if number is None else str(number))

@@ -46,6 +46,7 @@ class FakePublication:
     on_reject: str
     quorum: float = 0.5
     waves: bool = False
+    channels: tuple[str, ...] = ("RDS",)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     followers: set[asyncio.Task] = field(default_factory=set)
     outcome: FakeOutcome = field(
@@ -57,7 +58,7 @@ class FakePublication:
         problems = (
             (ClientProblem("envoy-1", "NACKED", type_, "bad"),) if state == "abandoned" else ()
         )
-        self.outcome = FakeOutcome(state, problems=problems, stage=stage)
+        self.outcome = FakeOutcome(state, 2, 2, problems, self.channels, stage=stage)
         self.ended.set()
 
     async def wait(self, timeout_s: float) -> FakeOutcome:

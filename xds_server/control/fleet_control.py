@@ -40,7 +40,7 @@ from xds_server.control.operation import (
     stepped,
     summary,
 )
-from xds_server.control.rollout import Rollout
+from xds_server.control.rollout import Rollout, sent_before
 from xds_server.fleet.diff import diff, is_relief
 from xds_server.fleet.fallback import fallback_fleet, fallback_state
 from xds_server.fleet.guards.last_replica import LastReplica, taken
@@ -541,7 +541,7 @@ class Control:
             self.refusal = ""
         if outcome.state == "superseded" and number == self.revision:
             return  # by the same revision, e.g. with other replicas; the outcome is that one's
-        await self.journal.note(number, summary(outcome))
+        await self.journal.note(number, summary(sent_before(published.earlier, outcome)))
 
     async def _fall_back(self) -> None:
         """Publish the last good state again if clients rejected the newest one."""

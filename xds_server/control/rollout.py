@@ -67,6 +67,8 @@ class Published:
     """The state published after this one."""
     answered: bool = False
     """The fallback from its rejection was published."""
+    earlier: tuple[str, ...] = ()
+    """Over which channels this revision was sent before: by publications that it superseded."""
 
     @property
     def outcome(self) -> PublicationOutcome:
@@ -81,20 +83,26 @@ class Published:
     async def wait(self, timeout_s: float, clock: Callable[[], float]) -> PublicationOutcome:
         """Wait until the publication, or a newer one that superseded it, has ended.
 
-        A newer state contains this state's change, so its acknowledgement covers both.
+        A newer state contains this state's change, so its acknowledgement covers both. What was
+        superseded may have been sent already, so the channels are those of all.
 
         Args:
             timeout_s: Longest wait, in seconds; then the outcome is that of a running publication.
             clock: Monotonic seconds.
         """
-        called, published = clock(), self
+        called, published, sent = clock(), self, self.earlier
         while True:
             left = max(0.0, called + timeout_s - clock())
-            outcome = await published.publication.wait(left)
+            outcome = sent_before(sent, await published.publication.wait(left))
             newer = published.next
             if outcome.state != "superseded" or newer is None:
                 return outcome
-            published = newer
+            published, sent = newer, outcome.channels
+
+
+def sent_before(channels: Sequence[str], outcome: PublicationOutcome) -> PublicationOutcome:
+    """Return an outcome with channels over which an earlier publication was sent."""
+    return replace(outcome, channels=tuple(dict.fromkeys((*channels, *outcome.channels))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +219,9 @@ class Rollout:
         self.newest = Published(state, have, self._good(state), publication)
         if before is not None:
             before.next = self.newest
+            again = before.state.revision.number == state.revision.number
+            if again and before.outcome.state == "superseded":
+                self.newest.earlier = sent_before(before.earlier, before.outcome).channels
         return self.newest
 
     def _view(self, state: FleetState) -> View:

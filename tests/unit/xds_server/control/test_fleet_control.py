@@ -351,13 +351,15 @@ async def test_without_waiting_there_is_no_outcome(world: World) -> None:
 
 
 async def test_a_superseded_change_is_acknowledged_with_its_successor(world: World) -> None:
-    """The newer revision contains the change."""
+    """The newer revision contains the change, of which the older had sent a part."""
     world.publisher.at_once = False
     first = asyncio.create_task(world.weigh(WAIT, canary=30))
     await world.publisher.begun()
+    world.publisher.published[-1].channels = ("RTDS",)
     await world.drain("r1")
     world.now += 2
     world.publisher.published[-1].end()
     change = await first
     assert change.outcome is not None
     assert (change.revision, change.outcome.state, change.elapsed_s) == (2, "done", 2.0)
+    assert change.outcome.channels == ("RTDS", "RDS")

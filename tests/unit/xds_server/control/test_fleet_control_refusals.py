@@ -197,13 +197,19 @@ async def test_sick_replicas_are_published_without_a_revision(world: World) -> N
 
 
 async def test_a_revision_that_is_published_again_is_not_superseded_by_itself(world: World) -> None:
-    """Its outcome is that of the newer publication."""
+    """Its outcome is that of the newest publication; the channels are those of all."""
     world.publisher.at_once = False
     await world.weigh(canary=30)
-    await world.control.publish_sick({})
+    for channel in ("RTDS", "EDS"):
+        world.publisher.published[-1].channels = (channel,)
+        await world.control.publish_sick({})
+        await world.quiet()
+        (newest, _) = await world.control.revisions(10)
+        assert (newest.number, newest.outcome) == (2, "")
+    world.publisher.published[-1].end()
     await world.quiet()
     (newest, _) = await world.control.revisions(10)
-    assert (newest.number, newest.outcome) == (2, "")
+    assert newest.outcome == "acknowledged by 2 of 2 clients over RTDS, EDS, RDS in 500 ms"
 
 
 @pytest.mark.parametrize(("refused", "stays"), [("CDS", True), ("EDS", False)])

@@ -9,17 +9,19 @@ Whether tests fail by luck is seen only in many runs::
 
 Rules:
 
-1. A run is a line of ``build/repeat/runs.jsonl`` once it has ended: its revision, layers, load,
+1. A run is a line of ``results/runs.jsonl`` once it has ended: its revision and tree, layers, load,
    seconds, exit code, and what failed. Its output is in ``build/repeat/NUMBER.log``.
-2. Runs of the same revision, layers and load count together. A command does those that are missing
-   to its number; one that was ended in the middle of a run begins that run again.
+2. Runs of the same tree, layers and load count together. A command does those that are missing to
+   its number; one that was ended in the middle of a run begins that run again.
 3. No run is repeated because it failed: all are counted. The exit code is 1 if one failed.
-4. The tree must be as committed, or runs of two states would count as those of one revision.
+4. The tree is that of all files but the results: a commit of them goes on, also elsewhere. Files
+   must be as committed, or runs of two states would count as those of one.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import subprocess
 import sys
@@ -34,28 +36,33 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-KEPT: Final = ROOT / "build" / "repeat"
+RESULTS: Final = "results"
+RUNS: Final = ROOT / RESULTS / "runs.jsonl"
+LOGS: Final = ROOT / "build" / "repeat"
 BUSY: Final = (sys.executable, "-c", "while True: pass")
 FAILED: Final = " failed with exit code "
 """What `tools.layers` prints above the reasons of a layer."""
 
 
 class RunSeries:
-    """Runs of one revision with the same layers and the same load.
+    """Runs of one tree with the same layers and the same load.
 
     Args:
-        folder: Where runs are kept.
+        runs: The file of all runs.
+        logs: The folder of their output.
         revision: The commit.
+        tree: What the commit's files are but for results (``tree_of``).
         layers: The layers.
         load: Processes that compute beside each run.
     """
 
-    def __init__(self, folder: Path, revision: str, layers: Sequence[str], load: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
-        self._list = folder / "runs.jsonl"
-        self._load = load
-        self._what = {"revision": revision, "layers": list(layers), "load": load}
+    def __init__(
+        self, runs: Path, logs: Path, revision: str, tree: str, layers: Sequence[str], load: int
+    ) -> None:
+        logs.mkdir(parents=True, exist_ok=True)
+        self._list, self._logs = runs, logs
+        self._load, self._revision = load, revision
+        self._what = {"tree": tree, "layers": list(layers), "load": load}
 
     def runs(self) -> list[dict[str, Any]]:
         """Return the runs that have ended, the first one first."""
@@ -73,13 +80,14 @@ class RunSeries:
         Args:
             command: Runs the layers.
         """
-        log = self._folder / f"{len(self._all()) + 1}.log"
+        log = self._logs / f"{len(self._all()) + 1}.log"
         began = time.monotonic()
         with _busy(self._load), log.open("wb") as output:
             code = subprocess.run(  # noqa: S603 - this Python
                 command, cwd=ROOT, check=False, stdout=output, stderr=subprocess.STDOUT
             ).returncode
         made = {
+            "revision": self._revision,
             **self._what,
             "code": code,
             "wall_s": round(time.monotonic() - began, 1),
@@ -136,6 +144,16 @@ def _git(*words: str) -> str:
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout  # noqa: S603 - our own words
 
 
+def tree_of(listed: str) -> str:
+    """Return a name for what a commit has beside results.
+
+    Args:
+        listed: What ``git ls-tree`` says of the commit.
+    """
+    rest = [line for line in listed.splitlines() if line.rpartition("\t")[2] != RESULTS]
+    return hashlib.sha256("\n".join(rest).encode()).hexdigest()[:12]
+
+
 def main(words: Sequence[str]) -> int:
     """Make or report the runs that the words ask for; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.testing.repeat", description=__doc__)
@@ -148,9 +166,11 @@ def main(words: Sequence[str]) -> int:
     layers = asked.layers.split(",")
     if wrong := [each for each in layers if each not in LAYERS]:
         parser.error(f"no such layer: {', '.join(wrong)}; there are {', '.join(LAYERS)}")
-    if not asked.report and _git("status", "--porcelain", "--untracked-files=no"):
-        parser.error("commit the changes first: runs are kept by revision")
-    series = RunSeries(KEPT, _git("rev-parse", "HEAD").strip(), layers, asked.load)
+    others = ("--", ".", f":!{RESULTS}")
+    if not asked.report and _git("status", "--porcelain", "--untracked-files=no", *others):
+        parser.error("commit the changes first: runs are kept by what was committed")
+    revision, tree = _git("rev-parse", "HEAD").strip(), tree_of(_git("ls-tree", "HEAD"))
+    series = RunSeries(RUNS, LOGS, revision, tree, layers, asked.load)
     count = len(series.runs()) if asked.report else asked.runs
     return repeat(series, count, (sys.executable, "-m", "tools.layers", "--only", asked.layers))
 

@@ -24,6 +24,7 @@ from xds_server.control.fleet_control import Control
 from xds_server.control.operation import Busy
 from xds_server.fleet.store import RevisionStore, StoreError
 from xds_server.protocol.messages import RefusedPeer, ResourceView
+from xds_server.protocol.publication import ClientProblem, PublicationOutcome
 
 TEXT = fleet().model_dump_json()
 
@@ -33,14 +34,14 @@ class FakeAds:
 
     settled = True
 
-    outcome = SimpleNamespace(
-        state="done",
-        stage="remove",
+    outcome = PublicationOutcome(
+        "done",
         clients=2,
         acked=1,
-        problems=(SimpleNamespace(client="envoy-2", state="NACKED", type="RDS", message="no"),),
+        problems=(ClientProblem("envoy-2", "NACKED", "RDS", "no"),),
         channels=("RDS",),
         elapsed_s=0.1,
+        stage="remove",
     )
 
     def publish(self, plan, *, on_reject: str, quorum: float, waves: bool) -> FakeAds:
@@ -52,7 +53,7 @@ class FakeAds:
     def in_force(self, _audience: str) -> None:
         """Return nothing: every publication ends at once."""
 
-    async def wait(self, timeout_s: float) -> SimpleNamespace:
+    async def wait(self, timeout_s: float) -> PublicationOutcome:
         """Return the outcome."""
         assert timeout_s >= 0
         return self.outcome

@@ -20,6 +20,7 @@ from xds_server.control.fleet_control import Control
 from xds_server.control.operation import ChangeOptions
 from xds_server.fleet.change import set_draining
 from xds_server.fleet.store import RevisionStore
+from xds_server.protocol.publication import PublicationOutcome
 from xds_server.server.reports import PickerReports
 
 OPTIONS = ChangeOptions("ann", "why")
@@ -29,9 +30,7 @@ class FakePublisher:
     """A publisher whose publications end at once, and two connected clients."""
 
     settled = True
-    outcome = SimpleNamespace(
-        state="done", stage="", clients=2, acked=2, problems=(), channels=(), elapsed_s=0.1
-    )
+    outcome = PublicationOutcome("done", 2, 2, (), (), 0.1)
 
     def __init__(self) -> None:
         self.loads = {"r1": 4}
@@ -48,7 +47,7 @@ class FakePublisher:
     def in_force(self, _: str) -> None:
         """Return nothing: every publication ends at once."""
 
-    async def wait(self, _: float) -> SimpleNamespace:
+    async def wait(self, _: float) -> PublicationOutcome:
         """Return the outcome."""
         return self.outcome
 

@@ -59,7 +59,7 @@ demo: $(VENV)/.demo ## run the whole system on this machine (ARGS="--replicas 3 
 test: $(VENV)/.dev ## run all tests, with real Envoy and Triton (ARGS="tests/unit/ext_proc -k lease" runs a part)
 	$(PY) -m tools.layers $(if $(strip $(COVERAGE)),--coverage) $(if $(filter 0,$(BESIDE)),--in-turn) $(ARGS)
 
-cpu: $(VENV)/.dev ## fail if the last `make test` took 10 % more CPU time than tests/cpu.json says
+cpu: $(VENV)/.dev ## fail if the last `make test` took 10 % more CPU time than results/cpu.json says
 	$(PY) -m tools.layers --hold
 
 cpu-record: $(VENV)/.dev ## take the CPU time of the last `make test` as the new record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import os
@@ -38,6 +39,17 @@ def _constants() -> object:
 
 
 setattr(providers, "_get_local_constants", _constants)  # noqa: B010 - private
+
+
+# A fifteenth of the CPU time of unit tests went into looking for garbage, mostly at what the
+# collection of tests had made.
+gc.set_threshold(10_000, 20, 50)
+
+
+def pytest_collection_finish() -> None:
+    """Look no more at what there is now."""
+    gc.collect()
+    gc.freeze()
 
 
 # Python 3.11 does not close a connection that it has accepted if the server is closed before the

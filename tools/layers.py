@@ -21,10 +21,11 @@ Rules:
    waited for. What contention of caches and cores does to it is taken out by the time of a fixed
    computation during the run (``MachineSpeed``). What a busy machine adds is not: a test that waits
    longer looks more often, and what runs for it idles longer.
-3. ``tests/cpu.json`` is the record, by Python version. ``--hold`` fails where a layer of the last
+3. ``results/cpu.json`` is the record, by Python version. ``--hold`` fails where a layer of the last
    whole run took more than ``MARGIN`` times its record. A layer without a record never fails, nor
-   does a run beside which other programs took more than ``MOST_OTHERS`` of the processors' time;
-   of such a run ``--renew`` makes no record.
+   does a run beside which other programs took more than ``MOST_OTHERS`` of the processors' time, or
+   on a machine whose pace is further from the standard than ``MOST_PACE``: caches and memory do
+   not differ by the same factor. Of such a run ``--renew`` makes no record.
 4. The last lines say which tests failed, in every layer, with the first line of why, and why a
    layer without a failed test failed: of a long log often only its end is kept.
 5. A small selection runs in one process, without pytest-xdist: starting workers takes longer.
@@ -67,7 +68,7 @@ NICENESS: Final = {"unit": 10}
 """How much lower the priority is: unit tests never wait, and take what tests that do leave."""
 OPT_IN: Final = ("tests/engines", "tests/kubernetes", "tests/monitoring", "tests/soak")
 """Suites that `make test` does not run: each needs what it installs first, or takes minutes."""
-RECORD: Final = ROOT / "tests" / "cpu.json"
+RECORD: Final = ROOT / "results" / "cpu.json"
 LAST: Final = ROOT / "build" / "cpu.json"
 """What the last whole run took: not committed."""
 REPORTS: Final = ROOT / "build" / "layers"
@@ -75,6 +76,8 @@ REPORTS: Final = ROOT / "build" / "layers"
 MARGIN: Final = 1.10
 MOST_OTHERS: Final = 0.1
 """Part of all processors' time that other programs may take in a run that is compared."""
+MOST_PACE: Final = 1.25
+"""How many times slower or faster than the standard a machine is whose run is compared, at most."""
 WHY: Final[Mapping[int, str]] = {
     1: "no test failed; what pytest or a plugin printed last, such as coverage, says what did",
     2: "interrupted, or a file of tests cannot be collected",
@@ -308,7 +311,8 @@ def run_layers(names: Sequence[str] = tuple(LAYERS), *, coverage: bool, beside: 
         took = {_label(name, coverage): round(run.standard_s, 1) for name, run in runs.items()}
         own = time.process_time() + sum(run.cpu_s for run in runs.values())
         others = max(0.0, busy_s() - busy - own) / (wall * (os.cpu_count() or 1))
-        last = {"python": _python(), "layers": took, "others": round(others, 3)}
+        pace = statistics.median(run.factor for run in runs.values())
+        last = Last(_python(), took, round(others, 3), round(pace, 3))._asdict()
         LAST.write_text(json.dumps(last, indent=2) + "\n")
     _say(table({_label(name, coverage): run for name, run in runs.items()}, _record(), wall))
     failed = [name for name, run in runs.items() if run.code]
@@ -488,6 +492,17 @@ class Last(NamedTuple):
     """Standard CPU seconds by layer."""
     others: float
     """What other programs took of all processors' time, 0 to 1."""
+    pace: float = 1.0
+    """How many times slower than the standard the machine was."""
+
+    @property
+    def unlike(self) -> str:
+        """Why it cannot be compared; empty if it can."""
+        if self.others > MOST_OTHERS:
+            return f"other programs took {self.others:.0%} of the processors' time"
+        if not 1 / MOST_PACE <= self.pace <= MOST_PACE:
+            return f"this machine took {self.pace:.2f} times the standard's time for the same"
+        return ""
 
 
 def _last() -> Last | None:
@@ -522,8 +537,8 @@ def hold() -> int:
             "(make cpu-record makes one)"
         )
         return 0
-    if last.others > MOST_OTHERS:
-        _say(f"nothing is compared: {_busy(last)}")
+    if last.unlike:
+        _say(f"nothing is compared: {last.unlike} in the last run")
         return 0
     if missing := sorted(last.layers.keys() - record.keys()):
         _say(f"not compared, as the record has none: {', '.join(missing)}")
@@ -543,8 +558,8 @@ def renew() -> int:
     if last is None:
         _say("no whole run yet: run `make test COVERAGE=1` first, as CI does")
         return 1
-    if last.others > MOST_OTHERS:
-        _say(f"nothing is recorded: {_busy(last)}; run `make test` on a quiet machine")
+    if last.unlike:
+        _say(f"nothing is recorded: {last.unlike} in the last run; make one on a quiet machine")
         return 1
     record = _read(RECORD)
     known = record.setdefault(_python(), {})
@@ -552,10 +567,6 @@ def renew() -> int:
     RECORD.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
     _say(f"recorded {', '.join(last.layers)}")
     return 0
-
-
-def _busy(last: Last) -> str:
-    return f"other programs took {last.others:.0%} of the processors' time in the last run"
 
 
 def _say(text: str) -> None:

@@ -289,6 +289,7 @@ class MutantRuns:
         self._items = [each for each in session.items if self._properties or _is_example(each)]
         sound = self._as_they_are()
         functions: dict[Function, list[FunctionType]] = defaultdict(list)
+        gc.unfreeze()  # what tests/conftest.py has frozen would be missing
         for each in gc.get_objects():
             if type(each) is FunctionType:
                 code = each.__code__

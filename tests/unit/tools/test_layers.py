@@ -156,9 +156,9 @@ def test_progress_is_read_from_what_pytest_prints():
     )
 
 
-def write(took, others=0.0):
+def write(took, **machine):
     """Write a last run."""
-    last = {"python": layers._python(), "layers": took, "others": others}
+    last = {"python": layers._python(), "layers": took, "others": 0.0, **machine}
     layers.LAST.write_text(json.dumps(last))
 
 
@@ -182,19 +182,29 @@ def test_without_a_record_it_is_said_that_nothing_is_compared(tmp_path, monkeypa
     assert "nothing is compared" in capsys.readouterr().out
 
 
-def test_a_run_on_a_busy_machine_is_neither_compared_nor_recorded(tmp_path, monkeypatch, capsys):
-    """It takes more of a processor for the same tests."""
+@pytest.mark.parametrize(
+    ("unlike", "said"),
+    [
+        ({"others": 0.25}, "other programs took 25% of"),
+        ({"pace": 2.3}, "this machine took 2.30 times"),
+        ({"pace": 0.7}, "this machine took 0.70 times"),
+    ],
+)
+def test_a_run_on_another_machine_is_neither_compared_nor_recorded(
+    tmp_path, monkeypatch, capsys, unlike, said
+):
+    """A busy or a slower one takes more of a processor for the same tests."""
     monkeypatch.setattr(layers, "RECORD", tmp_path / "record.json")
     monkeypatch.setattr(layers, "LAST", tmp_path / "last.json")
     write({"unit": 9.0})
     assert layers.renew() == 0
-    write({"unit": 19.0}, others=layers.MOST_OTHERS)
+    write({"unit": 19.0}, others=layers.MOST_OTHERS, pace=layers.MOST_PACE)
     assert layers.hold() == 1
-    write({"unit": 19.0}, others=0.25)
+    write({"unit": 19.0}, **unlike)
     capsys.readouterr()
     assert layers.hold() == 0
     assert layers.renew() == 1
-    assert capsys.readouterr().out.count("other programs took 25% of") == 2
+    assert capsys.readouterr().out.count(said) == 2
     assert layers._record() == {"unit": 9.0}
 
 

@@ -320,7 +320,7 @@ async def _serving(
             broadcaster.run(),
             _standby_keeper(control, ads, store).run(),
             placed.run(),
-            UnpickedKeeper(control, ads.reports.replicas.merged, lambda: ads.settled).run(),
+            UnpickedKeeper(control, ads.reports.replicas.merged).run(),
             canaries.run(),
             _compared(arms, canaries),
             StatusLog(board.verdict).run(),
@@ -439,7 +439,6 @@ def _placement(control: Control, ads: AdsServer) -> tuple[PlacementKeeper, Leavi
     placed = PlacementKeeper(
         control,
         ads.reports.placements,
-        lambda: ads.settled,
         time.monotonic,
         lambda: leaving.places(),  # noqa: PLW0108 - it is made below
     )

@@ -317,9 +317,7 @@ async def answered(tasks, count):
 
 async def bounded(stack, most):
     """Tell Envoy, by what pickers report, how many requests without a pick go on at once."""
-    keeper = UnpickedKeeper(
-        stack.control, stack.ads.reports.replicas.merged, lambda: stack.ads.settled
-    )
+    keeper = UnpickedKeeper(stack.control, stack.ads.reports.replicas.merged)
 
     async def told():
         await keeper.look()

@@ -213,18 +213,44 @@ class Control:
         async with self._turn:
             await self._fall_back()
             self._rollout.sick = sick
-            if self._state is not None:
-                self._publish(self._state)
+            self._publish_again()
 
-    async def publish_placed(self, placed: Placed) -> None:
-        """Publish the fleet in force with these models of replicas listed; makes no revision."""
-        self._rollout.placed = placed
-        await self.publish_sick(self._rollout.sick)
+    async def publish_placed(self, placed: Placed) -> bool:
+        """Publish the fleet in force with these models of replicas listed; makes no revision.
 
-    async def publish_unpicked(self, unpicked: Unpicked) -> None:
-        """Publish the fleet in force with these bounds of requests without a pick."""
-        self._rollout.unpicked = unpicked
-        await self.publish_sick(self._rollout.sick)
+        Returns:
+            ``False`` if another publication runs, which it does not supersede; nothing has changed.
+        """
+        async with self._turn:
+            if self._publishing:
+                return False
+            await self._fall_back()
+            self._rollout.placed = placed
+            self._publish_again()
+            return True
+
+    async def publish_unpicked(self, unpicked: Unpicked) -> bool:
+        """Publish the fleet in force with these bounds of requests without a pick.
+
+        Returns:
+            As ``publish_placed``.
+        """
+        async with self._turn:
+            if self._publishing:
+                return False
+            await self._fall_back()
+            self._rollout.unpicked = unpicked
+            self._publish_again()
+            return True
+
+    @property
+    def _publishing(self) -> bool:
+        newest = self._rollout.newest
+        return newest is not None and newest.outcome.state == "waiting"
+
+    def _publish_again(self) -> None:
+        if self._state is not None:
+            self._publish(self._state)
 
     def recall_leaving(self, leaving: Leaving) -> None:
         """Publish these models as leaving replicas with the first state."""

@@ -137,7 +137,6 @@ class PlacementKeeper:
     Args:
         control: The fleet in force.
         book: What pickers report.
-        settled: Whether no publication runs.
         clock: Monotonic seconds.
         leaving: Returns the models that leave replicas: endpoint id and model.
     """
@@ -146,13 +145,11 @@ class PlacementKeeper:
         self,
         control: Control,
         book: PlacementBook,
-        settled: Callable[[], bool],
         clock: Callable[[], float],
         leaving: Callable[[], Collection[tuple[str, str]]] = frozenset,
     ) -> None:
         self._control = control
         self._book = book
-        self._settled = settled
         self._clock = clock
         self._leaving = leaving
         self._published: Placed = ()
@@ -171,7 +168,7 @@ class PlacementKeeper:
 
     async def look(self) -> None:
         """Look once, and publish what has changed."""
-        if not self._control.revision or not self._settled():
+        if not self._control.revision:
             return
         changes, fleet, now = self._book.changes, self._control.fleet, self._clock()
         leaving = self._leaving()
@@ -181,6 +178,7 @@ class PlacementKeeper:
                 return
         placed = await asyncio.to_thread(placed_in, fleet, self._book.last(), leaving)
         if placed != self._published:
-            await self._control.publish_placed(placed)
+            if not await self._control.publish_placed(placed):
+                return  # and looks again
             self._published = placed
         self._seen, self._looked = (changes, fleet, leaving), now

@@ -42,18 +42,11 @@ class UnpickedKeeper:
     Args:
         control: The fleet in force.
         states: Returns the states of replicas, as pickers report them.
-        settled: Whether no publication runs.
     """
 
-    def __init__(
-        self,
-        control: Control,
-        states: Callable[[], Mapping[Key, State]],
-        settled: Callable[[], bool],
-    ) -> None:
+    def __init__(self, control: Control, states: Callable[[], Mapping[Key, State]]) -> None:
         self._control = control
         self._states = states
-        self._settled = settled
         self._bounds = UnpickedBounds()
         self._published: Unpicked = ()
 
@@ -68,11 +61,10 @@ class UnpickedKeeper:
 
     async def look(self) -> None:
         """Look once, and publish what has changed."""
-        if not self._control.revision or not self._settled():
+        if not self._control.revision:
             return
         bounds = self._bounds.look(self._control.fleet, self._states())
-        if bounds != self._published:
-            await self._control.publish_unpicked(bounds)
+        if bounds != self._published and await self._control.publish_unpicked(bounds):
             self._published = bounds
 
 

@@ -363,3 +363,15 @@ async def test_a_superseded_change_is_acknowledged_with_its_successor(world: Wor
     assert change.outcome is not None
     assert (change.revision, change.outcome.state, change.elapsed_s) == (2, "done", 2.0)
     assert change.outcome.channels == ("RTDS", "RDS")
+
+
+async def test_what_is_observed_supersedes_no_change(world: World) -> None:
+    """Nor does it wait: it is told with a later publication, or once none runs."""
+    world.publisher.at_once = False
+    await world.weigh(canary=30)
+    assert not await world.control.publish_placed(())
+    assert not await world.control.publish_unpicked((("llm/stable/http", 8),))
+    assert len(world.publisher.published) == 2
+    world.publisher.published[-1].end()
+    assert await world.control.publish_unpicked((("llm/stable/http", 8),))
+    assert len(world.publisher.published) == 3

@@ -52,14 +52,15 @@ class World:
         self.keeper = PlacementKeeper(
             control,  # type: ignore[arg-type]  # enough of it
             self.book,
-            lambda: self.settled,
             lambda: self.now,
         )
 
-    async def _publish(self, placed: Any) -> None:
+    async def _publish(self, placed: Any) -> bool:
         if self.fails:
             raise RuntimeError("a resource that cannot be built")
-        self.told.append(placed)
+        if self.settled:
+            self.told.append(placed)
+        return self.settled
 
     async def look(self, after: float = 2.0) -> list[Any]:
         """Look after some seconds; return what has been published."""

@@ -32,7 +32,7 @@ INFER = "/v2/models/toy-llm/infer"
 @pytest.fixture(scope="module")
 async def shared():
     """Run two replicas with one slot each behind a picker."""
-    async with GatedStack() as running:
+    async with GatedStack(bursts=True) as running:
         yield running
 
 

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from aiohttp import web
 
+from support import patient_picker
 from support.in_process_stack import PICKER, InProcessStack
 from support.replicas import PATIENT
 from support.sites import end
@@ -101,15 +102,21 @@ class GatedStack(InProcessStack):
 
     Args:
         workers: Processes of the picker.
+        bursts: Its queues may be long for a minute (``patient_picker``); for a single process.
         timeout: How long Envoy waits for a picker that does not ask for more.
         transport: gRPC implementation of the picker.
     """
 
     def __init__(
-        self, *, workers: int = 1, timeout: str = "60s", transport: str = "nghttp2"
+        self,
+        *,
+        workers: int = 1,
+        bursts: bool = False,
+        timeout: str = "60s",
+        transport: str = "nghttp2",
     ) -> None:
         super().__init__("delta", spare=0)
-        self._workers, self._transport = workers, transport
+        self._workers, self._bursts, self._transport = workers, bursts, transport
         self._timeout = timeout
         self.replicas = [GatedReplica(), GatedReplica()]
         self._further: list[str] = []
@@ -154,10 +161,12 @@ class GatedStack(InProcessStack):
     async def _start_picker(self, page: str) -> None:
         self._pages.insert(0, page)
         listen = ",".join((self.picker, *self._further))
-        command = module_command("ext_proc", "--listen", listen, "--xds", self.client_address)
+        module = patient_picker.__name__ if self._bursts else "ext_proc"
+        command = module_command(module, "--listen", listen, "--xds", self.client_address)
         command += ("--metrics", ",".join(self._pages), "--id", "picker-1")
         command += ("--workers", str(self._workers), "--transport", self._transport)
-        await self.supervisor.start(PICKER, command, service_environment())
+        env = patient_picker.environment() if self._bursts else service_environment()
+        await self.supervisor.start(PICKER, command, env)
 
     def ask(
         self, headers: Any = None, path: str = GENERATE, body: object = None

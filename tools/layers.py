@@ -64,8 +64,9 @@ COVERED: Final = ("unit", "contract")
 """Layers whose branch coverage is measured; services of the others are processes of their own."""
 LANES: Final = (("lab", "process"), ("contract",), ("unit",))
 """Layers that run one after another while those of the other lanes run too."""
-NICENESS: Final = {"unit": 10}
-"""How much lower the priority is: unit tests never wait, and take what tests that do leave."""
+NICENESS: Final = {"contract": 5, "unit": 10}
+"""How much lower the priority is: unit tests never wait, and take what tests that do leave. What
+waits for whole stacks comes first: these idle meanwhile, which costs CPU time too."""
 OPT_IN: Final = ("tests/engines", "tests/kubernetes", "tests/monitoring", "tests/soak")
 """Suites that `make test` does not run: each needs what it installs first, or takes minutes."""
 RECORD: Final = ROOT / "results" / "cpu.json"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,8 @@ class MortalReplica(Replica):
     runner: web.AppRunner | None = None
     site: web.TCPSite | None = None
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    """It serves no longer: one that is down does not come back."""
 
     @asynccontextmanager
     async def serve(self, tls: object = None) -> AsyncIterator[MortalReplica]:
@@ -50,8 +52,9 @@ class MortalReplica(Replica):
             self.address = f"{host}:{port}"
             yield self
         finally:
-            for task in self.tasks:
-                task.cancel()
+            # Not cancelled: a port that opens at that moment would belong to nothing.
+            self.over.set()
+            await asyncio.gather(*self.tasks)
             await end(self.runner)
 
     async def _infer_or_die(self, request: web.Request) -> web.StreamResponse:
@@ -76,7 +79,11 @@ class MortalReplica(Replica):
         for connection in list(self.runner.server.connections if self.runner.server else ()):
             if connection.transport is not None:
                 connection.transport.abort()
-        await asyncio.sleep(self.down_s)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.down_s):
+                await self.over.wait()
+        if self.over.is_set():
+            return
         host, _, port = self.address.rpartition(":")
         again = web.TCPSite(self.runner, host, int(port), reuse_address=True)
         await again.start()

@@ -47,7 +47,7 @@ gc.set_threshold(10_000, 20, 50)
 
 
 def pytest_collection_finish() -> None:
-    """Look no more at what there is now."""
+    """Leave what exists now out of garbage collection."""
     gc.collect()
     gc.freeze()
 

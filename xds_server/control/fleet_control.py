@@ -221,13 +221,7 @@ class Control:
         Returns:
             ``False`` if another publication runs, which it does not supersede; nothing has changed.
         """
-        async with self._turn:
-            if self._publishing:
-                return False
-            await self._fall_back()
-            self._rollout.placed = placed
-            self._publish_again()
-            return True
+        return await self._publish_observed(placed=placed)
 
     async def publish_unpicked(self, unpicked: Unpicked) -> bool:
         """Publish the fleet in force with these bounds of requests without a pick.
@@ -235,18 +229,21 @@ class Control:
         Returns:
             As ``publish_placed``.
         """
+        return await self._publish_observed(unpicked=unpicked)
+
+    async def _publish_observed(
+        self, placed: Placed | None = None, unpicked: Unpicked | None = None
+    ) -> bool:
+        """Publish with what was observed, ``None`` = as before, unless a publication runs."""
         async with self._turn:
-            if self._publishing:
-                return False
             await self._fall_back()
-            self._rollout.unpicked = unpicked
+            rollout = self._rollout
+            if rollout.newest is not None and rollout.newest.outcome.state == "waiting":
+                return False
+            rollout.placed = rollout.placed if placed is None else placed
+            rollout.unpicked = rollout.unpicked if unpicked is None else unpicked
             self._publish_again()
             return True
-
-    @property
-    def _publishing(self) -> bool:
-        newest = self._rollout.newest
-        return newest is not None and newest.outcome.state == "waiting"
 
     def _publish_again(self) -> None:
         if self._state is not None:

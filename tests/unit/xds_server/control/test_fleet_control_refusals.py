@@ -224,3 +224,16 @@ async def test_new_replicas_survive_a_fallback_unless_they_were_refused(
     world.publisher.published[-1].end("abandoned", "add", refused)
     await world.quiet()
     assert ("r4" in {each.id for each in world.control.fleet.pools[0].endpoints}) == stays
+
+
+async def test_what_is_observed_does_not_supersede_a_fallback(world: World) -> None:
+    """It leads clients back first."""
+    world.publisher.at_once = False
+    await world.weigh(canary=30)
+    refused = world.publisher.published[-1]
+    refused.end("abandoned", "add")
+    assert not await world.control.publish_placed(())
+    assert world.publisher.published[-1].outcome.state == "waiting"
+    assert world.control.revision == 3
+    await world.quiet()
+    assert len(world.publisher.published) == 3

@@ -139,7 +139,8 @@ class PickerGroup:
     async def _settle(self) -> None:
         """Make the lists that are due, and tell all."""
         async with self._settling:
-            while (made := self._roster.next(self._clock())) is not None:
+            # One time for both: a member that may be removed between two would be forgotten.
+            while (made := self._roster.next(now := self._clock())) is not None:
                 try:
                     await asyncio.to_thread(self.store, json.dumps(made._asdict()))
                 except StoreError as error:
@@ -151,7 +152,7 @@ class PickerGroup:
                 if changed:
                     _log.info("group_listed", number=made.number, members=list(made.members))
             else:
-                self._later(self._roster.due(self._clock()))
+                self._later(self._roster.due(now))
             for _, news in self._streams.values():
                 news.set()  # which sends what differs
 

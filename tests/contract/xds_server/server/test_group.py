@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from ext_proc.workers.news import Listed
 from tidegate_api.fleet.v1 import report_pb2, report_pb2_grpc
 from xds_server.fleet.store import StoreError
 from xds_server.server import group_list
+from xds_server.server.group import PickerGroup
 from xds_server.server.reports import PickerReports
 
 if TYPE_CHECKING:
@@ -155,6 +157,23 @@ async def test_who_ends_without_a_word_is_removed(monkeypatch) -> None:
         other.running.cancel()
         await first.until(lambda picker: picker.addresses == ("at-p1:1",))
         await first.until(listed("p1"))
+
+
+async def test_who_may_be_removed_while_the_list_is_looked_at_is_removed() -> None:
+    """By its own timer: the look that came just before would otherwise have ended it."""
+    # Of the looks at the clock the third is just before that time, and the next one just after.
+    times = itertools.chain([0.0, 0.0], itertools.count(group_list.GONE_S - 0.001, 0.002))
+    group, stored = PickerGroup(clock=times.__next__, life=1), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    both = group_list.ListedPickers(1, 1, ("p1", "p2"), agreed=True)
+    group.restore(json.dumps(both._asdict()))
+    group.store = lambda _: loop.call_soon_threadsafe(stored.set)
+    group._roster.told("p1", group_list.PickerStanding("at-p1:1", True, True, both))
+    group._roster.left("p2", 0.0)
+    await group._settle()
+    async with asyncio.timeout(30):
+        await stored.wait()
+    group.close()
 
 
 async def test_a_restart_goes_on_with_the_list() -> None:

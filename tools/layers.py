@@ -64,9 +64,10 @@ COVERED: Final = ("unit", "contract")
 """Layers whose branch coverage is measured; services of the others are processes of their own."""
 LANES: Final = (("lab", "process"), ("contract",), ("unit",))
 """Layers that run one after another while those of the other lanes run too."""
-NICENESS: Final = {"contract": 5, "unit": 10}
+NICENESS: Final = {"contract": 1, "unit": 3}
 """How much lower the priority is: unit tests never wait, and take what tests that do leave. What
-waits for whole stacks comes first: these idle meanwhile, which costs CPU time too."""
+waits for whole stacks comes first: these idle meanwhile, which costs CPU time too. Low enough that
+other programs of a busy machine, which have priority too, leave a fifth of it to unit tests."""
 OPT_IN: Final = ("tests/engines", "tests/kubernetes", "tests/monitoring", "tests/soak")
 """Suites that `make test` does not run: each needs what it installs first, or takes minutes."""
 RECORD: Final = ROOT / "results" / "cpu.json"

@@ -20,6 +20,9 @@ from tidegate.terminal.output import command_line
 
 pytestmark = pytest.mark.timeout(120)
 
+PATH = "/usr/local/bin:/usr/bin:/bin"
+"""Where no program of a virtual environment is, also if that of the tests is activated."""
+
 
 @pytest.fixture
 def shell(tmp_path, monkeypatch):
@@ -28,12 +31,13 @@ def shell(tmp_path, monkeypatch):
     folder.mkdir()
     for name in ("VIRTUAL_ENV", "PYTHONPATH"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", PATH)
 
     async def run(text: str) -> tuple[int, str]:
         process = await asyncio.create_subprocess_exec(
             *(shutil.which("bash"), "--noprofile", "--norc", "-e"),
             cwd=folder,
-            env={"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(folder)},
+            env={"PATH": PATH, "HOME": str(folder)},
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

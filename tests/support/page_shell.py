@@ -6,11 +6,10 @@ import asyncio
 import os
 import shlex
 import shutil
+import sys
 from typing import TYPE_CHECKING, Self
 
 import pytest
-
-from tidegate.terminal.output import command_line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +29,8 @@ def tidegate_in(folder: Path) -> Path:
     found = folder / "bin" / "tidegate"
     found.parent.mkdir()
     path = shlex.quote(os.environ.get("PYTHONPATH", ""))
-    called = f'PYTHONPATH={path} exec {shlex.join(command_line())} "$@"'
+    module = shlex.join((sys.executable, "-P", "-m", "tidegate"))  # by name it would call itself
+    called = f'PYTHONPATH={path} exec {module} "$@"'
     found.write_text(f"#!/bin/sh\n{called}\n")
     found.chmod(0o755)
     return found

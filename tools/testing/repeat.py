@@ -39,7 +39,13 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 RESULTS: Final = "results"
 RUNS: Final = ROOT / RESULTS / "runs.jsonl"
 LOGS: Final = ROOT / "build" / "repeat"
-BUSY: Final = (sys.executable, "-c", "while True: pass")
+BUSY: Final = """
+import os
+parent = os.getppid()
+while os.getppid() == parent:
+    sum(range(100_000))
+"""
+"""What computes beside a run, until it or this program has ended."""
 FAILED: Final = " failed with exit code "
 """What `tools.layers` prints above the reasons of a layer."""
 
@@ -103,7 +109,7 @@ class RunSeries:
 def _busy(count: int) -> Iterator[None]:
     with ExitStack() as ends:
         for _ in range(count):
-            process = subprocess.Popen(BUSY)  # noqa: S603 - this Python
+            process = subprocess.Popen((sys.executable, "-c", BUSY))  # noqa: S603 - this Python
             ends.callback(process.wait)
             ends.callback(process.kill)
         yield

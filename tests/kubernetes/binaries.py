@@ -4,7 +4,7 @@ Rules:
 
 1. What is built is what ``go/*/go.mod`` and ``go.sum`` name, checked by their hashes.
 2. Binaries are in ``TIDEGATE_KUBERNETES_HOME``, by default ``~/.cache/tidegate-kubernetes``, in a
-   folder named by the version; each is built once, in minutes, with one process at low priority.
+   folder named by the version; each is built once, in minutes, at low priority.
 3. What fails raises: who asks for a real API server gets no silence.
 """
 
@@ -52,6 +52,7 @@ def built(name: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     folder, package = PROGRAMS[name]
     made = path.with_name(f"{name}.new")
+    print(f"building {name}, once", flush=True)  # noqa: T201 - it takes minutes
     flags = ("-trimpath", "-tags", "providerless", "-ldflags", f"-s -w {_LINKED}")
     _go(HERE / "go" / folder, "build", *flags, "-o", str(made), package)
     made.rename(path)
@@ -75,7 +76,7 @@ def _go(folder: Path, *command: str) -> str:
     done = subprocess.run(
         [shutil.which("nice") or "nice", "-n", "19", go, *command],
         cwd=folder,
-        env={**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-p=1 -buildvcs=false"},
+        env={**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false"},
         stdout=subprocess.PIPE,
         text=True,
         check=False,

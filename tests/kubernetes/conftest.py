@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from kubernetes.binaries import PROGRAMS, built
 from kubernetes.cluster import Cluster
 
 if TYPE_CHECKING:
@@ -14,6 +16,27 @@ if TYPE_CHECKING:
 
 ASKED = os.environ.get("TIDEGATE_KUBERNETES") == "1"
 collect_ignore_glob = [] if ASKED else ["test_*.py"]
+TOOLS = frozenset({"etcdctl", "etcdutl"})
+ETCD_ALONE = {
+    "test_etcd_page": {"etcd", *TOOLS},
+    "test_shared_store": {"etcd"},
+    "test_parts": set(),
+}
+"""What files need whose tests run no API server; all others need all but etcd's tools."""
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build what the selected tests need before the first one: that takes minutes."""
+    if session.config.option.collectonly:
+        return
+    files = {item.path for item in session.items}
+    ours = [each.stem for each in files if each.is_relative_to(Path(__file__).parent)]
+    needed = {name for file in ours for name in ETCD_ALONE.get(file, PROGRAMS.keys() - TOOLS)}
+    try:
+        for name in sorted(needed):
+            built(name)
+    except RuntimeError as error:
+        pytest.exit(str(error), returncode=1)
 
 
 @pytest.fixture(scope="session")

@@ -49,6 +49,7 @@ WELL = frozenset(
         "tidegate_picker_passes_total",
         "tidegate_picker_refusals_total",
         "tidegate_picker_errors_total",
+        "tidegate_picker_proxy_answers_total",
         "tidegate_xds_found_replicas",
         "tidegate_xds_source_answers",
         "tidegate_xds_certificate_left_seconds",

@@ -21,11 +21,11 @@ Rules:
    waited for. What contention of caches and cores does to it is taken out by the time of a fixed
    computation during the run (``MachineSpeed``). What a busy machine adds is not: a test that waits
    longer looks more often, and what runs for it idles longer.
-3. ``results/cpu.json`` is the record, by Python version. ``--hold`` fails where a layer of the last
-   whole run took more than ``MARGIN`` times its record. A layer without a record never fails, nor
-   does a run beside which other programs took more than ``MOST_OTHERS`` of the processors' time, or
-   on a machine whose pace is further from the standard than ``MOST_PACE``: caches and memory do
-   not differ by the same factor. Of such a run ``--renew`` makes no record.
+3. ``results/cpu.json`` has the records, by Python version and the pace of their machines.
+   ``--hold`` fails where a layer of the last whole run took more than ``MARGIN`` times its record.
+   A layer without a record of about the same pace (``MOST_PACE``) never fails: caches and memory do
+   not differ by the same factor. A run beside which other programs took more than ``MOST_OTHERS``
+   of the processors' time is neither compared nor recorded.
 4. The last lines say which tests failed, in every layer, with the first line of why, and why a
    layer without a failed test failed: of a long log often only its end is kept.
 5. A small selection runs in one process, without pytest-xdist: starting workers takes longer.
@@ -47,7 +47,7 @@ import xml.etree.ElementTree as ET
 from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -78,8 +78,8 @@ REPORTS: Final = ROOT / "build" / "layers"
 MARGIN: Final = 1.10
 MOST_OTHERS: Final = 0.1
 """Part of all processors' time that other programs may take in a run that is compared."""
-MOST_PACE: Final = 1.25
-"""How many times slower or faster than the standard a machine is whose run is compared, at most."""
+MOST_PACE: Final = 1.15
+"""How many times slower or faster than a record's machine one is whose run is compared, at most."""
 WHY: Final[Mapping[int, str]] = {
     1: "no test failed; what pytest or a plugin printed last, such as coverage, says what did",
     2: "interrupted, or a file of tests cannot be collected",
@@ -308,15 +308,15 @@ def run_layers(names: Sequence[str] = tuple(LAYERS), *, coverage: bool, beside: 
     )
     runs = lanes.run()
     wall = time.monotonic() - began
+    pace = statistics.median(run.factor for run in runs.values()) if runs else 1.0
     if runs.keys() == {name for name in LAYERS if _folders(name)}:
         LAST.parent.mkdir(exist_ok=True)
         took = {_label(name, coverage): round(run.standard_s, 1) for name, run in runs.items()}
         own = time.process_time() + sum(run.cpu_s for run in runs.values())
         others = max(0.0, busy_s() - busy - own) / (wall * (os.cpu_count() or 1))
-        pace = statistics.median(run.factor for run in runs.values())
         last = Last(_python(), took, round(others, 3), round(pace, 3))._asdict()
         LAST.write_text(json.dumps(last, indent=2) + "\n")
-    _say(table({_label(name, coverage): run for name, run in runs.items()}, _record(), wall))
+    _say(table({_label(name, coverage): run for name, run in runs.items()}, _record(pace), wall))
     failed = [name for name, run in runs.items() if run.code]
     for name in failed:
         _say(f"{name} failed with exit code {runs[name].code}:")
@@ -498,12 +498,10 @@ class Last(NamedTuple):
     """How many times slower than the standard the machine was."""
 
     @property
-    def unlike(self) -> str:
-        """Why it cannot be compared; empty if it can."""
+    def disturbed(self) -> str:
+        """Why it is neither compared nor recorded; empty if it is."""
         if self.others > MOST_OTHERS:
-            return f"other programs took {self.others:.0%} of the processors' time"
-        if not 1 / MOST_PACE <= self.pace <= MOST_PACE:
-            return f"this machine took {self.pace:.2f} times the standard's time for the same"
+            return f"other programs took {self.others:.0%} of the processors' time in the last run"
         return ""
 
 
@@ -517,13 +515,24 @@ def _python() -> str:
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
-def _read(path: Path) -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = json.loads(path.read_text()) if path.exists() else {}
+def _records() -> dict[str, list[dict[str, Any]]]:
+    """Return by Python version the records, each with ``pace`` and CPU seconds of ``layers``."""
+    found: dict[str, list[dict[str, Any]]] = (
+        json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    )
     return found
 
 
-def _record() -> dict[str, float]:
-    return _read(RECORD).get(_python(), {})
+def _record(pace: float) -> dict[str, float]:
+    """Return what this Python's record of about this pace says of each layer."""
+    alike = [
+        each
+        for each in _records().get(_python(), ())
+        if 1 / MOST_PACE <= each["pace"] / pace <= MOST_PACE
+    ]
+    near = min(alike, key=lambda each: abs(each["pace"] - pace), default={})
+    found: dict[str, float] = near.get("layers", {})
+    return found
 
 
 def hold() -> int:
@@ -532,15 +541,15 @@ def hold() -> int:
     if last is None:
         _say("no whole run yet: run `make test` first")
         return 1
-    record = _record()
+    if last.disturbed:
+        _say(f"nothing is compared: {last.disturbed}")
+        return 0
+    record = _record(last.pace)
     if not record.keys() & last.layers.keys():
         _say(
-            f"no record of these layers for Python {_python()}: nothing is compared "
-            "(make cpu-record makes one)"
+            f"no record of these layers for Python {_python()} on a machine of pace "
+            f"{last.pace:.2f}: nothing is compared (make cpu-record makes one)"
         )
-        return 0
-    if last.unlike:
-        _say(f"nothing is compared: {last.unlike} in the last run")
         return 0
     if missing := sorted(last.layers.keys() - record.keys()):
         _say(f"not compared, as the record has none: {', '.join(missing)}")
@@ -555,18 +564,19 @@ def hold() -> int:
 
 
 def renew() -> int:
-    """Make the last whole run the record; layers that it did not run keep theirs."""
+    """Make the last whole run the record of its pace; layers that it did not run keep theirs."""
     last = _last()
     if last is None:
         _say("no whole run yet: run `make test COVERAGE=1` first, as CI does")
         return 1
-    if last.unlike:
-        _say(f"nothing is recorded: {last.unlike} in the last run; make one on a quiet machine")
+    if last.disturbed:
+        _say(f"nothing is recorded: {last.disturbed}; make one on a quiet machine")
         return 1
-    record = _read(RECORD)
-    known = record.setdefault(_python(), {})
-    known |= last.layers
-    RECORD.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
+    records = _records()
+    known = _record(last.pace)
+    others = [each for each in records.get(_python(), ()) if each["layers"] != known]
+    records[_python()] = [*others, {"pace": last.pace, "layers": {**known, **last.layers}}]
+    RECORD.write_text(json.dumps(records, indent=2, sort_keys=True) + "\n")
     _say(f"recorded {', '.join(last.layers)}")
     return 0
 

@@ -182,30 +182,43 @@ def test_without_a_record_it_is_said_that_nothing_is_compared(tmp_path, monkeypa
     assert "nothing is compared" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("unlike", "said"),
-    [
-        ({"others": 0.25}, "other programs took 25% of"),
-        ({"pace": 2.3}, "this machine took 2.30 times"),
-        ({"pace": 0.7}, "this machine took 0.70 times"),
-    ],
-)
-def test_a_run_on_another_machine_is_neither_compared_nor_recorded(
-    tmp_path, monkeypatch, capsys, unlike, said
+def test_a_run_beside_other_programs_is_neither_compared_nor_recorded(
+    tmp_path, monkeypatch, capsys
 ):
-    """A busy or a slower one takes more of a processor for the same tests."""
+    """A busy machine takes more of a processor for the same tests."""
     monkeypatch.setattr(layers, "RECORD", tmp_path / "record.json")
     monkeypatch.setattr(layers, "LAST", tmp_path / "last.json")
     write({"unit": 9.0})
     assert layers.renew() == 0
-    write({"unit": 19.0}, others=layers.MOST_OTHERS, pace=layers.MOST_PACE)
+    write({"unit": 19.0}, others=layers.MOST_OTHERS)
     assert layers.hold() == 1
-    write({"unit": 19.0}, **unlike)
+    write({"unit": 19.0}, others=0.25)
     capsys.readouterr()
     assert layers.hold() == 0
     assert layers.renew() == 1
-    assert capsys.readouterr().out.count(said) == 2
-    assert layers._record() == {"unit": 9.0}
+    assert capsys.readouterr().out.count("other programs took 25% of") == 2
+    assert layers._record(1.0) == {"unit": 9.0}
+
+
+def test_each_run_is_compared_with_the_record_of_a_machine_like_its_own(
+    tmp_path, monkeypatch, capsys
+):
+    """A slower one has a record of its own, and a new record of its pace takes that one's place."""
+    monkeypatch.setattr(layers, "RECORD", tmp_path / "record.json")
+    monkeypatch.setattr(layers, "LAST", tmp_path / "last.json")
+    write({"unit": 9.0}, pace=1.0)
+    assert layers.renew() == 0
+    write({"unit": 19.0}, pace=layers.MOST_PACE)
+    assert layers.hold() == 1
+    write({"unit": 19.0}, pace=2.0)
+    capsys.readouterr()
+    assert layers.hold() == 0
+    assert "on a machine of pace 2.00: nothing is compared" in capsys.readouterr().out
+    assert layers.renew() == 0
+    write({"lab": 5.0}, pace=2.1)
+    assert layers.renew() == 0
+    assert layers._record(2.0) == {"unit": 19.0, "lab": 5.0}
+    assert layers._record(1.0) == {"unit": 9.0}
 
 
 def test_the_time_of_all_processors_is_read(tmp_path, monkeypatch):

@@ -217,8 +217,20 @@ def test_each_run_is_compared_with_the_record_of_a_machine_like_its_own(
     assert layers.renew() == 0
     write({"lab": 5.0}, pace=2.1)
     assert layers.renew() == 0
-    assert layers._record(2.0) == {"unit": 19.0, "lab": 5.0}
+    assert layers._record(2.1) == {"unit": 19.0, "lab": 5.0}
     assert layers._record(1.0) == {"unit": 9.0}
+
+
+def test_a_pace_that_was_measured_wrong_is_no_more_work(tmp_path, monkeypatch):
+    """The same CPU seconds are more standard ones on what was measured as faster."""
+    monkeypatch.setattr(layers, "RECORD", tmp_path / "record.json")
+    monkeypatch.setattr(layers, "LAST", tmp_path / "last.json")
+    write({"unit": 10.0}, pace=2.2)
+    assert layers.renew() == 0
+    write({"unit": 11.0}, pace=2.0)
+    assert layers.hold() == 0
+    write({"unit": 13.0}, pace=2.0)
+    assert layers.hold() == 1
 
 
 def test_the_time_of_all_processors_is_read(tmp_path, monkeypatch):

@@ -537,8 +537,8 @@ def _record(pace: float) -> dict[str, float]:
     if not alike:
         return {}
     near = min(alike, key=lambda each: abs(each["pace"] - pace))
-    errs = max(1.0, near["pace"] / pace)
-    return {name: round(seconds * errs, 1) for name, seconds in near["layers"].items()}
+    error = max(1.0, near["pace"] / pace)
+    return {name: round(seconds * error, 1) for name, seconds in near["layers"].items()}
 
 
 def hold() -> int:

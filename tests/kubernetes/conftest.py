@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 ASKED = os.environ.get("TIDEGATE_KUBERNETES") == "1"
 collect_ignore_glob = [] if ASKED else ["test_*.py"]
 TOOLS = frozenset({"etcdctl", "etcdutl"})
-ETCD_ALONE = {
+NEEDS = {
     "test_etcd_page": {"etcd", *TOOLS},
     "test_shared_store": {"etcd"},
     "test_parts": set(),
 }
-"""What files need whose tests run no API server; all others need all but etcd's tools."""
+"""Programs that files need whose tests run no API server; all others need all but etcd's tools."""
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -31,7 +31,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     files = {item.path for item in session.items}
     ours = [each.stem for each in files if each.is_relative_to(Path(__file__).parent)]
-    needed = {name for file in ours for name in ETCD_ALONE.get(file, PROGRAMS.keys() - TOOLS)}
+    needed = {name for file in ours for name in NEEDS.get(file, PROGRAMS.keys() - TOOLS)}
     try:
         for name in sorted(needed):
             built(name)

@@ -156,16 +156,22 @@ def test_progress_is_read_from_what_pytest_prints():
     )
 
 
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """Keep the record and the last run in an empty folder."""
+    monkeypatch.setattr(layers, "RECORD", tmp_path / "record.json")
+    monkeypatch.setattr(layers, "LAST", tmp_path / "last.json")
+
+
 def write(took, **machine):
     """Write a last run."""
     last = {"python": layers._python(), "layers": took, "others": 0.0, **machine}
     layers.LAST.write_text(json.dumps(last))
 
 
-def test_without_a_record_it_is_said_that_nothing_is_compared(tmp_path, monkeypatch, capsys):
+@pytest.mark.usefixtures("files")
+def test_without_a_record_it_is_said_that_nothing_is_compared(capsys):
     """Silence would look as if the time had been held."""
-    monkeypatch.setattr(layers, "RECORD", tmp_path / "none.json")
-    monkeypatch.setattr(layers, "LAST", tmp_path / "last.json")
     assert layers.hold() == 1
     assert "run `make test` first" in capsys.readouterr().out
     write({"unit": 9.0})
@@ -182,12 +188,9 @@ def test_without_a_record_it_is_said_that_nothing_is_compared(tmp_path, monkeypa
     assert "nothing is compared" in capsys.readouterr().out
 
 
-def test_a_run_beside_other_programs_is_neither_compared_nor_recorded(
-    tmp_path, monkeypatch, capsys
-):
+@pytest.mark.usefixtures("files")
+def test_a_run_beside_other_programs_is_neither_compared_nor_recorded(capsys):
     """A busy machine takes more of a processor for the same tests."""
-    monkeypatch.setattr(layers, "RECORD", tmp_path / "record.json")
-    monkeypatch.setattr(layers, "LAST", tmp_path / "last.json")
     write({"unit": 9.0})
     assert layers.renew() == 0
     write({"unit": 19.0}, others=layers.MOST_OTHERS)
@@ -200,12 +203,9 @@ def test_a_run_beside_other_programs_is_neither_compared_nor_recorded(
     assert layers._record(1.0) == {"unit": 9.0}
 
 
-def test_each_run_is_compared_with_the_record_of_a_machine_like_its_own(
-    tmp_path, monkeypatch, capsys
-):
+@pytest.mark.usefixtures("files")
+def test_each_run_is_compared_with_the_record_of_a_machine_like_its_own(capsys):
     """A slower one has a record of its own, and a new record of its pace takes that one's place."""
-    monkeypatch.setattr(layers, "RECORD", tmp_path / "record.json")
-    monkeypatch.setattr(layers, "LAST", tmp_path / "last.json")
     write({"unit": 9.0}, pace=1.0)
     assert layers.renew() == 0
     write({"unit": 19.0}, pace=layers.MOST_PACE)
@@ -221,10 +221,9 @@ def test_each_run_is_compared_with_the_record_of_a_machine_like_its_own(
     assert layers._record(1.0) == {"unit": 9.0}
 
 
-def test_a_pace_that_was_measured_wrong_is_no_more_work(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("files")
+def test_a_pace_that_was_measured_wrong_is_no_more_work():
     """The same CPU seconds are more standard ones on what was measured as faster."""
-    monkeypatch.setattr(layers, "RECORD", tmp_path / "record.json")
-    monkeypatch.setattr(layers, "LAST", tmp_path / "last.json")
     write({"unit": 10.0}, pace=2.2)
     assert layers.renew() == 0
     write({"unit": 11.0}, pace=2.0)
@@ -240,10 +239,9 @@ def test_the_time_of_all_processors_is_read(tmp_path, monkeypatch):
     assert layers.busy_s(tmp_path / "stat") == 1.71
 
 
-def test_nothing_is_recorded_before_a_whole_run(tmp_path, monkeypatch, capsys):
+@pytest.mark.usefixtures("files")
+def test_nothing_is_recorded_before_a_whole_run(capsys):
     """An empty record would look like one."""
-    monkeypatch.setattr(layers, "RECORD", tmp_path / "none.json")
-    monkeypatch.setattr(layers, "LAST", tmp_path / "last.json")
     assert layers.renew() == 1
     assert not layers.RECORD.exists()
     assert "run `make test COVERAGE=1` first" in capsys.readouterr().out

@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from contextlib import AsyncExitStack
@@ -36,6 +35,7 @@ from support.in_process_stack import Flow
 from support.replicas import PATIENT, Replica
 from support.traffic import eventually
 from tidegate.stack.envoy import envoy_binary, envoy_command, render_bootstrap
+from tidegate.stack.processes.ports import HeldPorts
 from tidegate_api.admin.v1 import admin_pb2 as api
 from tidegate_api.names import CLUSTER_TYPE
 from xds_server.builds import edit
@@ -53,13 +53,6 @@ STRICT = "--reject-unknown-dynamic-fields"
 pytestmark = pytest.mark.skipif(not BINARIES, reason="TIDEGATE_OLD_ENVOYS names no binaries")
 
 
-def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 def build_of(binary: Path) -> tuple[int, int, int]:
     """Return the version that a binary states."""
     text = subprocess.run([binary, "--version"], check=True, capture_output=True).stdout.decode()
@@ -68,14 +61,20 @@ def build_of(binary: Path) -> tuple[int, int, int]:
     return int(found[1]), int(found[2]), int(found[3])
 
 
+@pytest.fixture
+def port():
+    """A port that is free until the test ends."""
+    with HeldPorts() as ports:
+        yield ports.take()
+
+
 @contextlib.asynccontextmanager
 async def envoy(binary: Path, name: str, ads: str, protocol: str, folder: Path):
     """Run an Envoy with the bootstrap that we document."""
-    text = render_bootstrap(name, "test", ads, f"127.0.0.1:{free_port()}", protocol)
     config = folder / f"{name}.yaml"
-    config.write_text(text)
     log = folder / f"{name}.log"
-    with log.open("wb") as output:
+    with HeldPorts() as ports, log.open("wb") as output:
+        config.write_text(render_bootstrap(name, "test", ads, ports.address(), protocol))
         process = await asyncio.create_subprocess_exec(
             *envoy_command(binary, config, 1), STRICT, stdout=output, stderr=output
         )
@@ -110,9 +109,9 @@ async def synced(server, count: int, logs: list[Path]) -> api.GetStatusResponse:
 
 @pytest.mark.parametrize("protocol", ["delta", "sotw"])
 @pytest.mark.parametrize("binary", BINARIES, ids=str)
-async def test_an_older_envoy_accepts_all_it_is_sent(binary, protocol, tmp_path) -> None:
+async def test_an_older_envoy_accepts_all_it_is_sent(binary, protocol, port, tmp_path) -> None:
     """Beside the present one, at the start and through changes; status shows what it lacks."""
-    text = (EXAMPLES / "operations.yaml").read_text().replace("10000", str(free_port()), 1)
+    text = (EXAMPLES / "operations.yaml").read_text().replace("10000", str(port), 1)
     file = tmp_path / "fleet.yaml"
     file.write_text(text)
     build = build_of(binary)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from aiohttp import web
 
 from support.sites import end
+from tidegate.stack.processes.ports import HeldPorts
 from xds_server.applications.discovery.kubernetes.answers import SLICES, ResourceKind
 
 if TYPE_CHECKING:
@@ -77,12 +78,14 @@ class FakeApiServer:
         self.watched = asyncio.Event()
         """A watch has begun since the last cut."""
         self._runner: web.AppRunner | None = None
+        self._ports = HeldPorts()
         self.port = 0
 
     # --- Life ------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        """Listen on a port of its own."""
+        """Listen on a port that is its own until the end."""
+        self.port = self._ports.take()
         await self.start()
         return self
 
@@ -94,6 +97,7 @@ class FakeApiServer:
     ) -> None:
         """Stop."""
         await self.stop()
+        self._ports.close()
 
     @property
     def url(self) -> str:
@@ -101,7 +105,7 @@ class FakeApiServer:
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        """Listen; after ``stop`` on the same port."""
+        """Listen; also after ``stop``."""
         app = web.Application()
         for each in (self, *self.beside):
             app.router.add_get(each.resource.path("{namespace}"), each.answer)
@@ -109,7 +113,6 @@ class FakeApiServer:
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
         await site.start()
-        self.port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:
         """Break all connections and listen no more; the state stays, as etcd's does."""

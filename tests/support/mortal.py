@@ -11,6 +11,7 @@ from aiohttp import web
 
 from support.replicas import Replica
 from support.sites import end
+from tidegate.stack.processes.ports import HeldPorts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -33,7 +34,7 @@ class MortalReplica(Replica):
 
     @asynccontextmanager
     async def serve(self, tls: object = None) -> AsyncIterator[MortalReplica]:
-        """Serve on a free port."""
+        """Serve on a port that no other process gets, also while this replica is dead."""
         assert tls is None
         app = web.Application()
         app.add_routes(
@@ -45,17 +46,24 @@ class MortalReplica(Replica):
         )
         self.runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
         await self.runner.setup()
-        self.site = web.TCPSite(self.runner, "127.0.0.1", 0)
+        ports = HeldPorts()
+        self.address = ports.address()
         try:
-            await self.site.start()
-            host, port = self.runner.addresses[0][:2]
-            self.address = f"{host}:{port}"
+            self.site = await self._listening(self.runner)
             yield self
         finally:
             # Not cancelled: a port that opens at that moment would belong to nothing.
             self.over.set()
             await asyncio.gather(*self.tasks)
             await end(self.runner)
+            ports.close()
+
+    async def _listening(self, runner: web.AppRunner) -> web.TCPSite:
+        """Return a site that listens at the address."""
+        host, _, port = self.address.rpartition(":")
+        site = web.TCPSite(runner, host, int(port), reuse_address=True)
+        await site.start()
+        return site
 
     async def _infer_or_die(self, request: web.Request) -> web.StreamResponse:
         if DEADLY.encode() in await request.read():
@@ -84,7 +92,4 @@ class MortalReplica(Replica):
                 await self.over.wait()
         if self.over.is_set():
             return
-        host, _, port = self.address.rpartition(":")
-        again = web.TCPSite(self.runner, host, int(port), reuse_address=True)
-        await again.start()
-        self.site = again
+        self.site = await self._listening(self.runner)

@@ -31,14 +31,18 @@ class NameServer(asyncio.DatagramProtocol):
 
     async def __aenter__(self) -> Self:
         """Listen on one port for both protocols."""
-        self._tcp = await asyncio.start_server(self._stream, "127.0.0.1", 0)
-        port = self._tcp.sockets[0].getsockname()[1]
         loop = asyncio.get_running_loop()
-        self._transport, _ = await loop.create_datagram_endpoint(
-            lambda: self, local_addr=("127.0.0.1", port)
-        )
-        self.address = ("127.0.0.1", port)
-        return self
+        while True:
+            self._tcp = await asyncio.start_server(self._stream, "127.0.0.1", 0)
+            self.address = self._tcp.sockets[0].getsockname()
+            try:
+                self._transport, _ = await loop.create_datagram_endpoint(
+                    lambda: self, local_addr=self.address
+                )
+            except OSError:  # another program has the port of the other protocol
+                self._tcp.close()
+            else:
+                return self
 
     async def __aexit__(
         self,

@@ -14,6 +14,7 @@ import grpc.aio
 import pytest
 
 from support.certificates import Authority, Pair
+from tidegate.stack.processes.ports import HeldPorts
 from tidegate_common.upstream import tunnel as module
 from tidegate_common.upstream.contexts import ReplicaTls, client_context
 from tidegate_common.upstream.tunnel import MAX_CONNECTIONS, Tunnel
@@ -46,7 +47,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 @contextlib.asynccontextmanager
-async def saying(pair: Pair, port: int = 0) -> AsyncIterator[str]:
+async def saying(pair: Pair, address: str = "127.0.0.1:0") -> AsyncIterator[str]:
     """Serve a method over TLS that says what it was told."""
 
     async def say(message: bytes, _: object) -> bytes:
@@ -58,7 +59,7 @@ async def saying(pair: Pair, port: int = 0) -> AsyncIterator[str]:
         (grpc.method_handlers_generic_handler("test.Test", {"Say": handler}),)
     )
     keys = [(pair.key.read_bytes(), pair.certificate.read_bytes())]
-    bound = server.add_secure_port(f"127.0.0.1:{port}", grpc.ssl_server_credentials(keys))
+    bound = server.add_secure_port(address, grpc.ssl_server_credentials(keys))
     await server.start()
     try:
         yield f"127.0.0.1:{bound}"
@@ -84,18 +85,20 @@ async def said_at_last(channel: grpc.aio.Channel) -> bytes:
 
 async def test_a_channel_is_kept_over_a_restart_of_its_replica(made: Made) -> None:
     """Each connection is a new one, and what the old one held is given up."""
-    async with saying(made.pair) as address:
-        tunnel = Tunnel(address, made.give, "triton.test")
-        channel = grpc.aio.insecure_channel(tunnel.open())
-        assert await say(channel) == b"hello"
-        assert tunnel.connections == 1
-        assert tunnel.fault is None
-    async with saying(made.pair, int(address.rpartition(":")[2])):
-        assert await said_at_last(channel) == b"hello"
-        assert tunnel.connections == 1
-        await channel.close()
-        await tunnel.close()
-    assert tunnel.connections == 0
+    with HeldPorts() as ports:
+        address = ports.address()
+        async with saying(made.pair, address):
+            tunnel = Tunnel(address, made.give, "triton.test")
+            channel = grpc.aio.insecure_channel(tunnel.open())
+            assert await say(channel) == b"hello"
+            assert tunnel.connections == 1
+            assert tunnel.fault is None
+        async with saying(made.pair, address):
+            assert await said_at_last(channel) == b"hello"
+            assert tunnel.connections == 1
+            await channel.close()
+            await tunnel.close()
+        assert tunnel.connections == 0
 
 
 async def test_the_socket_is_private_and_goes(made: Made) -> None:

@@ -23,6 +23,7 @@ from ext_proc.workers.records import VERSION
 from support.crew import POOL, decide, key, loads, request
 from support.identities import Machines
 from support.worker_groups import Worker
+from tidegate.stack.processes.ports import HeldPorts
 from tidegate_common.tls.contexts import client_context
 from tidegate_common.tls.denied import DeniedPeers
 from tidegate_common.tls.files import Identity, TlsFiles
@@ -43,12 +44,6 @@ def secured(machines: Machines, role: str, *ids: str) -> Secured:
     return Secured(Identity(files), table(()), "required", 3600.0)
 
 
-def free_address() -> str:
-    """Return an address on which no socket listens."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"127.0.0.1:{server.getsockname()[1]}"
-
-
 def lease_key(number: int) -> LeaseKey:
     """Return the key of a sequence's lease."""
     return LeaseKey(POOL, SequenceKey("m", "", number))
@@ -57,10 +52,10 @@ def lease_key(number: int) -> LeaseKey:
 class Group:
     """Pickers p1, p2 … that know each other's addresses."""
 
-    def __init__(self, machines: Machines, count: int, *, learns: bool = False) -> None:
+    def __init__(self, machines: Machines, addresses: list[str], *, learns: bool = False) -> None:
         self.machines = machines
         self.learns = learns
-        self.addresses = [free_address() for _ in range(count)]
+        self.addresses = addresses
         self.pickers: dict[int, Worker] = {}
         self.refused = DeniedPeers()
 
@@ -101,10 +96,17 @@ class Group:
         )
 
 
+@pytest.fixture
+def addresses():
+    """Three addresses that are kept for this test, also while no picker listens on one."""
+    with HeldPorts() as ports:
+        yield [ports.address() for _ in range(3)]
+
+
 @asynccontextmanager
-async def group_of(machines: Machines, count: int):
-    group = Group(machines, count)
-    for number in range(count):
+async def group_of(machines: Machines, addresses: list[str]):
+    group = Group(machines, addresses)
+    for number in range(len(addresses)):
         group.start(number)
     try:
         await group.until(group.joined)
@@ -114,9 +116,9 @@ async def group_of(machines: Machines, count: int):
             picker.bus.close()
 
 
-async def test_members_decide_over_one_state(machines):
+async def test_members_decide_over_one_state(machines, addresses):
     """Load, prefix index and leases reach the others, and the end of a request does."""
-    async with group_of(machines, 3) as group:
+    async with group_of(machines, addresses) as group:
         first, *others = group.pickers.values()
         made = decide(first.router, 100.0, (1, 2, 3))
         own = next(each for each in range(100) if first.bus.owners.places(lease_key(each)))
@@ -135,9 +137,9 @@ async def test_members_decide_over_one_state(machines):
         await group.until(lambda: all(each.bus.members()[0].open_tickets == 0 for each in others))
 
 
-async def test_a_new_sequence_is_placed_by_its_owner(machines):
+async def test_a_new_sequence_is_placed_by_its_owner(machines, addresses):
     """Another member asks it, and gets the lease that it granted, or one that it granted before."""
-    async with group_of(machines, 2) as group:
+    async with group_of(machines, addresses[:2]) as group:
         first, owner = group.pickers.values()
         number = next(each for each in range(100) if owner.bus.owners.places(lease_key(each)))
         assert first.bus.owners.agreed
@@ -154,9 +156,9 @@ async def test_a_new_sequence_is_placed_by_its_owner(machines):
         assert first.bus.owners.open == 0
 
 
-async def test_members_are_those_that_the_control_server_tells(machines):
+async def test_members_are_those_that_the_control_server_tells(machines, addresses):
     """They connect, place sequences together, and drop an address once it is told no more."""
-    group = Group(machines, 3, learns=True)
+    group = Group(machines, addresses, learns=True)
     first, other = group.start(0), group.start(1)
     try:
         assert not first.bus.owners.places_any
@@ -184,9 +186,9 @@ async def test_members_are_those_that_the_control_server_tells(machines):
         other.bus.close()
 
 
-async def test_a_member_that_is_gone_is_missing_with_the_reason(machines, monkeypatch):
+async def test_a_member_that_is_gone_is_missing_with_the_reason(machines, addresses, monkeypatch):
     """The control server is told, once it has lasted for a while."""
-    async with group_of(machines, 2) as group:
+    async with group_of(machines, addresses[:2]) as group:
         first, other = group.pickers.values()
         assert first.bus.missing() == []
         other.bus.close()
@@ -198,9 +200,9 @@ async def test_a_member_that_is_gone_is_missing_with_the_reason(machines, monkey
         assert told.startswith(f"{group.addresses[1]}: ")
 
 
-async def test_members_of_two_versions_share_nothing(machines, monkeypatch):
+async def test_members_of_two_versions_share_nothing(machines, addresses, monkeypatch):
     """Each is as one that is away to the other, says why once, and counts no failed connection."""
-    group, listed = Group(machines, 2, learns=True), Listed(1, 7, ("p1", "p2"))
+    group, listed = Group(machines, addresses[:2], learns=True), Listed(1, 7, ("p1", "p2"))
     with monkeypatch.context() as older:
         older.setattr(links, "HELLO", b"tidegate %d " % (VERSION - 1))
         old = group.start(1)
@@ -229,18 +231,18 @@ async def test_members_of_two_versions_share_nothing(machines, monkeypatch):
             each.bus.close()
 
 
-async def test_who_asks_something_else_is_dropped(machines):
+async def test_who_asks_something_else_is_dropped(machines, addresses):
     """A reader may ask for leases only."""
-    async with group_of(machines, 2) as group:
+    async with group_of(machines, addresses[:2]) as group:
         first, other = group.pickers.values()
         first.bus._inlets[FIRST_NUMBER + 1].ask(other.bus._hello())
         await group.until(lambda: first.bus.members()[0].connections_lost == 1)
         await group.until(group.joined)
 
 
-async def test_a_member_that_comes_back_gets_a_snapshot(machines):
+async def test_a_member_that_comes_back_gets_a_snapshot(machines, addresses):
     """Its load is dropped when it ends, and the new one learns load and index."""
-    async with group_of(machines, 2) as group:
+    async with group_of(machines, addresses[:2]) as group:
         first, other = group.pickers.values()
         made = decide(first.router, 100.0, (1, 2, 3))
         await group.until(lambda: len(other.router.peers) == 1)
@@ -256,9 +258,9 @@ async def test_a_member_that_comes_back_gets_a_snapshot(machines):
         assert set(loads(again.router).values()) == {(0, 0.0)}
 
 
-async def test_a_page_is_read_by_one_member_until_it_fails_or_is_gone(machines):
+async def test_a_page_is_read_by_one_member_until_it_fails_or_is_gone(machines, addresses):
     """The other takes its readings, by its own clock, and its probes never."""
-    async with group_of(machines, 2) as group:
+    async with group_of(machines, addresses[:2]) as group:
         first, other = group.pickers.values()
         page = ReadingsUpdate("r0", "page", (Reading(at=99.5, queued=3.0),), 99.5)
         for each in (Probed(POOL, key(0), ready=False), page):
@@ -283,9 +285,9 @@ async def test_a_page_is_read_by_one_member_until_it_fails_or_is_gone(machines):
 @pytest.mark.parametrize(
     ("role", "name"), [("envoy", "p2"), ("picker", "p3")], ids=["another role", "another's id"]
 )
-async def test_who_is_no_picker_changes_nothing(machines, role, name):
+async def test_who_is_no_picker_changes_nothing(machines, addresses, role, name):
     """A peer without the role, or with an id that its certificate does not name, is refused."""
-    group = Group(machines, 2)
+    group = Group(machines, addresses[:2])
     first = group.start(0)
     other = group.start(1, role=role, name=name)
     decide(other.router, 100.0)
@@ -298,9 +300,9 @@ async def test_who_is_no_picker_changes_nothing(machines, role, name):
         other.bus.close()
 
 
-async def test_a_stranger_is_not_served(machines, tmp_path):
+async def test_a_stranger_is_not_served(machines, addresses, tmp_path):
     """A certificate of another authority does not pass the handshake, and plain bytes do not."""
-    async with group_of(machines, 1) as group:
+    async with group_of(machines, addresses[:1]) as group:
         address = group.addresses[0].rpartition(":")
         where = (address[0], int(address[2]))
         stranger = Machines(tmp_path, "other").client("picker", "p2")
@@ -319,9 +321,9 @@ async def test_a_stranger_is_not_served(machines, tmp_path):
         await group.until(lambda: group.pickers[0].bus.state()["readers"] == 0)
 
 
-async def test_rubbish_ends_a_connection_and_changes_nothing(machines):
+async def test_rubbish_ends_a_connection_and_changes_nothing(machines, addresses):
     """A member that sends it is dropped and dialled again later; the log has it once."""
-    async with group_of(machines, 2) as group:
+    async with group_of(machines, addresses[:2]) as group:
         first, other = group.pickers.values()
         decide(first.router, 100.0)
         await group.until(lambda: len(other.router.peers) == 1)
@@ -332,9 +334,9 @@ async def test_rubbish_ends_a_connection_and_changes_nothing(machines):
         assert other.bus.members()[0].connections_lost == 1
 
 
-async def test_too_much_ends_a_connection(machines, monkeypatch):
+async def test_too_much_ends_a_connection(machines, addresses, monkeypatch):
     """What a member may send in a second is bounded."""
-    async with group_of(machines, 2) as group:
+    async with group_of(machines, addresses[:2]) as group:
         first, other = group.pickers.values()
         monkeypatch.setattr(links, "MAX_BYTES_PER_S", 50_000)
         first.bus._outlet.send(b"\x00\x00\x00\x00" * 25_000)

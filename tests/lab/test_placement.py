@@ -10,7 +10,6 @@ import asyncio
 import itertools
 import os
 import random
-import re
 import sys
 import time
 from collections import Counter
@@ -21,11 +20,12 @@ import pytest
 import tritonclient.grpc.aio as triton_grpc
 from tritonclient.utils import InferenceServerException
 
+from support.envoy_pages import placed
 from support.placed_models import BODY, PlacedModels
 from support.service_process import ready_models
 from support.traffic import admin, eventually, picker_state, vision_inputs
 from tidegate_api.admin.v1 import admin_pb2
-from tidegate_api.names import MODEL_HEADER, PLACED_KEY
+from tidegate_api.names import MODEL_HEADER
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -33,8 +33,6 @@ SECONDS = float(os.environ.get("TIDEGATE_PLACEMENT_SECONDS", "8"))
 SEED = int(os.environ.get("TIDEGATE_PLACEMENT_SEED", "1"))
 NAMES = [f"m{number:03}" for number in range(100)]
 NOWHERE = "m-nowhere"
-PLACED = re.compile(rf'"{PLACED_KEY}": \[[^\]]*\]')
-NAME = re.compile(r"m\d{3}")
 SETTLED_S = 1.0
 """Time after which the picker knows of a load that no request has told it of: its looks follow each
 other within half a second while models change."""
@@ -246,10 +244,8 @@ async def test_without_a_picker_envoy_goes_where_a_model_is(http, stack, models)
     assert await eventually(partial(agrees, http, stack, models))
 
     async def told() -> bool:
-        async with http.get(f"http://{stack.envoy_admin}/config_dump?include_eds") as answer:
-            listed = PLACED.findall(await answer.text())
         moved = set(NAMES[:20])
-        having = [moved & set(NAME.findall(each)) for each in listed]
+        having = [moved & each for each in await placed(http, stack)]
         return moved in having and all(each in (moved, set()) for each in having)
 
     assert await eventually(told)

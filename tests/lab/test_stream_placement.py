@@ -16,6 +16,7 @@ import pytest
 import tritonclient.grpc.aio as triton_grpc
 from tritonclient.grpc import service_pb2
 
+from support.envoy_pages import placed
 from support.named_replicas import named_replicas
 from support.placed_models import PlacedModels
 from support.service_process import ready_models
@@ -71,6 +72,7 @@ async def stack(http, models, new_module_stack):  # noqa: ARG001 - loaded first
     """Run a stack whose picker has two workers, which know where the models are."""
     stack = await new_module_stack(models=("vision",), fleet=one_pool, workers=2)
     assert await eventually(partial(known, http, stack))
+    assert await eventually(partial(told, http, stack))
     return stack
 
 
@@ -82,6 +84,13 @@ async def known(http, stack) -> bool:
         if not all(name in ready.get(at, ()) for name, at in PLACES.items()):
             return False
     return True
+
+
+async def told(http, stack) -> bool:
+    """Return whether Envoy has been told where each model is."""
+    wanted = [{name for name in NAMES if PLACES[name] == at} for at in set(PLACES.values())]
+    found = [each & set(NAMES) for each in await placed(http, stack)]
+    return all(each in found for each in wanted) and all(each in wanted for each in found)
 
 
 async def talk(
@@ -235,6 +244,12 @@ async def test_streams_outlive_their_picker_and_others_are_placed_without_one(ht
         await turn()
         await stack.kill_picker()
         await turn()
+
+        async def in_use() -> bool:
+            # Envoy's main thread shows an update before all its workers have it.
+            return not any([await talk(stack.grpc_address, each) for each in NAMES])
+
+        assert await eventually(in_use)
         for name in NAMES:
             assert await talk(stack.grpc_address, name) == []
         starting = asyncio.create_task(stack.start_picker())

@@ -245,7 +245,16 @@ class EndpointRegistry:
             replica.silent = replica.has_reported
 
     def sweep(self, now: float) -> None:
-        """Look for replicas that make no progress with work in flight; call about once a second."""
+        """Let slower replicas be tried again, and look for those that make no progress.
+
+        Call it about once a second.
+
+        Args:
+            now: Monotonic seconds.
+        """
+        for replica in self.members.values():
+            for model in replica.latency_models.values():
+                model.sweep(now)
         self.abandoned.sweep(now)
         self.placement.sweep(now)
         waited = self.abandoned.waited

@@ -31,7 +31,9 @@ Rules of the model:
 
    The default stays until there are ``SURE`` samples: of fewer the noise is unknown, and clocks of
    long prompts would keep the error. Durations also wait while the first few first bytes come.
-5. Where durations are all that is known of prompts, a replica deviates only as far as two measures
+5. A slower replica from which nothing was learned for ``RETRY_S`` counts as a usual one until its
+   next sample. Else an idle fleet would send it nothing for ever after it was slow for a minute.
+6. Where durations are all that is known of prompts, a replica deviates only as far as two measures
    agree: its median duration, and by how much longer prompts take longer on it. A replica that
    happens to have the long answers has the first only, and it is not slow.
 
@@ -482,11 +484,13 @@ MAX_LOG_SLOWNESS: Final = log(20.0)
 NOISE: Final = log(1.35)
 """Deviation below which a replica counts as neither slower nor faster: about twenty requests with
 the same error may cause it, and a correct detection gains less than a false alarm costs."""
+RETRY_S: Final = 30.0
+"""About one request of a slower replica in this time costs an idle fleet little."""
 SUSPECT: Final = NOISE / 4.0
 """Deviation from which on a replica's own durations are looked at; most never reach it."""
 SIGNIFICANT: Final = 3.0
 """Standard errors by which a replica's cost of a token must differ from its fleet's (model, rule
-5)."""
+6)."""
 SERVICE_NOISE: Final = 0.5
 """Usual deviation of the duration of a request without a prompt, as a share of its expectation."""
 EWMA_GAIN: Final = 0.2
@@ -554,16 +558,25 @@ class FleetLatencyModel:
         return f"<FleetLatencyModel {speeds}>"
 
     def learn(
-        self, capacity: float, tokens: float | None, drain_s: float, ahead: int, elapsed_s: float
+        self,
+        capacity: float,
+        tokens: float | None,
+        drain_s: float,
+        ahead: int,
+        elapsed_s: float,
+        *,
+        wanted: bool = False,
     ) -> RegressionSample | None:
         """Learn from a request that ended; the arguments are those of ``LatencyModel.learn``.
+
+        A ``wanted`` one is taken also where only every fourth is.
 
         Returns:
             A sample for the replica's slowness, ``None`` if there is none.
         """
         self._seen += 1
         self._unreported += tokens is not None
-        if self._seen > YOUNG and self._seen & 3:
+        if self._seen > YOUNG and self._seen & 3 and not wanted:
             return None
         if tokens is not None:
             sample = _fitted(self._durations, capacity, tokens, drain_s, elapsed_s)
@@ -583,16 +596,24 @@ class FleetLatencyModel:
         return self._against_usual(sample, self._seen)
 
     def answered(
-        self, capacity: float, tokens: float, drain_s: float, seconds: float
+        self,
+        capacity: float,
+        tokens: float,
+        drain_s: float,
+        seconds: float,
+        *,
+        wanted: bool = False,
     ) -> RegressionSample | None:
         """Learn from a first byte; the arguments are those of ``LatencyModel.answered``.
+
+        A ``wanted`` one is taken also where only every fourth is.
 
         Returns:
             A sample for the replica's slowness, ``None`` if there is none.
         """
         self._first_bytes += 1
         self._unreported = 0
-        if self._first_bytes > YOUNG and self._first_bytes & 3:
+        if self._first_bytes > YOUNG and self._first_bytes & 3 and not wanted:
             return None
         sample = _fitted(self._answers, capacity, tokens, drain_s, seconds)
         if not self.uses_first_bytes:
@@ -768,14 +789,29 @@ class LatencyModel:
         capacity: The replica's configured capacity.
     """
 
-    __slots__ = ("_capacity", "_fleet", "_ratio", "_slope", "latency_s", "peak", "slowness")
+    __slots__ = (
+        "_capacity",
+        "_fleet",
+        "_learned",
+        "_learned_at",
+        "_ratio",
+        "_retried",
+        "_slope",
+        "latency_s",
+        "peak",
+        "slowness",
+    )
 
     def __init__(self, fleet: FleetLatencyModel, capacity: float) -> None:
         self._fleet = fleet
         self._capacity = capacity
         self._ratio = Ratio()
+        self._learned = self._retried = False
+        """Whether there was a sample since the last sweep; whether the next one is awaited."""
+        self._learned_at = 0.0
+        """The last sweep before which there was one, monotonic seconds."""
         self._slope: Slope | None = None
-        """Its own cost of a token by durations, while these are the source (model, rule 5)."""
+        """Its own cost of a token by durations, while these are the source (model, rule 6)."""
         self.slowness = 1.0 / capacity
         """Factor by which it takes longer than the usual replica of capacity 1."""
         self.latency_s: float | None = None
@@ -813,7 +849,9 @@ class LatencyModel:
         known = self.latency_s
         self.latency_s = elapsed_s if known is None else known + EWMA_GAIN * (elapsed_s - known)
         self.peak.put(elapsed_s, now)
-        sample = self._fleet.learn(self._capacity, tokens, drain_s, ahead, elapsed_s)
+        sample = self._fleet.learn(
+            self._capacity, tokens, drain_s, ahead, elapsed_s, wanted=self._retried
+        )
         suspected = self._slope is not None or abs(self._ratio.log) > SUSPECT
         if suspected and tokens is not None and not self._fleet.knows_first_bytes:
             if self._slope is None:
@@ -839,7 +877,10 @@ class LatencyModel:
             drain_s: Seconds of work before it, by the virtual clock.
             seconds: Seconds from dispatch to the first byte.
         """
-        self._compare(self._fleet.answered(self._capacity, tokens, drain_s, max(seconds, 1e-6)))
+        seconds = max(seconds, 1e-6)
+        self._compare(
+            self._fleet.answered(self._capacity, tokens, drain_s, seconds, wanted=self._retried)
+        )
 
     def counted(self, tokens: float, drain_s: float, seconds: float) -> None:
         """Learn from prompts whose first tokens the engine counted; all arguments are means."""
@@ -849,8 +890,20 @@ class LatencyModel:
         """Learn from a queue that was not empty; see ``FleetLatencyModel.drained``."""
         self._fleet.drained(self._capacity, tokens, seconds, prompts)
 
+    def sweep(self, now: float) -> None:
+        """Let a slower replica be tried again (rule 5 of the model); call about once a second.
+
+        Args:
+            now: Monotonic seconds.
+        """
+        if self._learned:
+            self._learned, self._learned_at = False, now
+        elif self.slowness * self._capacity > 1.0 and now - self._learned_at >= RETRY_S:
+            self._retried, self.slowness = True, 1.0 / self._capacity
+
     def _compare(self, sample: RegressionSample | None) -> None:
         if sample is not None:
+            self._learned, self._retried = True, False
             self._ratio.add(sample)
             self._weigh()
 
@@ -865,7 +918,7 @@ class LatencyModel:
             self.slowness = exp(bounded) / self._capacity
 
     def _agreed(self, deviation: float, own: Slope) -> float:
-        """Return a deviation of durations as far as a token's cost confirms it (model, rule 5)."""
+        """Return a deviation of durations as far as a token's cost confirms it (model, rule 6)."""
         if self._fleet.knows_first_bytes:
             self._slope = None
             return deviation

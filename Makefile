@@ -124,7 +124,8 @@ compiled: $(VENV)/.demo ## install with a compiled picker into build/compiled; n
 
 test-compiled: $(VENV)/.dev compiled ## run the picker's tests against build/compiled
 	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/build/compiled:$(CURDIR) TIDEGATE_COMPILED=1 $(PY) -m pytest -q \
-		tests/unit/ext_proc tests/unit/tools/test_compiling.py tests/contract tests/fuzz $(ARGS)
+		tests/unit/ext_proc tests/unit/tools/test_compiling.py tests/contract tests/fuzz \
+		--ignore=tests/contract/tools $(ARGS)
 
 dist: ## sdist and wheels, pure and compiled, each tried (PYTHONS="python3.11 python3.12")
 	$(PYTHON) -m tools.dist $(PYTHONS)

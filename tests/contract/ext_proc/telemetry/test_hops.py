@@ -20,16 +20,17 @@ def pools(*addresses):
     return {"p": Pool("p", variants=(Variant("s", 1),), endpoints=endpoints, prefer_zone=True)}
 
 
-class Told(ZoneHops):
-    """Hops that say when a round of measurements has come."""
+class Told:
+    """Hops that say when a round of measurements has come; compiled ones have no subclass."""
 
     def __init__(self) -> None:
-        super().__init__("z0")
+        self.hops = ZoneHops("z0")
+        self.zone = self.hops.zone
         self.rounds: asyncio.Queue[set[str]] = asyncio.Queue()
 
     def measured(self, trips, now):
         """Take a round."""
-        super().measured(trips, now)
+        self.hops.measured(trips, now)
         self.rounds.put_nowait({zone for zone, _ in trips})
 
 
@@ -51,8 +52,8 @@ async def test_replicas_that_are_reached_have_a_round_trip():
         task.cancel()
         alive.close()
         await asyncio.gather(task, return_exceptions=True)
-    assert hops.describe()["zone"] == "z0"
-    assert hops.describe()["measured_s"]["z1"] >= LEAST_S
+    assert hops.hops.describe()["zone"] == "z0"
+    assert hops.hops.describe()["measured_s"]["z1"] >= LEAST_S
 
 
 def test_a_picker_without_a_zone_says_so_once():

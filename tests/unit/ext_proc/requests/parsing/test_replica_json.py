@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import sys
+from contextlib import nullcontext
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +15,7 @@ from ext_proc.requests.parsing import replica_json
 from ext_proc.requests.parsing.budget import MAX_ESCAPES
 from ext_proc.requests.parsing.errors import BadRequest, Malformed, UnsoundRequest
 from ext_proc.requests.parsing.json_prefix import Rules, read_object
-from ext_proc.requests.parsing.replica_json import fits, parse_as_triton
+from ext_proc.requests.parsing.replica_json import MAX_DEPTH, fits, parse_as_triton
 from support.tries import tries
 
 DOCUMENT = b'{"a": [1], "b": 2}'
@@ -132,6 +134,20 @@ def test_of_python_the_last_of_a_key_counts():
             read_object(body, complete=True, place="p")
     with pytest.raises(UnsoundRequest, match="deeper"):
         read_object(b'{"a": [NaN, ' + b"[" * 1200 + b"]" * 1200 + b"]}", complete=True, place="p")
+
+
+def test_the_depth_does_not_depend_on_the_python():
+    """From Python 3.12 on, its parser reads deeper than its limit of recursion."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(10 * limit)
+    try:
+        for more, rest in ((0, b""), (0, b', "b": "[["'), (1, b""), (1, b', "b": {"c": []}')):
+            levels = MAX_DEPTH - 2 + more
+            body = b'{"a": [NaN, ' + b"[" * levels + b"]" * levels + b"]" + rest + b"}"
+            with pytest.raises(UnsoundRequest, match="deeper") if more else nullcontext():
+                read_object(body, complete=True, place="p")
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 @pytest.mark.parametrize("head", [b'{"a": NaN, "b": ', b"", b'{"a": "\xff", "b": '])

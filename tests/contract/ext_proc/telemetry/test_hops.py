@@ -38,22 +38,22 @@ async def test_replicas_that_are_reached_have_a_round_trip():
     """A dead one has none, so its zone costs the least; a changed pool is measured at once."""
     alive = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
     address = f"127.0.0.1:{alive.sockets[0].getsockname()[1]}"
-    hops = Told()
-    meter = HopMeter(hops)
+    told = Told()
+    meter = HopMeter(told)
     task = asyncio.create_task(meter.run())
     try:
         async with asyncio.timeout(60):
             meter.set_pools(pools(address, "127.0.0.1:1"))
-            assert await hops.rounds.get() == {"z0"}
+            assert await told.rounds.get() == {"z0"}
             found = pools(address, address)
             meter.set_pools(found)
-            assert await hops.rounds.get() == {"z0", "z1"}
+            assert await told.rounds.get() == {"z0", "z1"}
     finally:
         task.cancel()
         alive.close()
         await asyncio.gather(task, return_exceptions=True)
-    assert hops.hops.describe()["zone"] == "z0"
-    assert hops.hops.describe()["measured_s"]["z1"] >= LEAST_S
+    assert told.hops.describe()["zone"] == "z0"
+    assert told.hops.describe()["measured_s"]["z1"] >= LEAST_S
 
 
 def test_a_picker_without_a_zone_says_so_once():

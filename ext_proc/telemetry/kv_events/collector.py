@@ -99,6 +99,8 @@ class KvCollector(Collector):
         self._running = False
         self._unavailable = False
         self._context: Any = None
+        self._turns = asyncio.Lock()
+        """Of the engines' replays."""
         registry.register(self)
 
     def set_pools(self, pools: Mapping[str, Pool]) -> None:
@@ -276,7 +278,7 @@ class KvCollector(Collector):
                 None if events.replay is None else _on_port(events.replay, number),
                 events.topic,
             )
-            subscriber = Subscriber(self._context, addresses, follower)
+            subscriber = Subscriber(self._context, addresses, follower, self._turns)
             task = asyncio.create_task(subscriber.run(), name=f"kv events {key.id}/{number}")
             engines.append(_Engine(follower, subscriber, task))
         self._followed[key] = _Endpoint(wanted, engines)

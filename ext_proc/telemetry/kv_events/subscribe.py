@@ -13,13 +13,17 @@ Rules:
    the current content of the cache.
 3. At most ``MAX_REPLAYS`` replays are requested to close one gap; each ends when nothing has
    arrived for ``REPLAY_S``.
-4. After ``BURST`` messages the subscriber yields to other tasks.
+4. After ``BURST`` messages the subscriber yields to other tasks. The replays of all engines take
+   turns of as many, and each turn is followed by a pause of the same length: the histories of a
+   fleet, which a new picker reads at once, take half of the event loop's time, and requests that
+   come meanwhile are decided as usual (``routing.relief``).
 5. Only a cancellation ends ``run``; failed sockets are reopened after ``RETRY_S``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -70,6 +74,7 @@ class Subscriber:
         context: The process's ZMQ context.
         addresses: Addresses at which the engine publishes.
         follower: Receives the batches.
+        turns: Held for a turn of a replay; one for all subscribers.
     """
 
     def __init__(
@@ -77,10 +82,12 @@ class Subscriber:
         context: zmq.Context[zmq.Socket[bytes]],
         addresses: EngineAddresses,
         follower: Follower,
+        turns: asyncio.Lock,
     ) -> None:
         self._context = context
         self._addresses = addresses
         self._follower = follower
+        self._turns = turns
         self.connected = False
 
     async def run(self) -> None:
@@ -158,27 +165,19 @@ class Subscriber:
         if address is None:
             return True
         with self._open(zmq.DEALER, REPLAY_QUEUE) as socket:
-            wake, first, taken = asyncio.Event(), True, 0
+            wake, first = asyncio.Event(), True
             with _waking(socket, wake):
                 socket.connect(address)
                 socket.send_multipart([b"", follower.missing.to_bytes(_NUMBER, "big")], zmq.NOBLOCK)
                 while True:
                     while _readable(socket):
-                        parts = socket.recv_multipart(zmq.NOBLOCK)
-                        if len(parts) not in _REPLAYED or len(parts[-2]) != _NUMBER:
-                            follower.counts["unreadable"] += 1
-                            return False
-                        *_, packed, payload = parts
-                        if packed == _END:
-                            follower.replay_ended(empty=first)
-                            return True
-                        number = int.from_bytes(packed, "big")
-                        if not follower.replayed(number, payload, first=first):
-                            return False
-                        first = False
-                        taken += 1
-                        if taken % BURST == 0:
-                            await asyncio.sleep(0)
+                        async with self._turns:
+                            began = time.monotonic()
+                            whole = self._take_replies(socket, first=first)
+                            if whole is not None:
+                                return whole
+                            first = False
+                            await asyncio.sleep(time.monotonic() - began)
                     try:
                         async with asyncio.timeout(REPLAY_S):
                             await wake.wait()
@@ -186,6 +185,25 @@ class Subscriber:
                         follower.counts["unanswered"] += 1
                         return False
                     wake.clear()
+
+    def _take_replies(self, socket: zmq.Socket[bytes], *, first: bool) -> bool | None:
+        """Read a turn's replies; return as ``_replay_once`` does, ``None`` = there may be more."""
+        follower = self._follower
+        for _ in range(BURST):
+            if not _readable(socket):
+                break
+            parts = socket.recv_multipart(zmq.NOBLOCK)
+            if len(parts) not in _REPLAYED or len(parts[-2]) != _NUMBER:
+                follower.counts["unreadable"] += 1
+                return False
+            *_, packed, payload = parts
+            if packed == _END:
+                follower.replay_ended(empty=first)
+                return True
+            if not follower.replayed(int.from_bytes(packed, "big"), payload, first=first):
+                return False
+            first = False
+        return None
 
     @contextmanager
     def _open(self, kind: int, queue: int) -> Iterator[zmq.Socket[bytes]]:

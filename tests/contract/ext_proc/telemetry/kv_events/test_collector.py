@@ -6,15 +6,17 @@ import asyncio
 import builtins
 import socket
 import struct
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 import pytest
 import structlog
 from prometheus_client import CollectorRegistry
 
+from ext_proc.control.relieving import relieve
 from ext_proc.requests.blocks import chained
 from ext_proc.routing.cache.prefix_index import PrefixIndex
 from ext_proc.routing.cache.prefix_uses import DOUBTS
+from ext_proc.routing.relief import Relief
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, KvEvents, Pool, Variant
 from ext_proc.routing.values.request import Features, Form
 from ext_proc.telemetry.kv_events import subscribe
@@ -144,6 +146,31 @@ async def test_a_late_picker_learns_what_is_held_already(made, with_topic):
         assert made.depth(A) == 2
         assert engine.asked == [0]
         assert made.sink.index.is_exact(R1)
+
+
+async def test_long_histories_of_several_engines_need_no_relief(made):
+    """A picker that starts reads them all at once, and decides about requests meanwhile."""
+    tall = tuple(range(1000, 1160))
+    async with AsyncExitStack() as engines:
+        events = []
+        for _ in range(2):
+            cache = KvCache(SIZE, capacity=60)
+            engine = await engines.enter_async_context(KvEngine(cache))
+            for number in range(1200):
+                cache.run((number, *tall))
+                await engine.publish()
+            events.append(KvEvents(engine.address, engine.replay, model="m"))
+        relief = Relief()
+        watching = asyncio.create_task(relieve(relief, 0.1))
+        made.follow(*events)
+        try:
+            with structlog.testing.capture_logs() as logs:
+                await made.until(lambda: made.endpoints("exact") == 2)
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+        assert made.count("batches") == 2400
+        assert [each for each in logs if each["event"] == "relief_changed"] == []
 
 
 async def test_a_gap_is_closed_by_a_replay(made):

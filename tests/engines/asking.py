@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import openai
 
 from engines.lab import BLOCK, BLOCKS
-from support.traffic import metric, picker_state
+from support.traffic import eventually, metric, picker_state
 
 if TYPE_CHECKING:
     from engines.lab import Lab
     from tidegate.stack.local import LocalStack
 
 PREDICTED = "tidegate_picker_prefix_predicted_tokens_total"
+HEARD = "tidegate_picker_kv_events_total"
 WORDS = ("ba", "de", "fi", "golu", "mane", "po", "risu", "tavo", "sudefi", "lumago")
 
 
@@ -29,9 +30,18 @@ class Asked(NamedTuple):
     def equal(self) -> bool:
         return min(self.predicted, (self.tokens - 1) // BLOCK * BLOCK) == self.cached
 
+    @property
+    def stored(self) -> bool:
+        """Whether its engine computed a whole block, of which it publishes an event."""
+        return self.tokens // BLOCK * BLOCK > self.cached
+
 
 class Client:
-    """OpenAI's client of a stack; it sends one request at a time."""
+    """OpenAI's client of a stack with KV events; it sends one request at a time.
+
+    The picker has heard of one request's blocks before the next is sent: an engine answers before
+    it publishes.
+    """
 
     def __init__(self, lab: Lab, stack: LocalStack) -> None:
         self._lab, self._stack = lab, stack
@@ -55,11 +65,20 @@ class Client:
         )
 
     async def _asked(self, ask: Any) -> Asked:
-        before = await self.predicted()
+        before, heard = await self.predicted(), await self._heard()
         usage = (await ask()).usage
         details = usage.prompt_tokens_details
         cached = (details.cached_tokens or 0) if details is not None else 0
-        return Asked(round(await self.predicted() - before), cached, usage.prompt_tokens)
+        asked = Asked(round(await self.predicted() - before), cached, usage.prompt_tokens)
+
+        async def told() -> bool:
+            return await self._heard() > heard
+
+        assert not asked.stored or await eventually(told)
+        return asked
+
+    async def _heard(self) -> float:
+        return await metric(self._lab.http, self._stack.picker_metrics, HEARD, what="batches")
 
     async def predicted(self) -> float:
         """Return the tokens that the picker has predicted to be cached so far."""

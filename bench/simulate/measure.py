@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil, floor
 from random import Random
 from typing import TYPE_CHECKING, Final
@@ -11,7 +13,7 @@ from bench.simulate.fleet import End
 from bench.simulate.workload import ideal_hit_ratio
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from bench.simulate.fleet import Record
     from bench.simulate.replica import SimulatedReplica
@@ -172,10 +174,20 @@ def estimate(values: Sequence[float | None]) -> MeanEstimate | None:
     if not known or len(known) != len(values):
         return None
     mean = sum(known) / len(known)
-    rng = Random(_BOOTSTRAP_SEED)  # noqa: S311 - repeatable intervals are the point
-    means = sorted(sum(rng.choices(known, k=len(known))) / len(known) for _ in range(RESAMPLES))
+    means = sorted(
+        each
+        for runs, times in _resamples(len(known)).items()
+        for each in [sum(map(known.__getitem__, runs)) / len(runs)] * times
+    )
     low, high = percentile(means, 0.025), percentile(means, 0.975)
     return MeanEstimate(mean, mean if low is None else low, mean if high is None else high)
+
+
+@lru_cache(maxsize=16)
+def _resamples(runs: int) -> Mapping[tuple[int, ...], int]:
+    """Return how often each choice of so many runs, with replacement, is drawn."""
+    rng = Random(_BOOTSTRAP_SEED)  # noqa: S311 - repeatable intervals are the point
+    return Counter(tuple(rng.choices(range(runs), k=runs)) for _ in range(RESAMPLES))
 
 
 def paired(values: Sequence[float | None], against: Sequence[float | None]) -> MeanEstimate | None:

@@ -63,7 +63,7 @@ class UnitLimits:
 
     def begin(self) -> None:
         """Watch from here on."""
-        for name in NATIVE.keys() & sys.modules.keys() - self._native:
+        for name in [each for each in NATIVE if each in sys.modules and each not in self._native]:
             self._native.add(name)
             owner, methods = NATIVE[name]
             for method in methods:

@@ -83,7 +83,7 @@ def test_a_long_shape_is_unsound():
             shapes.count([size] * (shapes.MAX_DIMENSIONS + 1), "x")
 
 
-@given(st.recursive(st.lists(st.integers(0, 5), max_size=80), st.lists))
+@given(st.recursive(st.lists(st.integers(0, 5), max_size=80), st.lists, max_leaves=15))
 def test_elements_in_json_are_counted_whatever_their_nesting(data):
     """The count is that of a plain walk."""
 

@@ -174,10 +174,10 @@ class Subscriber:
                         async with self._turns:
                             began = time.monotonic()
                             whole = self._take_replies(socket, first=first)
-                            if whole is not None:
-                                return whole
-                            first = False
                             await asyncio.sleep(time.monotonic() - began)
+                        if whole is not None:
+                            return whole
+                        first = False
                     try:
                         async with asyncio.timeout(REPLAY_S):
                             await wake.wait()

@@ -27,7 +27,7 @@ from bench.report.paired import Compared, difference
 from engines.asking import agrees, emptied, exact, ids, measured, overflows, sentence, workload
 from engines.lab import BLOCK, BLOCKS
 from engines.stacks import stack_of
-from support.traffic import eventually, picker_state
+from support.traffic import eventually, metric, picker_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -122,6 +122,8 @@ async def rates_of(
             await emptied(lab)
             if events:
                 assert await eventually(empty)
+                relief = await metric(lab.http, stack.picker_metrics, "tidegate_picker_relief")
+                assert relief == 0, "after engines' histories of 10,000 batches"
             found[seed] = await rates(lab, stack, seed, others=others)
             rounded = " ".join(f"{each:.4f}" for each in found[seed])
             measured(f"{others=} {events=} {template=} {seed=}", rounded)

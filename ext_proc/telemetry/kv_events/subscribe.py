@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import structlog
 import zmq
@@ -109,14 +109,12 @@ class Subscriber:
                 zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
             )
             try:
-                wake = asyncio.Event()
-                with _waking(socket, wake), _waking(watched, wake):
+                with _Activity(socket, watched) as activity:
                     socket.subscribe(self._addresses.topic)
                     socket.connect(self._addresses.events)
                     while True:
                         await self._read(socket, watched)
-                        await wake.wait()
-                        wake.clear()
+                        await activity.wait()
             finally:
                 socket.disable_monitor()
                 watched.close(0)
@@ -165,8 +163,8 @@ class Subscriber:
         if address is None:
             return True
         with self._open(zmq.DEALER, REPLAY_QUEUE) as socket:
-            wake, first = asyncio.Event(), True
-            with _waking(socket, wake):
+            first = True
+            with _Activity(socket) as activity:
                 socket.connect(address)
                 socket.send_multipart([b"", follower.missing.to_bytes(_NUMBER, "big")], zmq.NOBLOCK)
                 while True:
@@ -180,11 +178,10 @@ class Subscriber:
                         first = False
                     try:
                         async with asyncio.timeout(REPLAY_S):
-                            await wake.wait()
+                            await activity.wait()
                     except TimeoutError:
                         follower.counts["unanswered"] += 1
                         return False
-                    wake.clear()
 
     def _take_replies(self, socket: zmq.Socket[bytes], *, first: bool) -> bool | None:
         """Read a turn's replies; return as ``_replay_once`` does, ``None`` = there may be more."""
@@ -222,15 +219,44 @@ class Subscriber:
             socket.close(0)
 
 
-@contextmanager
-def _waking(socket: zmq.Socket[bytes], wake: asyncio.Event) -> Iterator[None]:
-    """Set an event whenever a socket becomes active."""
-    loop, descriptor = asyncio.get_running_loop(), socket.FD
-    loop.add_reader(descriptor, wake.set)
-    try:
-        yield
-    finally:
-        loop.remove_reader(descriptor)
+class _Activity:
+    """Tells one task when its sockets are active; a context manager.
+
+    A descriptor stays readable until the events of its socket are read. While the task does not
+    wait, as in a replay's pauses, it would wake the event loop again and again, so one that is not
+    read at once is watched again at the next wait.
+
+    Args:
+        sockets: The sockets; they are open for as long as this.
+    """
+
+    def __init__(self, *sockets: zmq.Socket[bytes]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._active = asyncio.Event()
+        self._descriptors = tuple(each.FD for each in sockets)
+        self._watched: set[int] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in self._watched:
+            self._loop.remove_reader(each)
+
+    async def wait(self) -> None:
+        """Wait until a socket was active since the last wait."""
+        if len(self._watched) < len(self._descriptors):
+            for each in self._descriptors:
+                self._loop.add_reader(each, self._signalled, each)
+            self._watched.update(self._descriptors)
+        await self._active.wait()
+        self._active.clear()
+
+    def _signalled(self, descriptor: int) -> None:
+        if self._active.is_set():
+            self._loop.remove_reader(descriptor)
+            self._watched.discard(descriptor)
+        self._active.set()
 
 
 def _readable(socket: zmq.Socket[bytes]) -> bool:

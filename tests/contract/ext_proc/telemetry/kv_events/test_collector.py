@@ -149,13 +149,17 @@ async def test_a_late_picker_learns_what_is_held_already(made, with_topic):
 
 
 async def test_long_histories_of_several_engines_need_no_relief(made):
-    """A picker that starts reads them all at once, and decides about requests meanwhile."""
+    """A picker that starts reads them all at once, and decides about requests meanwhile.
+
+    What the engines publish meanwhile waits, and its sockets do not keep the event loop busy.
+    """
     tall = tuple(range(1000, 1160))
-    async with AsyncExitStack() as engines:
-        events = []
+    async with AsyncExitStack() as stack:
+        events, engines = [], []
         for _ in range(2):
             cache = KvCache(SIZE, capacity=60)
-            engine = await engines.enter_async_context(KvEngine(cache))
+            engine = await stack.enter_async_context(KvEngine(cache))
+            engines.append(engine)
             for number in range(1200):
                 cache.run((number, *tall))
                 await engine.publish()
@@ -165,11 +169,17 @@ async def test_long_histories_of_several_engines_need_no_relief(made):
         made.follow(*events)
         try:
             with structlog.testing.capture_logs() as logs:
-                await made.until(lambda: made.endpoints("exact") == 2)
+                await made.until(lambda: made.count("batches") > 100)
+                for engine in engines:
+                    await engine.subscribed()
+                    engine.cache.run(tall)
+                    await engine.publish()
+                assert made.count("batches") < 2400, "the histories are still being read"
+                await made.until(lambda: made.count("batches") == 2402)
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
-        assert made.count("batches") == 2400
+        assert made.endpoints("exact") == 2
         assert [each for each in logs if each["event"] == "relief_changed"] == []
 
 

@@ -480,7 +480,11 @@ class Picker:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         if self._place is not None:
-            loop.add_reader(sys.stdin.fileno(), self._stop.set)
+            loop.add_reader(sys.stdin.fileno(), self._orphaned, loop)
+
+    def _orphaned(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.remove_reader(sys.stdin.fileno())  # its end stays readable while streams drain
+        self._stop.set()
 
     def _heed_no_more(self, loop: asyncio.AbstractEventLoop) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):

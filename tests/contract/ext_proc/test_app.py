@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 
@@ -18,6 +19,7 @@ from ext_proc.app import Picker
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
 from ext_proc.run import run_picker
 from ext_proc.settings import EXIT_USAGE, PickerSettings
+from ext_proc.workers.bus import WorkerPlace
 from tidegate_common import logs
 
 CLOSED_PORT = "127.0.0.1:1"
@@ -68,6 +70,21 @@ async def test_starts_shows_itself_and_stops_on_sigterm():
         process.send_signal(signal.SIGTERM)
         await process.stderr.read()
         assert await process.wait() == 0
+
+
+async def test_a_worker_whose_parent_has_ended_drains_without_being_woken(tmp_path, monkeypatch):
+    """The end of its standard input would wake its event loop for as long as streams drain."""
+    reader, writer = os.pipe()
+    os.close(writer)
+    with os.fdopen(reader) as ended:
+        monkeypatch.setattr(sys, "stdin", ended)
+        picker, loop = Picker(settings(), WorkerPlace(tmp_path, 0, 2)), asyncio.get_running_loop()
+        picker._heed(loop)
+        try:
+            await picker._stop.wait()
+            assert not loop.remove_reader(reader)
+        finally:
+            picker._heed_no_more(loop)
 
 
 @pytest.mark.parametrize("option", ["listen", "metrics"])

@@ -156,7 +156,8 @@ class InProcessStack:
         return self.ads_address
 
     async def serving(self) -> None:
-        """Wait until requests are served through the picker and all clients are in sync."""
+        """Wait until requests are served through all pickers and all clients are in sync."""
+        pickers = len(self.first_fleet()["pickers"]["addresses"])
 
         async def synced() -> str | None:
             kinds = {client.kind for client in self.ads.clients()}
@@ -165,7 +166,7 @@ class InProcessStack:
 
         for look in (
             synced,
-            lambda: picker_healthy(self.http, self.envoy_admin),
+            lambda: picker_healthy(self.http, self.envoy_admin, pickers),
             lambda: http_ok(self.http, f"http://{self.listener}/v2/health/ready"),
         ):
             await wait_until(look, "the stack", timeout_s=60, supervisors=(self.supervisor,))

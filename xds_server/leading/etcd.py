@@ -4,7 +4,8 @@ Rules:
 
 1. All keys are below a prefix. Reads are linearizable, as etcd's are unless asked otherwise.
 2. A request goes to one member. Where that does not answer within ``CALL_S``, the next request goes
-   to the next member, and what may be repeated is repeated there; a swap is not (``Keys``).
+   to the next member, and what may be repeated is repeated there; a swap is not (``Keys``). Members
+   that elect a leader refuse all requests at once, so all are asked again for ``ELECTION_S``.
 3. Only one of the servers has the key ``leader``. It is deleted with the lease that it is bound to.
 
 Calls block, so asynchronous code must make them in a worker thread. Any thread may call.
@@ -12,6 +13,7 @@ Calls block, so asynchronous code must make them in a worker thread. Any thread 
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import grpc
@@ -28,6 +30,11 @@ _T = TypeVar("_T")
 
 CALL_S: Final = 1.0
 """Seconds for the answer to a request."""
+ELECTION_S: Final = 3.0
+"""Seconds after which a cluster has a leader again: etcd's default timeout is 1 s, and a vote may
+fail."""
+PAUSE_S: Final = 0.1
+"""Seconds after all members refused a request."""
 
 LEADER: Final = "leader"
 
@@ -162,12 +169,16 @@ class Etcd:
         return int(found.header.revision) if found.succeeded else None
 
     def _repeated(self, call: Callable[[_Member], _T]) -> _T:
-        for _ in self._members[1:]:
-            try:
-                return self._once(call)
-            except Unreachable:
-                pass
-        return self._once(call)
+        end = time.monotonic() + ELECTION_S
+        while True:
+            for _ in self._members:
+                try:
+                    return self._once(call)
+                except Unreachable as error:
+                    fault = error
+            if time.monotonic() >= end:
+                raise fault
+            time.sleep(PAUSE_S)
 
     def _once(self, call: Callable[[_Member], _T]) -> _T:
         turn = self._turn

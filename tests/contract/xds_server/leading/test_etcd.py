@@ -55,6 +55,24 @@ def test_another_member_is_asked_where_one_does_not_answer() -> None:
         etcd.read("a")
 
 
+def test_what_may_be_repeated_outlasts_an_election() -> None:
+    """Two members with etcd 3.6's answer while there is no leader, given five times."""
+    small, refusals = SmallEtcd(), iter(range(5))
+
+    def electing(method: str, request: bytes) -> bytes:
+        if next(refusals, None) is not None:
+            raise Refused(grpc.StatusCode.UNAVAILABLE, "etcdserver: leader changed")
+        return small.answer(method, request)
+
+    with (
+        EtcdPort(electing) as one,
+        EtcdPort(electing) as two,
+        closing(Etcd([one.address, two.address], PREFIX)) as etcd,
+    ):
+        etcd.write("a", b"1")
+        assert etcd.read("a")
+
+
 @pytest.mark.parametrize(
     ("code", "said", "remedy"),
     [

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Final
 from envoy.config.accesslog.v3 import accesslog_pb2
 from envoy.config.cluster.v3 import cluster_pb2
 from envoy.config.trace.v3 import opentelemetry_pb2  # noqa: F401
-from envoy.extensions.access_loggers.file.v3 import file_pb2  # noqa: F401
-from envoy.extensions.access_loggers.open_telemetry.v3 import logs_service_pb2  # noqa: F401
-from envoy.extensions.access_loggers.stream.v3 import stream_pb2  # noqa: F401
+from envoy.extensions.access_loggers.file.v3 import file_pb2
+from envoy.extensions.access_loggers.open_telemetry.v3 import logs_service_pb2
+from envoy.extensions.access_loggers.stream.v3 import stream_pb2
 from envoy.extensions.filters.network.http_connection_manager.v3 import (
     http_connection_manager_pb2,
 )
@@ -105,12 +105,12 @@ def request_logs(spec: ListenerSpec) -> list[bytes]:
     log = spec.access_log
     if log is None:
         return []
-    sinks: list[tuple[str, str, dict[str, Any]]] = []
+    sinks: list[tuple[str, Any, dict[str, Any]]] = []
     line = {"log_format": {"json_format": dict(FIELDS)}}
     if log.stdout:
-        sinks.append(("stdout", "stream.v3.StdoutAccessLog", line))
+        sinks.append(("stdout", stream_pb2.StdoutAccessLog(), line))
     if log.file is not None:
-        sinks.append(("file", "file.v3.FileAccessLog", {"path": log.file, **line}))
+        sinks.append(("file", file_pb2.FileAccessLog(), {"path": log.file, **line}))
     if log.otlp is not None:
         config = {
             "common_config": {
@@ -124,11 +124,11 @@ def request_logs(spec: ListenerSpec) -> list[bytes]:
                 ]
             },
         }
-        sinks.append(("open_telemetry", "open_telemetry.v3.OpenTelemetryAccessLogConfig", config))
+        sinks.append(("open_telemetry", logs_service_pb2.OpenTelemetryAccessLogConfig(), config))
     return [_sink(*sink) for sink in sinks]
 
 
-def _sink(name: str, kind: str, config: dict[str, Any]) -> bytes:
+def _sink(name: str, settings: Any, config: dict[str, Any]) -> bytes:
     ended = {"log_type_filter": {"types": ["DownstreamEnd"]}}
     drawn = {
         "runtime_filter": {
@@ -140,9 +140,11 @@ def _sink(name: str, kind: str, config: dict[str, Any]) -> bytes:
     message = {
         "name": f"envoy.access_loggers.{name}",
         "filter": {"and_filter": {"filters": [ended, drawn]}},
-        "typed_config": {"@type": f"{_TYPES}extensions.access_loggers.{kind}", **config},
     }
-    return _serialized(message, accesslog_pb2.AccessLog())
+    made = json_format.ParseDict(message, accesslog_pb2.AccessLog())
+    # By "@type" the keys of an entry would be packed in another order in each process.
+    made.typed_config.Pack(json_format.ParseDict(config, settings), deterministic=True)
+    return made.SerializeToString(deterministic=True)  # type: ignore[no-any-return]  # untyped library
 
 
 def tracing(spec: ListenerSpec) -> bytes | None:

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from envoy.config.accesslog.v3 import accesslog_pb2
 from envoy.config.cluster.v3 import cluster_pb2
+from envoy.extensions.access_loggers.file.v3 import file_pb2
+from envoy.extensions.access_loggers.stream.v3 import stream_pb2
 from envoy.extensions.filters.network.http_connection_manager.v3 import (
     http_connection_manager_pb2,
 )
@@ -44,6 +46,16 @@ def test_each_place_has_a_sink() -> None:
     names = [accesslog_pb2.AccessLog.FromString(each).name for each in logs]
     assert [each.rpartition(".")[2] for each in names] == ["stdout", "file", "open_telemetry"]
     assert request_logs(ListenerSpec()) == []
+
+
+def test_each_process_writes_the_same_bytes() -> None:
+    """Another control server that leads, or one that was restarted, sends no listener again."""
+    stdout, file = map(
+        accesslog_pb2.AccessLog.FromString, request_logs(spec(stdout=True, file="/a"))
+    )
+    for log, kind in ((stdout, stream_pb2.StdoutAccessLog), (file, file_pb2.FileAccessLog)):
+        packed = log.typed_config.value
+        assert kind.FromString(packed).SerializeToString(deterministic=True) == packed
 
 
 def test_only_the_end_of_a_request_is_logged() -> None:

@@ -66,6 +66,7 @@ from tidegate_api.names import (
     STRIPPED_HEADERS,
 )
 from xds_server.fleet.guards.fronts import fronts
+from xds_server.fleet.memo import ByIdentity
 from xds_server.fleet.model.fields import split_host_port
 from xds_server.resources.access_log import RUNNING, access_logs, attempt_logs
 from xds_server.resources.edge.connections import (
@@ -166,12 +167,9 @@ def listener(
     # Every other connection: HTTP/1, and one that sends nothing yet, which must not be closed.
     routes = further(ROUTE_CONFIG_NAME, of)
     tls_socket = None if tls is None else downstream(tls, of)
-    replies = local_replies(guarded=guarded(spec))
     usual, h2 = (
-        _chain(tls_socket, replies, _naming(manager) if forwards_names else manager)
-        for manager in (
-            _manager(spec, slots, timeout, routes) for timeout in (spec.upload_timeout, 0.0)
-        )
+        _chain(tls_socket, _common(spec, slots), _naming(manager) if forwards_names else manager)
+        for manager in (_manager(spec, timeout, routes) for timeout in (spec.upload_timeout, 0.0))
     )
     h2.filter_chain_match = FilterChainMatch(application_protocols=["h2c" if tls is None else "h2"])
     bounded = spec.upload_timeout > 0
@@ -195,7 +193,7 @@ def listener(
 def http3_listener(spec: ListenerSpec, slots: int) -> bytes:
     """Return the serialized ``Listener`` for HTTP/3; arguments as of ``listener``."""
     host, port = split_host_port(spec.address)
-    manager = _manager(spec, slots, 0.0, ROUTE_CONFIG_NAME)
+    manager = _manager(spec, 0.0, ROUTE_CONFIG_NAME)
     manager.codec_type = HttpConnectionManagerCodecType.HTTP3
     manager.http3_protocol_options = Http3ProtocolOptions()
     address = SocketAddress(address=host, port_value=port, protocol=SocketAddressProtocol.UDP)
@@ -203,7 +201,7 @@ def http3_listener(spec: ListenerSpec, slots: int) -> bytes:
         name=HTTP3_LISTENER_NAME,
         address=Address(socket_address=address),
         per_connection_buffer_limit_bytes=spec.buffer_bytes,
-        filter_chains=[_chain(quic(), local_replies(guarded=guarded(spec)), manager)],
+        filter_chains=[_chain(quic(), _common(spec, slots), manager)],
         udp_listener_config=UdpListenerConfig(quic_options=QuicProtocolOptions()),
     )
     return patched_listener(bytes(message), spec.patch)
@@ -215,15 +213,11 @@ def further(name: str, of: str) -> str:
 
 
 def _chain(
-    socket: TransportSocket | None, replies: bytes, manager: HttpConnectionManager
+    socket: TransportSocket | None, common: bytes, manager: HttpConnectionManager
 ) -> FilterChain:
-    """Return a chain whose manager has these serialized replies, too.
-
-    A message of a few hundred parts is appended, because betterproto2 takes longer to read and
-    write it than all others of the listener.
-    """
+    """Return a chain whose manager has these serialized fields, too."""
     packed = PackedAny.pack(manager)
-    packed.value += replies
+    packed.value += common
     return FilterChain(
         filters=[Filter(name="envoy.filters.network.http_connection_manager", typed_config=packed)],
         transport_socket=socket,
@@ -239,9 +233,8 @@ def _naming(manager: HttpConnectionManager) -> HttpConnectionManager:
     return manager
 
 
-def _manager(
-    spec: ListenerSpec, slots: int, upload_timeout: float, routes: str
-) -> HttpConnectionManager:
+def _manager(spec: ListenerSpec, upload_timeout: float, routes: str) -> HttpConnectionManager:
+    """Return a manager without the fields of ``_common``."""
     traced = tracing(spec)
     common = HttpProtocolOptions(max_headers_count=_MAX_HEADERS)
     bounds(common, spec.connections)
@@ -286,11 +279,22 @@ def _manager(
                 ),
             )
         ],
-        access_log=[*access_logs(slots), *map(AccessLog.parse, request_logs(spec))],
         tracing=None if traced is None else HttpConnectionManagerTracing.parse(traced),
         access_log_options=HttpConnectionManagerHcmAccessLogOptions(
             access_log_flush_interval=RUNNING
         ),
+    )
+
+
+@ByIdentity
+def _common(spec: ListenerSpec, slots: int) -> bytes:
+    """Return serialized fields that all managers of a listener have: most of it, built once.
+
+    Replies, of a few hundred parts, are a message apart: betterproto2 takes longer to read and
+    write them than all others.
+    """
+    message = HttpConnectionManager(
+        access_log=[*access_logs(slots), *map(AccessLog.parse, request_logs(spec))],
         http_filters=[
             HttpFilter.parse(restore_filter()),
             *first_filters(spec),
@@ -315,6 +319,7 @@ def _manager(
             _router(slots),
         ],
     )
+    return bytes(message) + local_replies(guarded=guarded(spec))
 
 
 @cache

@@ -273,13 +273,19 @@ async def secured_stack(
             "envoy", envoy_command(envoy_binary(), config, 1), envoy_environment()
         )
 
+        kinds = [
+            "envoy",
+            *(["gateway"] if gateway else []),
+            "picker",
+            *(["picker"] if other else []),
+        ]
+
         async def serving() -> str | None:
             try:
                 status = await stack.status()
-                found = {each.kind for each in status.clients}
+                found = sorted(each.kind for each in status.clients)
                 states = {view.state for each in status.clients for view in each.types}
-                wanted = {"envoy", "picker"} | ({"gateway"} if gateway else set())
-                if found != wanted or states != {"SYNCED"}:
+                if found != kinds or states != {"SYNCED"}:
                     return f"{found} {states} {[each.reason for each in status.refused]}"
                 answered = await stack.ask()
                 state = await stack.picker_state()

@@ -417,6 +417,7 @@ def _replaced(world: World) -> list[tuple[Any, str, Any]]:
     )
     return [
         (etcd, "grpc", rpc),
+        (etcd, "time", time),
         (keeper, "threading", strands.THREADING),
         (store, "threading", strands.THREADING),
         (keeper, "clock", now),

@@ -267,6 +267,9 @@ ROUTE_ATTRIBUTE: Final = "xds.route_name"
 SOURCE_ATTRIBUTE: Final = "source.address"
 """Address and port of the client, behind proxies that the listener trusts (`x-forwarded-for`)."""
 
+PROTOCOL_ATTRIBUTE: Final = "request.protocol"
+"""What the client speaks: `HTTP/1.0`, `HTTP/1.1`, `HTTP/2` or `HTTP/3`."""
+
 CERTIFICATE_ATTRIBUTES: Final = (
     "connection.uri_san_peer_certificate",
     "connection.subject_peer_certificate",

@@ -387,24 +387,27 @@ LOST_END: Final = Refusal(
     "the proxy may lose the end of this body, which has no declared length and just exceeds its"
     " buffer; send it with a content-length",
 )
+_WITH_FRAMES: Final = frozenset({"HTTP/2", "HTTP/3"})
+"""Protocols that send a body in frames, of which the last one says so."""
 CUT_BYTES: Final = LEAST_PEEK_BYTES
 """Envoy cuts no body that is as long or shorter."""
 _MAX_BYTES: Final = 256 * 2**10
 """Longer parts have crossed the buffer before their last read."""
 
 
-def loses_end(headers: Mapping[str, str], body: Body) -> bool:
-    """Return whether a first part is all of a body without a declared length.
+def loses_end(head: Head, body: Body) -> bool:
+    """Return whether a first part is all of a chunked body.
 
-    One that Envoy's buffer holds was not cut: trailers end it.
+    One that Envoy's buffer holds was not cut: trailers end it. Over HTTP/2 and HTTP/3 no end is
+    lost.
 
     Args:
-        headers: Headers of the request by lower-case name.
+        head: Of the request.
         body: What the proxy sent of its body.
     """
-    if body.end_of_stream or "content-length" in headers:
+    if body.end_of_stream or "content-length" in head.headers or head.protocol in _WITH_FRAMES:
         return False
-    return LEAST_PEEK_BYTES < len(body.chunk) <= _MAX_BYTES and _is_whole(headers, body.chunk)
+    return LEAST_PEEK_BYTES < len(body.chunk) <= _MAX_BYTES and _is_whole(head.headers, body.chunk)
 
 
 def _is_whole(headers: Mapping[str, str], chunk: bytes) -> bool:

@@ -474,7 +474,7 @@ class Exchange:
         if body.end_of_stream:
             self._uploaded()
             known.body = body.chunk
-        elif loses_end(head.headers, body):
+        elif loses_end(head, body):
             return self._refuse(known, LOST_END)
         known.repeatable = body.end_of_stream and not trailed
         mistake: BadRequest | None = None

@@ -78,6 +78,7 @@ class Head(Plain):
         one_destination: The proxy says that it reads one address, not a list.
         client: Who sent it (``ext_proc.server.wire``); ``None`` = unknown.
         gated: The proxy repeats no request whose end is not known (`REPEATABLE_HEADER`).
+        protocol: What the client speaks, such as ``HTTP/2``; ``None`` = unknown.
     """
 
     __slots__ = (
@@ -90,6 +91,7 @@ class Head(Plain):
         "method",
         "one_destination",
         "path",
+        "protocol",
         "request_body",
         "response_body",
         "route",
@@ -111,6 +113,7 @@ class Head(Plain):
         one_destination: bool = False,
         client: str | None = None,
         gated: bool = True,
+        protocol: str | None = None,
     ) -> None:
         self.method = method
         self.path = path
@@ -125,6 +128,7 @@ class Head(Plain):
         self.one_destination = one_destination
         self.client = client
         self.gated = gated
+        self.protocol = protocol
 
     @property
     def hides_end(self) -> bool:

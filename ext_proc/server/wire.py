@@ -66,6 +66,7 @@ from tidegate_api.names import (
     LOG_SLOT_KEY,
     NOT_REPEATABLE,
     POOL_KEY,
+    PROTOCOL_ATTRIBUTE,
     REPEATABLE_HEADER,
     ROUTE_ATTRIBUTE,
     SOURCE_ATTRIBUTE,
@@ -198,6 +199,7 @@ def head_without_headers(message: Any) -> Head:
         response_body=SENDING.get(config.response_body_mode, STREAMED),
         one_destination=reads_one(message),
         client=client_of(fields),
+        protocol=text_of(fields, PROTOCOL_ATTRIBUTE),
     )
 
 
@@ -245,7 +247,7 @@ MAX_DESTINATIONS: Final = 4096
 """Maximum serialized destinations that are cached, a few hundred bytes each."""
 
 _USUAL: Final = 2
-"""Attributes that every request has beside its source: cluster and route."""
+"""Attributes that every request has beside its source and protocol: cluster and route."""
 
 _LOAD_HEADERS: Final = (LOAD_HEADER, LOAD_BIN_HEADER)
 _HEAD: Final = "request_headers"
@@ -328,8 +330,8 @@ def _head(message: Any) -> Head:
     config = message.protocol_config
     source = text_of(fields, SOURCE_ATTRIBUTE)
     client = None if source is None else client_at(source)
-    header_bytes = None
-    if len(fields) > (_USUAL if source is None else _USUAL + 1):
+    protocol, header_bytes = text_of(fields, PROTOCOL_ATTRIBUTE), None
+    if len(fields) > _USUAL + (source is not None) + (protocol is not None):
         client, header_bytes = client_of(fields), number_of(fields, HEADERS_ATTRIBUTE)
     head = Head(
         method=headers.pop(":method", ""),
@@ -344,6 +346,7 @@ def _head(message: Any) -> Head:
         header_bytes=header_bytes,
         client=client,
         gated=REPEATABLE_HEADER in headers,
+        protocol=protocol,
     )
     if message.HasField("metadata_context"):
         head.subset, head.one_destination = subset_of(message), reads_one(message)

@@ -101,6 +101,7 @@ class Messages:
     route: str | None = "llm/http"
     mode: int | None = MODE.NONE
     source: str | None = "192.0.2.1:40000"
+    protocol: str | None = "HTTP/1.1"
     gated: bool = True
     """Whether a proxy that the control server configured sends its mark of requests."""
     made: list[Any] = field(default_factory=list)
@@ -130,6 +131,8 @@ class Messages:
             fields["xds.route_name"].string_value = self.route
         if self.source is not None:
             fields["source.address"].string_value = self.source
+        if self.protocol is not None:
+            fields["request.protocol"].string_value = self.protocol
         if self.mode is not None:
             message.protocol_config.request_body_mode = self.mode
         return self._add(message, subset)

@@ -76,6 +76,15 @@ async def test_a_chunked_body_whose_end_envoy_loses_is_refused(stack):
         assert await run.fails([case]) == []
 
 
+async def test_an_end_in_a_frame_of_its_own_is_not_lost(stack):
+    """Many clients end bodies of unknown length so; Envoy keeps such an end, however late."""
+    with running(stack) as run:
+        for size in (BUFFER_BYTES, BUFFER_BYTES + 4000, 2 * BUFFER_BYTES):
+            case = Case(1, "h2", "peek", framing="no-length", dress="empty-end", size=size)
+            assert await run.fails([case]) == []
+            assert await run.fails([case.but(slow=(1, 2))]) == []
+
+
 # --- planted faults -----------------------------------------------------------------------------
 
 

@@ -58,6 +58,7 @@ from tidegate_api.names import (
     OBJECTIVE_HEADER,
     PICKER_CLUSTER,
     PICKER_FILTER,
+    PROTOCOL_ATTRIBUTE,
     REPEATABLE,
     REPEATABLE_HEADER,
     ROUTE_ATTRIBUTE,
@@ -207,7 +208,8 @@ def _attributes(fleet: Fleet) -> list[str]:
     every = (fleet.listener.tls, *(each.tls for each in fleet.listener.further))
     asked = any(tls is not None and tls.client_ca is not None for tls in every)
     certificate = CERTIFICATE_ATTRIBUTES if asked else ()
-    return [CLUSTER_ATTRIBUTE, ROUTE_ATTRIBUTE, HEADERS_ATTRIBUTE, SOURCE_ATTRIBUTE, *certificate]
+    usual = (CLUSTER_ATTRIBUTE, ROUTE_ATTRIBUTE, HEADERS_ATTRIBUTE, PROTOCOL_ATTRIBUTE)
+    return [*usual, SOURCE_ATTRIBUTE, *certificate]
 
 
 def _external_processor(fleet: Fleet) -> ExternalProcessor:

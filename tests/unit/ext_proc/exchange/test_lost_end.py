@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ext_proc.exchange.known import loses_end
-from ext_proc.exchange.messages import Body
+from ext_proc.exchange.messages import Body, Head
 from tidegate_api.pools import LEAST_PEEK_BYTES
 
+PATH = "/v1/completions"
 LONG = b"x" * LEAST_PEEK_BYTES
 TEXT = b'{"id":"' + LONG + b'","inputs":[{"name":"x","parameters":{"binary_data_size":4}}]}'
 PROMPT = b'{"prompt": "' + LONG + b'"}'
@@ -31,9 +32,21 @@ BINARY = {"inference-header-content-length": str(len(TEXT))}
 )
 def test_a_part_that_is_the_whole_loses_its_end(headers, chunk, lost) -> None:
     """Where no length says so, and the proxy does not."""
-    assert loses_end(headers, Body(chunk, end_of_stream=False)) is lost
+    head = Head("POST", PATH, headers, end_of_stream=False)
+    assert loses_end(head, Body(chunk, end_of_stream=False)) is lost
 
 
 def test_an_end_that_is_told_is_not_lost() -> None:
     """The usual case costs nothing."""
-    assert not loses_end({}, Body(PROMPT, end_of_stream=True))
+    head = Head("POST", PATH, {}, end_of_stream=False)
+    assert not loses_end(head, Body(PROMPT, end_of_stream=True))
+
+
+@pytest.mark.parametrize(
+    ("protocol", "lost"),
+    [(None, True), ("HTTP/1.1", True), ("HTTP/2", False), ("HTTP/3", False), ("HTTP/4", True)],
+)
+def test_a_protocol_with_frames_keeps_the_end(protocol, lost) -> None:
+    """Where the proxy does not tell it, it may be any."""
+    head = Head("POST", PATH, {}, end_of_stream=False, protocol=protocol)
+    assert loses_end(head, Body(PROMPT, end_of_stream=False)) is lost

@@ -38,6 +38,7 @@ def test_a_head():
         request_body=BodySending.BUFFERED,
         client="192.0.2.1",
         gated=False,
+        protocol="HTTP/1.1",
     )
 
 
@@ -50,9 +51,10 @@ def test_the_length_of_long_headers_is_read():
 
 
 @pytest.mark.parametrize("source", [None, "192.0.2.1:40000"])
-def test_what_is_told_beside_the_source_is_read_with_and_without_it(source):
-    """An older control server does not ask for the source."""
-    message = Messages(source=source).head().made[0]
+@pytest.mark.parametrize("protocol", [None, "HTTP/2"])
+def test_what_is_told_beside_the_usual_is_read_with_and_without_it(source, protocol):
+    """An older control server does not ask for the source, nor for the protocol."""
+    message = Messages(source=source, protocol=protocol).head().made[0]
     fields = message.attributes["envoy.filters.http.ext_proc"].fields
     fields[HEADERS_ATTRIBUTE].number_value = 8000
     made = event_of(message)

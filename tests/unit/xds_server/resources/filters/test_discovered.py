@@ -83,7 +83,7 @@ def test_the_picker_is_told_the_client() -> None:
     ):
         made = ext_proc_pb2.ExternalProcessor()
         assert settings_of(pinned(**settings), PICKER_FILTER).typed_config.Unpack(made)
-        assert made.request_attributes[3:] == [SOURCE_ATTRIBUTE, *names]
+        assert made.request_attributes[4:] == [SOURCE_ATTRIBUTE, *names]
 
 
 def test_a_fleet_without_refused_pins_is_left_as_it_is() -> None:

@@ -319,7 +319,8 @@ def _refusal(running: Running, outcome: Outcome) -> list[str]:
     # All attempts are spent, or the case is not to be repeated.
     failed = bool(attempts) and attempts[-1].action in FAILURES
     # Envoy sends a body twice that trailers end, so they may be refused.
-    trailing = case.trailers and bool(why)
+    reasons = {"trailers", "length-required"} if case.front.startswith("http") else {"trailers"}
+    trailing = case.trailers and why in reasons
     # Envoy may lose the end of such a body, so it may be refused.
     unmeasured = why == "length-required" and loses_its_end(case)
     if (too_large or failed or trailing or unmeasured) and not _is_owed(case):

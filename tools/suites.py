@@ -185,7 +185,7 @@ SOAK: Final = (
         "schedules",
         "test_adversaries.py",
         1,
-        lambda s, _: {"TIDEGATE_EVIDENCE_SCHEDULES": _count(3, 100_000, s)},
+        lambda s, _: {"TIDEGATE_EVIDENCE_SCHEDULES": _count(6, 100_000, s)},
     ),
     SoakPart(
         "calm",

@@ -116,10 +116,10 @@ class World:
         self.failed = 0
         """Valid requests that sick replicas have failed."""
 
-    def run(self, seconds: float, until: EndpointKey | None = None) -> None:
-        """Let time pass, at most until a replica is ejected."""
+    def run(self, seconds: float) -> None:
+        """Let time pass."""
         end = self.now + seconds
-        while self.now < end and until not in self.ejected:
+        while self.now < end:
             self.step()
 
     def step(self) -> None:

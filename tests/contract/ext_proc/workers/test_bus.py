@@ -67,6 +67,7 @@ async def test_charges_go_out_at_once_and_then_together(tmp_path, monkeypatch):
         first, _ = group.workers.values()
         sent = []
         monkeypatch.setattr(first.bus._outlet, "send", sent.append)
+        monkeypatch.setattr(module, "LATER_S", 60.0)
         monkeypatch.setattr(module, "SOON_S", 0.0)
         decide(first.router, 100.0, (1, 2, 3))
         assert not sent

@@ -146,18 +146,18 @@ async def test_each_envoy_counts_by_itself(edge):
     fleet = edge.first_fleet()
     del fleet["pools"][1]["jwt"]
     fleet["pools"][1]["rate_limit"] = {"requests": 3, "per": "1h"}
-    with HeldPorts() as ports:
-        admin = ports.address()
-    text = render_bootstrap("envoy-2", "test", edge.client_address, admin, "delta")
-    command = envoy_command(envoy_binary(), edge.run.write("envoy-2.yaml", text), 1)
-    await edge.supervisor.start("envoy-2", command, envoy_environment())
     try:
-        await wait_until(
-            lambda: http_ok(edge.http, f"http://{admin}/ready"),
-            "the second Envoy",
-            timeout_s=60,
-            supervisors=(edge.supervisor,),
-        )
+        with HeldPorts() as ports:
+            admin = ports.address()
+            text = render_bootstrap("envoy-2", "test", edge.client_address, admin, "delta")
+            command = envoy_command(envoy_binary(), edge.run.write("envoy-2.yaml", text), 1)
+            await edge.supervisor.start("envoy-2", command, envoy_environment())
+            await wait_until(
+                lambda: http_ok(edge.http, f"http://{admin}/ready"),
+                "the second Envoy",
+                timeout_s=60,
+                supervisors=(edge.supervisor,),
+            )
         await edge.apply(fleet)
         edge.forget()
 

@@ -82,12 +82,12 @@ async def test_both_bootstraps_draw_alike_while_weights_change(
             command = envoy_command(envoy_binary(), config, 1)
             await stack.supervisor.start("envoy-2", command, envoy_environment())
 
-        async def both() -> str | None:
-            seen = [c for c in stack.ads.clients() if c.kind == "envoy"]
-            states = {view.state for client in seen for view in client.types}
-            return None if len(seen) == 2 and states == {"SYNCED"} else f"{states}"
+            async def both() -> str | None:
+                seen = [c for c in stack.ads.clients() if c.kind == "envoy"]
+                states = {view.state for client in seen for view in client.types}
+                return None if len(seen) == 2 and states == {"SYNCED"} else f"{states}"
 
-        await wait_until(both, "two Envoys", timeout_s=60, supervisors=(stack.supervisor,))
+            await wait_until(both, "two Envoys", timeout_s=60, supervisors=(stack.supervisor,))
         fleet = stack.first_fleet()
         fleet["listener"]["debug_headers"] = True
         await stack.apply(fleet)

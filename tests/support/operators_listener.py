@@ -21,17 +21,19 @@ async def operators_listener(stack: LocalStack, http: aiohttp.ClientSession) -> 
     assert gateway is not None
     with HeldPorts() as ports:
         address = ports.address()
-    fleet = stack.read_fleet()
-    fleet["listener"]["further"] = [{"name": "operators", "address": address, "operators": True}]
-    fleet["gateway"]["operators"] = {"http": [gateway.admin], "grpc": [gateway.admin_grpc]}
-    stack.write_fleet(fleet)
+        fleet = stack.read_fleet()
+        fleet["listener"]["further"] = [
+            {"name": "operators", "address": address, "operators": True}
+        ]
+        fleet["gateway"]["operators"] = {"http": [gateway.admin], "grpc": [gateway.admin_grpc]}
+        stack.write_fleet(fleet)
 
-    async def serves() -> bool:
-        try:
-            async with http.get(f"http://{address}/v2/logging") as answer:
-                return answer.status == 200
-        except aiohttp.ClientError:
-            return False
+        async def serves() -> bool:
+            try:
+                async with http.get(f"http://{address}/v2/logging") as answer:
+                    return answer.status == 200
+            except aiohttp.ClientError:
+                return False
 
-    assert await eventually(serves, WITHIN_S)
+        assert await eventually(serves, WITHIN_S)
     return address

@@ -88,9 +88,12 @@ async def known(http, stack) -> bool:
 
 async def told(http, stack) -> bool:
     """Return whether Envoy has been told where each model is."""
-    wanted = [{name for name in NAMES if PLACES[name] == at} for at in set(PLACES.values())]
-    found = [each & set(NAMES) for each in await placed(http, stack)]
-    return all(each in found for each in wanted) and all(each in wanted for each in found)
+    found = await placed(http, stack, "many")
+    return found.keys() == set(PLACES.values()) and all(
+        each & set(NAMES) == {name for name in NAMES if PLACES[name] == at}
+        for at, lists in found.items()
+        for each in lists
+    )
 
 
 async def talk(

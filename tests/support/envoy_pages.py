@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from tidegate_api.names import PLACED_KEY
+from tidegate_api.names import LB_NAMESPACE, PLACED_KEY
 
 if TYPE_CHECKING:
     import aiohttp
 
     from tidegate.stack.local import LocalStack
-
-
-_PLACED = re.compile(rf'"{PLACED_KEY}": (\[[^\]]*\])')
 
 
 async def envoy_page(http: aiohttp.ClientSession, stack: LocalStack, page: str) -> Any:
@@ -30,13 +26,27 @@ async def clusters(http: aiohttp.ClientSession, stack: LocalStack) -> dict[str, 
     return {one["name"]: one for one in page["cluster_statuses"]}
 
 
-async def placed(http: aiohttp.ClientSession, stack: LocalStack) -> list[set[str]]:
-    """Return the models of each endpoint that is listed with any, as Envoy's main thread has it.
+async def placed(
+    http: aiohttp.ClientSession, stack: LocalStack, pool: str
+) -> dict[str, list[set[str]]]:
+    """Return the models listed for each replica of a pool, as Envoy's main thread has it.
 
-    A replica is an endpoint of several clusters. Other threads of Envoy follow a moment later.
+    A replica is an endpoint of several clusters, and has a set for each of them. Other threads of
+    Envoy follow a moment later.
     """
-    async with http.get(f"http://{stack.envoy_admin}/config_dump?include_eds") as answer:
-        return [set(orjson.loads(each)) for each in _PLACED.findall(await answer.text())]
+    names = {at: each.name for each in stack.replicas for at in (each.http, each.grpc)}
+    found: dict[str, list[set[str]]] = {}
+    for config in (await envoy_page(http, stack, "config_dump?include_eds"))["configs"]:
+        for each in config.get("dynamic_endpoint_configs", ()):
+            if each["endpoint_config"]["cluster_name"].startswith(f"{pool}/"):
+                for locality in each["endpoint_config"]["endpoints"]:
+                    for host in locality["lb_endpoints"]:
+                        at = host["endpoint"]["address"]["socket_address"]
+                        of_host = host.get("metadata", {}).get("filter_metadata", {})
+                        listed = of_host.get(LB_NAMESPACE, {}).get(PLACED_KEY, ())
+                        name = names[f"{at['address']}:{at['port_value']}"]
+                        found.setdefault(name, []).append(set(listed))
+    return found
 
 
 async def stat(http: aiohttp.ClientSession, stack: LocalStack, name: str) -> int:

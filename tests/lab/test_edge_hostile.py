@@ -13,13 +13,10 @@ from pathlib import Path
 import pytest
 
 from support.edge_stack import CHAT, EdgeStack
-from support.in_process_stack import PICKER
+from support.in_process_stack import PICKER, SECOND_ENVOY
 from support.sockets import Raw, head
 from support.tokens import key_set, token
 from support.traffic import eventually
-from tidegate.stack.envoy import envoy_binary, envoy_command, envoy_environment, render_bootstrap
-from tidegate.stack.processes.ports import HeldPorts
-from tidegate.stack.processes.waiting import http_ok, wait_until
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -147,17 +144,7 @@ async def test_each_envoy_counts_by_itself(edge):
     del fleet["pools"][1]["jwt"]
     fleet["pools"][1]["rate_limit"] = {"requests": 3, "per": "1h"}
     try:
-        with HeldPorts() as ports:
-            admin = ports.address()
-            text = render_bootstrap("envoy-2", "test", edge.client_address, admin, "delta")
-            command = envoy_command(envoy_binary(), edge.run.write("envoy-2.yaml", text), 1)
-            await edge.supervisor.start("envoy-2", command, envoy_environment())
-            await wait_until(
-                lambda: http_ok(edge.http, f"http://{admin}/ready"),
-                "the second Envoy",
-                timeout_s=60,
-                supervisors=(edge.supervisor,),
-            )
+        await edge.start_second_envoy()
         await edge.apply(fleet)
         edge.forget()
 
@@ -170,7 +157,7 @@ async def test_each_envoy_counts_by_itself(edge):
         assert [(await ask(edge, GUARDED))[0] for _ in range(30)] == [429] * 30
         assert len(edge.vision.seen) == 6
     finally:
-        await edge.supervisor.kill("envoy-2")
+        await edge.supervisor.kill(SECOND_ENVOY)
         await edge.apply(edge.first_fleet())
 
 

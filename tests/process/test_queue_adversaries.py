@@ -11,16 +11,8 @@ import pytest
 from multidict import CIMultiDict
 
 from support.gated_replicas import GENERATE, GatedStack
-from support.in_process_stack import PICKER
+from support.in_process_stack import PICKER, SECOND_ENVOY
 from support.traffic import eventually, metric
-from tidegate.stack.envoy import (
-    envoy_binary,
-    envoy_command,
-    envoy_environment,
-    render_bootstrap,
-)
-from tidegate.stack.processes.ports import HeldPorts
-from tidegate.stack.processes.waiting import http_ok, wait_until
 from tidegate_api.names import OBJECTIVE_HEADER, PICKER_CLUSTER, REASON_HEADER, TIMEOUT_HEADER
 from xds_server.applications.keepers.unpicked_keeper import UnpickedKeeper
 
@@ -367,30 +359,20 @@ async def test_what_waits_in_a_picker_that_dies_does_not_flood_the_replicas(stac
 
 async def test_two_envoys_share_one_queue(stack):
     """What comes through either waits in one order, and replicas get one request at a time."""
-    with HeldPorts() as ports:
-        page = ports.address()
-        text = render_bootstrap("envoy-2", "test", stack.client_address, page, "delta")
-        command = envoy_command(envoy_binary(), stack.run.write("envoy-2.yaml", text), 1)
-        await stack.supervisor.start("envoy-2", command, envoy_environment())
-        await wait_until(
-            lambda: http_ok(stack.http, f"http://{page}/ready"),
-            "the second Envoy",
-            timeout_s=60,
-            supervisors=(stack.supervisor,),
-        )
-        # Both listen at the one address; which of them gets a connection is Linux's draw, so each
-        # request has a connection of its own.
-        connector, kept = aiohttp.TCPConnector(limit=0, force_close=True), stack.http
-        async with aiohttp.ClientSession(connector=connector) as stack.http:
-            first = await all_busy(stack)
-            waits = [stack.ask() for _ in range(HELD)]
-            assert await stack.waiting(HELD)
-            held = {"envoy_cluster_name": PICKER_CLUSTER}
-            for each in (stack.envoy_admin, page):
-                stats, active = f"{each}/stats/prometheus?", "envoy_cluster_upstream_rq_active"
-                assert await metric(stack.http, stats, active, **held)
-            let_all(stack)
-            assert await statuses(*first, *waits) == [200] * (HELD + 2)
-        stack.http = kept
-        assert [each.most for each in stack.replicas] == [1, 1]
-        await stack.supervisor.kill("envoy-2", signal.SIGTERM)
+    page = await stack.start_second_envoy()
+    # Both listen at the one address; which of them gets a connection is Linux's draw, so each
+    # request has a connection of its own.
+    connector, kept = aiohttp.TCPConnector(limit=0, force_close=True), stack.http
+    async with aiohttp.ClientSession(connector=connector) as stack.http:
+        first = await all_busy(stack)
+        waits = [stack.ask() for _ in range(HELD)]
+        assert await stack.waiting(HELD)
+        held = {"envoy_cluster_name": PICKER_CLUSTER}
+        for each in (stack.envoy_admin, page):
+            stats, active = f"{each}/stats/prometheus?", "envoy_cluster_upstream_rq_active"
+            assert await metric(stack.http, stats, active, **held)
+        let_all(stack)
+        assert await statuses(*first, *waits) == [200] * (HELD + 2)
+    stack.http = kept
+    assert [each.most for each in stack.replicas] == [1, 1]
+    await stack.supervisor.kill(SECOND_ENVOY, signal.SIGTERM)

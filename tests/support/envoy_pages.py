@@ -36,16 +36,23 @@ async def placed(
     """
     names = {at: each.name for each in stack.replicas for at in (each.http, each.grpc)}
     found: dict[str, list[set[str]]] = {}
-    for config in (await envoy_page(http, stack, "config_dump?include_eds"))["configs"]:
-        for each in config.get("dynamic_endpoint_configs", ()):
-            if each["endpoint_config"]["cluster_name"].startswith(f"{pool}/"):
-                for locality in each["endpoint_config"]["endpoints"]:
-                    for host in locality["lb_endpoints"]:
-                        at = host["endpoint"]["address"]["socket_address"]
-                        of_host = host.get("metadata", {}).get("filter_metadata", {})
-                        listed = of_host.get(LB_NAMESPACE, {}).get(PLACED_KEY, ())
-                        name = names[f"{at['address']}:{at['port_value']}"]
-                        found.setdefault(name, []).append(set(listed))
+    assignments = [
+        each["endpoint_config"]
+        for config in (await envoy_page(http, stack, "config_dump?include_eds"))["configs"]
+        for each in config.get("dynamic_endpoint_configs", ())
+    ]
+    hosts = [
+        host
+        for each in assignments
+        if each["cluster_name"].startswith(f"{pool}/")
+        for locality in each["endpoints"]
+        for host in locality["lb_endpoints"]
+    ]
+    for host in hosts:
+        at = host["endpoint"]["address"]["socket_address"]
+        of_host = host.get("metadata", {}).get("filter_metadata", {})
+        listed = of_host.get(LB_NAMESPACE, {}).get(PLACED_KEY, ())
+        found.setdefault(names[f"{at['address']}:{at['port_value']}"], []).append(set(listed))
     return found
 
 

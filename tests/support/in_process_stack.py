@@ -38,7 +38,7 @@ from xds_server.server.service import AdsServer
 if TYPE_CHECKING:
     from pathlib import Path
 
-ENVOY, PICKER = "envoy", "picker"
+ENVOY, SECOND_ENVOY, PICKER = "envoy", "envoy-2", "picker"
 GENERATE = "/v2/models/toy-llm/generate"
 WAIT = ChangeOptions("test", wait=True, timeout_s=30, force=True)
 
@@ -143,6 +143,21 @@ class InProcessStack:
         config = self.run.write("envoy.yaml", self.bootstrap())
         command = envoy_command(envoy_binary(), config, 1)
         await self.supervisor.start(ENVOY, command, envoy_environment())
+
+    async def start_second_envoy(self) -> str:
+        """Start an Envoy beside the first, at the same listener; return its admin address."""
+        with HeldPorts() as ports:  # until it listens
+            admin = ports.address()
+            text = render_bootstrap(SECOND_ENVOY, "test", self.client_address, admin, "delta")
+            command = envoy_command(envoy_binary(), self.run.write("envoy-2.yaml", text), 1)
+            await self.supervisor.start(SECOND_ENVOY, command, envoy_environment())
+            await wait_until(
+                lambda: http_ok(self.http, f"http://{admin}/ready"),
+                "the second Envoy",
+                timeout_s=60,
+                supervisors=(self.supervisor,),
+            )
+        return admin
 
     def bootstrap(self) -> str:
         """Return Envoy's bootstrap."""

@@ -180,7 +180,12 @@ SOAK: Final = (
         1,
         lambda s, _: {"TIDEGATE_COST_UPLOADS": _count(20, 4000, s)},
     ),
-    SoakPart("evidence", "test_evidence.py", 2, lambda _, __: {"TIDEGATE_EVIDENCE_DEFAULTS": "1"}),
+    SoakPart(
+        "evidence",
+        "test_evidence.py",
+        2,
+        lambda _, __: {"TIDEGATE_EVIDENCE_DEFAULTS": "1", "TIDEGATE_STREAM_TOKENS": "80000"},
+    ),
     SoakPart(
         "schedules",
         "test_adversaries.py",

@@ -38,6 +38,9 @@ class Tried(NamedTuple):
     began_unix_s: float
     since: float
     """When it began, as far as its entry's arrival tells; monotonic seconds."""
+    given: float | None
+    """When the client had sent all of it, or when the attempt began if it had by then; ``None`` =
+    never, so the replica could not begin to work. Likewise."""
     outcome: str | None = None
     """Its outcome if it has been judged."""
 

@@ -66,8 +66,8 @@ class Entry(NamedTuple):
     usage: Usage | None = None
     """``None`` = not told, or not asked for (`telemetry.usage`)."""
     delivered_at_s: float | None = None
-    """Seconds from the request's start to its last byte from the client, in an entry of a running
-    request; ``None`` = the client is still sending, or the request has ended."""
+    """Seconds from the request's start to its last byte from the client; ``None`` = the client has
+    not sent all of it, or the request ended well, where it does not matter."""
     cause: str = ""
     """Why the proxy answered by itself, one of ``wire.CAUSES``; empty = it did not."""
 

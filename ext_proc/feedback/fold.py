@@ -161,7 +161,8 @@ class Feedback:
             return
         self.outcomes[ATTEMPT] += 1
         pool, attempt = entry.cluster.partition("/")[0], entry.attempt
-        tried = Tried(attempt, entry.began_unix_s, now - entry.lasted_s)
+        since = now - entry.lasted_s
+        tried = Tried(attempt, entry.began_unix_s, since, since)
         self._suspect(pool, attempt, number, now)
         self._missed(pool, attempt, number, now)
         if attempt.ended is Ended.UNREACHED and attempt.address is not None:
@@ -292,7 +293,9 @@ class Feedback:
         self, entry: Entry, pool: str, key: EndpointKey | None, number: int | None, now: float
     ) -> str:
         """Judge all attempts of a request that failed or was retried; return the outcome."""
-        last = Tried(attempt_of(entry), entry.ended_unix_s - entry.lasted_s, now - entry.lasted_s)
+        sent_s, since = entry.delivered_at_s, now - entry.lasted_s
+        given = None if sent_s is None else min(since + sent_s, now)
+        last = Tried(attempt_of(entry), entry.ended_unix_s - entry.lasted_s, since, given)
         good = key is not None and entry.ended is _DONE and is_good(entry.status, entry.grpc_status)
         before = [] if number is None else self._failed.take(number)
         if not good and before and len(before) >= entry.attempts:
@@ -391,10 +394,10 @@ class Feedback:
         if key is None:
             return rule.outcome if rule.blame is Blame.US else UNKNOWN
         self.blamed[pool, rule.blame] += 1
-        if number is not None and abandons(attempt):
+        if number is not None and tried.given is not None and abandons(attempt):
             ticket = self._router.sent.goes_on(number)
             if ticket is not None:
-                self._router.registry.abandoned.left(ticket, key, tried.since, now)
+                self._router.registry.abandoned.left(ticket, key, tried.given, now)
         if effect is Effect.SILENT:
             first_byte_s = now - tried.since
         elif effect is not Effect.AT_ONCE and effect is not Effect.BY_ORIGIN:

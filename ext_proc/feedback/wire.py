@@ -223,7 +223,7 @@ def _entry(logged: Any) -> Entry | AttemptEntry:
     )
     lasted_s = lasted_s or age_s
     last_at_s = delivered_at_s = None
-    if not final and common.HasField("time_to_last_rx_byte"):
+    if not (final and good) and common.HasField("time_to_last_rx_byte"):
         moment = common.time_to_last_rx_byte
         delivered_at_s = moment.seconds + moment.nanos * 1e-9
     moment = common.time_to_last_upstream_rx_byte

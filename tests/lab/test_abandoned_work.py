@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 
-from support.traffic import GENERATE, eventually, fresh_prompt, metric
+from support.sockets import Raw, head
+from support.traffic import GENERATE, eventually, fresh_prompt, metric, picker_state
 
 STAYS_S = 1.0
-"""How long the client waits; its request takes longer."""
+"""How long clients stay, seconds; the request of the first takes longer."""
 TOKENS = 4000
 
 
@@ -39,3 +41,27 @@ async def test_a_unary_request_whose_client_left_is_charged_for_a_while(http, st
     await leave(http, stack.http_url + GENERATE)
     assert await eventually(charged)
     assert await eventually(ended)
+
+
+async def test_half_an_upload_whose_client_left_is_not_charged(http, stack):
+    """Triton begins nothing on it, however long its client stayed."""
+
+    async def sent() -> bool:
+        state = await picker_state(http, stack)
+        return state["router"]["counters"]["open_tickets"] == 1
+
+    async def left() -> float:
+        name = "tidegate_picker_feedback_entries_total"
+        return await metric(http, stack.picker_metrics, name, outcome="left")
+
+    async def told() -> bool:
+        return await left() == before + 1
+
+    before = await left()
+    body = json.dumps({"text_input": fresh_prompt(2_000_000)}).encode()
+    async with Raw(stack.http_address) as client:
+        await client.send(head(GENERATE, f"content-length: {len(body)}"), body[:500_000])
+        assert await eventually(sent)
+        await asyncio.sleep(STAYS_S)
+    assert await eventually(told)
+    assert await metric(http, stack.picker_metrics, "tidegate_picker_abandoned") == 0

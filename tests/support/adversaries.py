@@ -200,6 +200,7 @@ class World:
                 answer_bytes=10 if answered else 0,
                 ended_unix_s=self.now,
                 lasted_s=self.now - one.begun,
+                delivered_at_s=None if one.kind is Kind.HALF else 0.01,
             ),
             self.now,
         )

@@ -148,7 +148,8 @@ def _entry(logged: Any) -> Entry | AttemptEntry:
     flagged = bool(common.response_flags.SerializeToString())
     ended, details = _ended(common.response_flags), response.response_code_details
     read = answered = True
-    if flagged or grpc_status or not 0 < status < FIRST_ERROR:
+    good = not flagged and not grpc_status and 0 < status < FIRST_ERROR
+    if not good:
         read = headers is not None or common.HasField("time_to_first_upstream_tx_byte")
         if ended is Ended.TIMEOUT and details == "upstream_per_try_timeout":
             ended = Ended.TRY_TIMEOUT
@@ -177,7 +178,7 @@ def _entry(logged: Any) -> Entry | AttemptEntry:
         last_at_s=_seconds(common, "time_to_last_upstream_rx_byte"),
         lasted_s=lasted,
         usage=_usage(spaces[USAGE_NAMESPACE].fields) if USAGE_NAMESPACE in spaces else None,
-        delivered_at_s=None if final else _seconds(common, "time_to_last_rx_byte"),
+        delivered_at_s=None if final and good else _seconds(common, "time_to_last_rx_byte"),
         cause=_cause(common.response_flags) if _by_itself(final, answered, ended) else "",
     )
 

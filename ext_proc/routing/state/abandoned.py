@@ -8,10 +8,10 @@ OpenAI's servers stop.
 Rules:
 
 1. The tickets of unary KServe inferences are kept after their end (``blame.origins``).
-2. If such a request was read by a replica and then abandoned, a charge of the same work is added
-   there. It ends when the work can have ended: after the replica's mean duration of such requests
-   less the time that has passed, or, where this is over or unknown, after the time that has passed
-   once more; after ``MAX_S`` in any case.
+2. If such a request was given to a replica whole and then abandoned, a charge of the same work is
+   added there: Triton begins nothing on a part of a body. It ends when the work can have ended:
+   after the replica's mean duration of such requests less the time that has passed, or, where this
+   is over or unknown, after the time that has passed once more; after ``MAX_S`` in any case.
 3. At most ``MAX_CHARGES`` charges are open. Beyond that, work is abandoned without a charge.
 4. The charges of a replica end when it is removed or its process was restarted.
 5. They are charges in the ledger like others, but no reason to expect answers: ``waited`` counts
@@ -68,7 +68,7 @@ class Abandoned:
         Args:
             ticket: The request's ticket, whose work goes on.
             endpoint: The replica that goes on.
-            since: When it was sent the request, monotonic seconds.
+            since: When it had the whole request, monotonic seconds.
             now: Monotonic seconds.
         """
         replica = self._members.get(endpoint)

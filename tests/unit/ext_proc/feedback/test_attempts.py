@@ -7,7 +7,7 @@ from ext_proc.feedback.attempts import MAX_ATTEMPTS, MAX_TICKETS, FailedAttempts
 
 
 def tried(began: float = 0.0) -> Tried:
-    return Tried(Attempt("10.0.0.1:1", Ended.BROKEN, True, False, False, 0), began, 0.0)
+    return Tried(Attempt("10.0.0.1:1", Ended.BROKEN, True, False, False, 0), began, 0.0, 0.0)
 
 
 def test_attempts_are_taken_once_in_the_order_of_their_beginnings():

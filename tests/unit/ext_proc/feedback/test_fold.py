@@ -249,7 +249,7 @@ def test_work_that_no_client_waits_for_is_charged(changes):
     """Triton computes a unary inference to its end, even if the client has left."""
     router, feedback = made()
     infer(router)
-    feedback.take(entry(**changes), 2.0)
+    feedback.take(entry(delivered_at_s=0.0, **changes), 2.0)
     assert router.ledger.load(R1).in_flight == 1
     router.registry.sweep(90.0)
     assert router.ledger.load(R1).in_flight == 0
@@ -269,7 +269,28 @@ def test_work_that_ended_or_stops_is_not_charged(form, changes):
     """Streams stop, answers are the work's end, and what was not read never began."""
     router, feedback = made()
     infer(router, form)
-    feedback.take(entry(**changes), 2.0)
+    feedback.take(entry(delivered_at_s=0.0, **changes), 2.0)
+    assert router.ledger.load(R1).in_flight == 0
+
+
+@pytest.mark.parametrize("ended", [Ended.LEFT, Ended.TIMEOUT])
+def test_a_body_that_never_came_whole_is_not_charged(ended):
+    """Triton begins nothing on a part of one, however long its client took."""
+    router, feedback = made()
+    infer(router)
+    feedback.take(entry(ended=ended, answered=False, status=0, lasted_s=50.0), 60.0)
+    assert router.ledger.load(R1).in_flight == 0
+
+
+def test_the_time_of_an_upload_is_no_time_of_work():
+    """The charge lasts as long as the replica had the whole request: 2 of 50 s."""
+    router, feedback = made()
+    infer(router)
+    left = entry(ended=Ended.LEFT, answered=False, status=0, lasted_s=50.0, delivered_at_s=48.0)
+    feedback.take(left, 60.0)
+    router.registry.sweep(61.9)
+    assert router.ledger.load(R1).in_flight == 1
+    router.registry.sweep(62.0)
     assert router.ledger.load(R1).in_flight == 0
 
 
@@ -291,7 +312,8 @@ def test_a_replica_with_abandoned_work_only_is_not_frozen():
     """No answer is expected of it."""
     router, feedback = made()
     infer(router)
-    feedback.take(entry(ended=Ended.LEFT, answered=False, status=0, lasted_s=50.0), 60.0)
+    left = entry(ended=Ended.LEFT, answered=False, status=0, lasted_s=50.0, delivered_at_s=0.0)
+    feedback.take(left, 60.0)
     for second in range(60, 100):
         router.registry.sweep(float(second))
     assert router.ledger.load(R1).in_flight == 1

@@ -297,8 +297,8 @@ def test_entries_of_running_requests_and_ipv6_are_known():
     assert first(message).served == "[::1]:8000"
 
 
-def test_an_entry_of_a_running_request_tells_when_its_client_had_sent_it():
-    """Unknown is that the client is still sending; of an ended request it does not matter."""
+def test_an_entry_tells_when_the_client_had_sent_all_of_its_request():
+    """Of a running request, and of one that ended otherwise than well."""
     message = logged(intermediate_log_entry=True)
     assert first(message).delivered_at_s is None
     properties = message.http_logs.log_entry[0].common_properties
@@ -308,6 +308,8 @@ def test_an_entry_of_a_running_request_tells_when_its_client_had_sent_it():
         assert first(message).delivered_at_s == pytest.approx(nanos * 1e-9)
     properties.intermediate_log_entry = False
     assert first(message).delivered_at_s is None
+    properties.response_flags.downstream_connection_termination = True
+    assert first(message).delivered_at_s == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize(

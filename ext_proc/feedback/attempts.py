@@ -39,8 +39,8 @@ class Tried(NamedTuple):
     since: float
     """When it began, as far as its entry's arrival tells; monotonic seconds."""
     given: float | None
-    """When the client had sent all of it, or when the attempt began if it had by then; ``None`` =
-    never, so the replica could not begin to work. Likewise."""
+    """When the replica had the whole request, as far as the log tells; monotonic seconds. ``None``
+    = never: its client did not send all of it."""
     outcome: str | None = None
     """Its outcome if it has been judged."""
 

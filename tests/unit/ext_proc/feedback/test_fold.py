@@ -261,24 +261,17 @@ def test_work_that_no_client_waits_for_is_charged(changes):
         (Form.GENERATE_STREAM, {"ended": Ended.LEFT, "answered": False, "status": 0}),
         (Form.GENERATE, {"ended": Ended.LEFT}),
         (Form.GENERATE, {"ended": Ended.LEFT, "answered": False, "status": 0, "read": False}),
+        (Form.GENERATE, {"ended": Ended.LEFT, "answered": False, "delivered_at_s": None}),
+        (Form.GENERATE, {"ended": Ended.TIMEOUT, "answered": False, "delivered_at_s": None}),
         (Form.GENERATE, {"ended": Ended.BROKEN, "answered": False, "status": 503}),
         (Form.GENERATE, {}),
     ],
 )
 def test_work_that_ended_or_stops_is_not_charged(form, changes):
-    """Streams stop, answers are the work's end, and what was not read never began."""
+    """Streams stop, answers are the work's end, and what was not read whole never began."""
     router, feedback = made()
     infer(router, form)
-    feedback.take(entry(delivered_at_s=0.0, **changes), 2.0)
-    assert router.ledger.load(R1).in_flight == 0
-
-
-@pytest.mark.parametrize("ended", [Ended.LEFT, Ended.TIMEOUT])
-def test_a_body_that_never_came_whole_is_not_charged(ended):
-    """Triton begins nothing on a part of one, however long its client took."""
-    router, feedback = made()
-    infer(router)
-    feedback.take(entry(ended=ended, answered=False, status=0, lasted_s=50.0), 60.0)
+    feedback.take(entry(**{"delivered_at_s": 0.0, **changes}), 2.0)
     assert router.ledger.load(R1).in_flight == 0
 
 

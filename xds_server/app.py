@@ -352,7 +352,7 @@ async def _ads(
 ) -> tuple[AdsServer, LostHistory]:
     """Return the ADS server, and its look at clients of an older history."""
     history = await asyncio.to_thread(_history, settings, store)
-    stack.push_async_callback(_ended, asyncio.create_task(_keep_loss(history, store)))
+    await stack.enter_async_context(_keeping_loss(history, store))
     ads = AdsServer(metrics, settings.serve, secured, history)
     ads.reports.group.restore(await asyncio.to_thread(store.value, GROUP_KEY))
     ads.reports.group.store = partial(store.put_value, GROUP_KEY)
@@ -369,8 +369,19 @@ def _history(settings: ControlSettings, store: RevisionStore) -> LostHistory:
     return LostHistory(store.name, time.monotonic, look=new, reason=lost or "")
 
 
-async def _keep_loss(history: LostHistory, store: RevisionStore) -> None:
+@contextlib.asynccontextmanager
+async def _keeping_loss(history: LostHistory, store: RevisionStore) -> AsyncIterator[None]:
     """Store that there was a client of an older history, so that a restart forgets no loss."""
+    task = asyncio.create_task(_keep_loss(history, store))
+    try:
+        yield
+    finally:
+        if history.found.is_set():
+            await task
+        await _ended(task)
+
+
+async def _keep_loss(history: LostHistory, store: RevisionStore) -> None:
     await history.found.wait()
     _log.warning("history_lost", reason=history.reason)
     with contextlib.suppress(StoreError):  # the journal says that it cannot be written

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,8 +15,12 @@ from support.fleets import fleet
 from tidegate.stack.processes.ports import HeldPorts
 from tidegate_api.names import PICKER_NODE_CLUSTER, POOL_TYPE
 from xds_server.__main__ import main
-from xds_server.app import EXIT_CANNOT_START, EXIT_OK, run
+from xds_server.app import EXIT_CANNOT_START, EXIT_OK, LOSS_KEY, run
+from xds_server.fleet.store import RevisionStore
 from xds_server.settings import ControlSettings
+
+WAITED_S = 1.0
+"""Seconds for which a write waits for a store to be closed that must not be."""
 
 
 @pytest.fixture
@@ -98,6 +103,34 @@ async def test_clients_of_a_lost_history_get_nothing_until_the_loss_is_accepted(
             assert await _pools_of(made.ads, "llm") == ""
             stop.set()
             assert await server == EXIT_OK
+
+
+async def test_a_loss_is_stored_by_a_server_that_stops_meanwhile(settings, monkeypatch) -> None:
+    """The write has not begun when the server stops."""
+    closed = threading.Event()
+    put, close = RevisionStore.put_value, RevisionStore.close
+
+    def put_late(store: RevisionStore, key: str, value: str) -> None:
+        if key == LOSS_KEY:
+            closed.wait(WAITED_S)
+        put(store, key, value)
+
+    def close_told(store: RevisionStore) -> None:
+        close(store)
+        closed.set()
+
+    monkeypatch.setattr(RevisionStore, "put_value", put_late)
+    monkeypatch.setattr(RevisionStore, "close", close_told)
+    with HeldPorts() as ports:
+        made = settings(ads=ports.address())
+        stop = asyncio.Event()
+        server = asyncio.create_task(run(made, stop))
+        assert await _pools_of(made.ads, "llm")
+        stop.set()
+        assert await server == EXIT_OK
+    store = RevisionStore(made.state)
+    assert store.value(LOSS_KEY)
+    close(store)
 
 
 def test_a_wrong_option_is_reported(capsys: pytest.CaptureFixture[str]) -> None:

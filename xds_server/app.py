@@ -60,7 +60,7 @@ from xds_server.fleet.model.fields import split_host_port
 from xds_server.fleet.store import RevisionStore, StoreError
 from xds_server.leading.standing import standing
 from xds_server.observability import XdsMetrics
-from xds_server.server.lost_history import LostHistory
+from xds_server.server.history import MarkedHistory
 from xds_server.server.service import AdsServer
 from xds_server.snapshots.client_view import ClientSnapshots
 
@@ -100,8 +100,6 @@ STANDBYS_KEY = "standbys"
 
 GROUP_KEY = "group"
 """Key of the list of pickers that place new sequences, in the store."""
-LOSS_KEY = "loss"
-"""Key in the store of what is lost and not accepted; empty = nothing."""
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -220,7 +218,7 @@ async def _serving(
         metrics = XdsMetrics(registry)
         secured = await _identity(settings, metrics, stack)
         refused = DeniedPeers()
-        ads, history = await _ads(settings, store, metrics, secured, stack)
+        ads, history = await _ads(settings, store, metrics, secured)
 
         def in_force(revision: int) -> None:
             metrics.set_revision(revision)
@@ -348,44 +346,16 @@ async def _ads(
     store: RevisionStore,
     metrics: XdsMetrics,
     secured: Secured | None,
-    stack: contextlib.AsyncExitStack,
-) -> tuple[AdsServer, LostHistory]:
-    """Return the ADS server, and its look at clients of an older history."""
-    history = await asyncio.to_thread(_history, settings, store)
-    await stack.enter_async_context(_keeping_loss(history, store))
+) -> tuple[AdsServer, MarkedHistory]:
+    """Return the ADS server, and the history that it serves."""
+    lasts = settings.store is not None or settings.state is not None
+    history = await asyncio.to_thread(
+        MarkedHistory.of, store, lasts=lasts, accept_loss=settings.accept_loss
+    )
     ads = AdsServer(metrics, settings.serve, secured, history)
     ads.reports.group.restore(await asyncio.to_thread(store.value, GROUP_KEY))
     ads.reports.group.store = partial(store.put_value, GROUP_KEY)
     return ads, history
-
-
-def _history(settings: ControlSettings, store: RevisionStore) -> LostHistory:
-    lost = store.value(LOSS_KEY)
-    if lost and settings.accept_loss:
-        store.put_value(LOSS_KEY, "")
-        lost = ""
-    lasts = settings.store is not None or settings.state is not None
-    new = lasts and not settings.accept_loss and not store.revisions(1)
-    return LostHistory(store.name, time.monotonic, look=new, reason=lost or "")
-
-
-@contextlib.asynccontextmanager
-async def _keeping_loss(history: LostHistory, store: RevisionStore) -> AsyncIterator[None]:
-    """Store that there was a client of an older history, so that a restart forgets no loss."""
-    task = asyncio.create_task(_keep_loss(history, store))
-    try:
-        yield
-    finally:
-        if history.found.is_set():
-            await task
-        await _ended(task)
-
-
-async def _keep_loss(history: LostHistory, store: RevisionStore) -> None:
-    await history.found.wait()
-    _log.warning("history_lost", reason=history.reason)
-    with contextlib.suppress(StoreError):  # the journal says that it cannot be written
-        await asyncio.to_thread(store.put_value, LOSS_KEY, history.reason)
 
 
 async def _identity(

@@ -141,8 +141,8 @@ class ControlSettings(IdentitySettings):
     state: Annotated[Path | None, Shown("DIR")] = None
     """Folder of revisions, and of how far --store was read; default: memory only."""
     accept_loss: bool = False
-    """Serve clients of a history that is lost; otherwise those that connect within a minute of the
-    start with an empty folder get nothing. With --store, go on from an older one than was read."""
+    """Serve clients of another history, as of a store that is lost, from now on; otherwise they get
+    nothing. With --store, go on from an older one than was read."""
     store: (
         Annotated[str, AfterValidator(_shared), Shown("etcd://HOST:PORT,...", "TIDEGATE_STORE")]
         | None

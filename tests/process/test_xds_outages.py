@@ -82,6 +82,35 @@ async def test_a_restarted_control_server_changes_nothing(protocol, tmp_path):
 
 
 @pytest.mark.parametrize("protocol", ["delta", "sotw"])
+async def test_an_empty_store_takes_nothing_back(protocol, tmp_path):
+    """Envoy and picker get nothing, also after a restart, until what was lost is restored."""
+    async with (
+        InProcessStack(protocol, spare=4, state=tmp_path / "kept") as stack,
+        Flow(stack.listener) as flow,
+    ):
+        await stack.apply(with_another_variant(stack.first_fleet(), stack))
+        before, given = await held(stack), await updates(stack)
+        for state in ("empty", "empty", "kept"):
+            await stack.stop_control()
+            stack.state = tmp_path / state
+            await stack.start_control()
+            if state == "empty":
+                assert await eventually(lambda: all_refused(stack)), stack.ads.refusals.newest()
+        await stack.serving()
+        assert not stack.history.reason
+        assert await held(stack) == before
+        assert await updates(stack) == given
+        assert flow.answered
+    assert not flow.wrong
+
+
+async def all_refused(stack: InProcessStack) -> bool:
+    """Return whether Envoy and picker were told that they are of another history."""
+    found = stack.ads.refusals.newest()
+    return {one.node for one in found if "another history" in one.reason} == {"envoy-1", "picker-1"}
+
+
+@pytest.mark.parametrize("protocol", ["delta", "sotw"])
 async def test_a_restarted_envoy_serves_as_before(protocol):
     """A restarted Envoy receives all resources and serves as before."""
     async with InProcessStack(protocol, spare=4) as stack:

@@ -33,6 +33,7 @@ from xds_server.control.operation import Change, ChangeOptions
 from xds_server.fleet.model.fleet import Fleet
 from xds_server.fleet.store import RevisionStore
 from xds_server.observability import XdsMetrics
+from xds_server.server.history import MarkedHistory
 from xds_server.server.service import AdsServer
 
 if TYPE_CHECKING:
@@ -92,7 +93,9 @@ class InProcessStack:
     async def start_control(self) -> None:
         """Start a control server with the stored state, or with the first fleet."""
         self.store = await asyncio.to_thread(RevisionStore, self.state)
-        self.ads = AdsServer(XdsMetrics(CollectorRegistry()))
+        lasts = self.state is not None
+        self.history = MarkedHistory.of(self.store, lasts=lasts, accept_loss=False)
+        self.ads = AdsServer(XdsMetrics(CollectorRegistry()), history=self.history)
         self.control = Control(self.store, self.ads, lambda: int(time.time() * 1e3), time.monotonic)
         await self.ads.start(self.ads_address)
         await self.control.start(orjson.dumps(self.first_fleet()).decode(), "fleet")

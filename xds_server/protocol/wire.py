@@ -6,6 +6,8 @@ Responses are encoded by concatenation: the serialized forms of two protobuf mes
 other, are the serialized form of the merged message (Protocol Buffers encoding, "Last One Wins").
 So a message is serialized once for all clients that need the same, and the nonce is appended for
 each. The last ``_SHARED`` messages are kept.
+
+On the wire every version ends in the mark of its history (``xds_server.server.history``).
 """
 
 from __future__ import annotations
@@ -141,40 +143,58 @@ def _text(metadata: Any, key: str) -> str:
     return "" if value is None else str(value.string_value)
 
 
-def read_sotw(request: Any) -> SotwRequest:
-    """Read a ``DiscoveryRequest``."""
+class OtherHistoryError(Exception):
+    """A version that a client states lacks the mark."""
+
+
+def read_sotw(request: Any, mark: str = "") -> SotwRequest:
+    """Read a ``DiscoveryRequest``.
+
+    Raises:
+        OtherHistoryError: Its version lacks the mark.
+    """
     return SotwRequest(
         request.type_url,
         tuple(request.resource_names),
-        request.version_info,
+        _unmarked(request.version_info, mark),
         request.response_nonce,
         _error(request),
     )
 
 
-def read_delta(request: Any) -> DeltaRequest:
-    """Read a ``DeltaDiscoveryRequest``."""
+def read_delta(request: Any, mark: str = "") -> DeltaRequest:
+    """Read a ``DeltaDiscoveryRequest``.
+
+    Raises:
+        OtherHistoryError: One of its versions lacks the mark.
+    """
     return DeltaRequest(
         request.type_url,
         tuple(request.resource_names_subscribe),
         tuple(request.resource_names_unsubscribe),
-        dict(request.initial_resource_versions),
+        {n: _unmarked(v, mark) for n, v in request.initial_resource_versions.items()},
         request.response_nonce,
         _error(request),
     )
 
 
-def write_sotw(response: ResourceResponse) -> bytes:
+def _unmarked(version: str, mark: str) -> str:
+    if version and not version.endswith(mark):
+        raise OtherHistoryError
+    return version.removesuffix(mark)
+
+
+def write_sotw(response: ResourceResponse, mark: str = "") -> bytes:
     """Serialize a ``DiscoveryResponse``."""
-    return _sotw_shared(response.type_url, response.version, response.resources) + delimited(
+    return _sotw_shared(response.type_url, response.version + mark, response.resources) + delimited(
         _SOTW_NONCE, response.nonce.encode()
     )
 
 
-def write_delta(response: ResourceResponse) -> bytes:
+def write_delta(response: ResourceResponse, mark: str = "") -> bytes:
     """Serialize a ``DeltaDiscoveryResponse``."""
     return _delta_shared(
-        response.type_url, response.version, response.resources, response.removed
+        response.type_url, response.version, response.resources, response.removed, mark
     ) + delimited(_DELTA_NONCE, response.nonce.encode())
 
 
@@ -186,22 +206,27 @@ def _sotw_shared(type_url: str, version: str, resources: tuple[Resource, ...]) -
 
 @functools.lru_cache(maxsize=_SHARED)
 def _delta_shared(
-    type_url: str, version: str, resources: tuple[Resource, ...], removed: tuple[str, ...]
+    type_url: str,
+    version: str,
+    resources: tuple[Resource, ...],
+    removed: tuple[str, ...],
+    mark: str,
 ) -> bytes:
     head = discovery_pb2.DeltaDiscoveryResponse(
-        system_version_info=version, type_url=type_url, removed_resources=removed
+        system_version_info=version + mark, type_url=type_url, removed_resources=removed
     )
-    return b"".join([head.SerializeToString(), *map(_delta_part, resources)])
+    parts = (_delta_part(each, mark) for each in resources)
+    return b"".join([head.SerializeToString(), *parts])
 
 
 def _sotw_part(resource: Resource) -> bytes:
     return delimited(_SOTW_RESOURCES, resource.any)
 
 
-def _delta_part(resource: Resource) -> bytes:
+def _delta_part(resource: Resource, mark: str) -> bytes:
     return delimited(
         _DELTA_RESOURCES,
-        delimited(_RESOURCE_VERSION, resource.version.encode())
+        delimited(_RESOURCE_VERSION, (resource.version + mark).encode())
         + delimited(_RESOURCE_BODY, resource.any)
         + delimited(_RESOURCE_NAME, resource.name.encode()),
     )

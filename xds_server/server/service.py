@@ -33,6 +33,7 @@ from xds_server.protocol.publisher import Publisher
 from xds_server.protocol.stream import DeltaStream, SotwStream
 from xds_server.server.connection import AdsConnection
 from xds_server.server.drains import ModelDrainService
+from xds_server.server.history import MarkedHistory
 from xds_server.server.port import ENDING_S, FIRST_REQUEST_S, MAX_OUTBOX, MAX_STREAMS, AdsPort
 from xds_server.server.refusals import RefusedPeers
 from xds_server.server.reports import PickerReports
@@ -45,7 +46,13 @@ if TYPE_CHECKING:
     from xds_server.fleet.findings import Findings
     from xds_server.observability import XdsMetrics
     from xds_server.protocol.course import Sent
-    from xds_server.protocol.messages import ClientView, ResourceView, XdsVariant
+    from xds_server.protocol.messages import (
+        ClientView,
+        DeltaRequest,
+        ResourceView,
+        SotwRequest,
+        XdsVariant,
+    )
     from xds_server.protocol.publication import (
         Audience,
         OnReject,
@@ -54,7 +61,6 @@ if TYPE_CHECKING:
         PublicationRun,
     )
     from xds_server.protocol.snapshot import Snapshot
-    from xds_server.server.lost_history import LostHistory
     from xds_server.settings import Serve
 
 _STOPPING: Final = "the control server is stopping"
@@ -69,7 +75,7 @@ class AdsServer:
         metrics: Metrics to update.
         serve: What Envoys are served.
         secured: Identity and roles; ``None`` = no TLS.
-        history: Finds clients of an older history; ``None`` = they are served.
+        history: Of what is served; ``None`` = without a mark.
         clock: Monotonic seconds.
     """
 
@@ -78,7 +84,7 @@ class AdsServer:
         metrics: XdsMetrics,
         serve: Serve = "all",
         secured: Secured | None = None,
-        history: LostHistory | None = None,
+        history: MarkedHistory | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -105,7 +111,7 @@ class AdsServer:
         self._builds = Builds()
         self._health = HealthService()
         self._served = ServedTypes(serve, self.refusals)
-        self._history = history
+        self._history = history or MarkedHistory()
         self._address = ""
         self._closing = asyncio.Event()
         self._serving: set[asyncio.Task[Any]] = set()
@@ -335,8 +341,7 @@ class AdsServer:
         while request is not grpc.aio.EOF:
             if not connection.known:
                 self._introduce(context, connection, wire.node_of(request))
-            sotw = connection.variant == "sotw"
-            self._take(connection, wire.read_sotw(request) if sotw else wire.read_delta(request))
+            self._take(connection, self._understood(connection, request))
             if not connection.greeted.is_set():
                 await context.send_initial_metadata(_ACCEPTED)
                 connection.greeted.set()
@@ -345,6 +350,13 @@ class AdsServer:
                 await connection.drained.wait()
             request = await context.read()
 
+    def _understood(self, connection: AdsConnection, request: Any) -> SotwRequest | DeltaRequest:
+        read = wire.read_sotw if connection.variant == "sotw" else wire.read_delta
+        try:
+            return read(request, self._history.mark)
+        except wire.OtherHistoryError:
+            raise self._history.refusal(connection.node, connection.peer) from None
+
     async def _write(self, context: Any, connection: AdsConnection) -> None:
         encode = wire.write_sotw if connection.variant == "sotw" else wire.write_delta
         await connection.greeted.wait()
@@ -352,7 +364,7 @@ class AdsServer:
             await connection.filled.wait()
             connection.filled.clear()
             while connection.outbox:
-                await context.write(encode(connection.outbox.popleft()))
+                await context.write(encode(connection.outbox.popleft(), self._history.mark))
                 connection.drained.set()
 
     def _introduce(self, context: Any, connection: AdsConnection, node: wire.XdsNode) -> None:
@@ -387,8 +399,6 @@ class AdsServer:
 
     def _take(self, connection: AdsConnection, request: Any) -> None:
         if request.type_url not in connection.types:
-            if self._history is not None:
-                self._history.check(connection, request.type_url, holds=request.holds)
             self._served.check(connection, request.type_url)
             connection.types.add(request.type_url)
         sent, verdict = self._publisher.request(connection.number, request, self._clock())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import grpc
@@ -15,12 +15,8 @@ from support.fleets import fleet
 from tidegate.stack.processes.ports import HeldPorts
 from tidegate_api.names import PICKER_NODE_CLUSTER, POOL_TYPE
 from xds_server.__main__ import main
-from xds_server.app import EXIT_CANNOT_START, EXIT_OK, LOSS_KEY, run
-from xds_server.fleet.store import RevisionStore
+from xds_server.app import EXIT_CANNOT_START, EXIT_OK, run
 from xds_server.settings import ControlSettings
-
-WAITED_S = 1.0
-"""Seconds for which a write waits for a store to be closed that must not be."""
 
 
 @pytest.fixture
@@ -68,69 +64,51 @@ async def test_a_port_in_use_is_reported(settings, capsys, port: str) -> None:
     assert address.rpartition(":")[2] in capsys.readouterr().err
 
 
-async def _pools_of(address: str, held: str = "") -> str:
-    """Ask for pools as a picker that may hold one; return the error that it gets, or nothing."""
+async def _pools_of(address: str, held: str = "") -> tuple[str, str]:
+    """Ask for pools as a picker that holds a version, or none; return the version, or the error."""
     request = discovery_pb2.DeltaDiscoveryRequest(
-        type_url=POOL_TYPE, initial_resource_versions={held: "0" * 32} if held else {}
+        type_url=POOL_TYPE, initial_resource_versions={"llm": held} if held else {}
     )
-    request.node.id, request.node.cluster = f"picker-{held}", PICKER_NODE_CLUSTER
+    request.node.id, request.node.cluster = "picker-1", PICKER_NODE_CLUSTER
     async with grpc.aio.insecure_channel(address) as channel:
         stub = ads_pb2_grpc.AggregatedDiscoveryServiceStub(channel)
         call = stub.DeltaAggregatedResources(wait_for_ready=True)
         await call.write(request)
         try:
-            await call.read()
+            found = await call.read()
         except grpc.aio.AioRpcError as error:
-            return error.details() or ""
-        return ""
+            return "", error.details() or ""
+        return found.resources[0].version, ""
 
 
-async def test_clients_of_a_lost_history_get_nothing_until_the_loss_is_accepted(settings) -> None:
+@contextlib.asynccontextmanager
+async def _serving(settings: ControlSettings) -> AsyncIterator[None]:
+    stop = asyncio.Event()
+    server = asyncio.create_task(run(settings, stop))
+    yield
+    stop.set()
+    assert await server == EXIT_OK
+
+
+async def test_clients_of_a_lost_history_get_nothing_until_the_loss_is_accepted(
+    settings, tmp_path
+) -> None:
     """So a lost disk does not take back drains, also after a restart; other clients are served."""
     with HeldPorts() as ports:
-        made = settings(ads=ports.address())
-        for again in (False, True):
-            stop = asyncio.Event()
-            server = asyncio.create_task(run(made, stop))
-            lost = await _pools_of(made.ads, "llm")
-            assert lost.startswith(f"{made.state}/tidegate.db was empty, but picker-llm ("), again
-            assert await _pools_of(made.ads) == ""
-            stop.set()
-            assert await server == EXIT_OK
+        kept = settings(ads=ports.address())
+        async with _serving(kept):
+            lost, _ = await _pools_of(kept.ads)
+        made = kept.model_copy(update={"state": tmp_path / "empty"})
+        for _ in range(2):
+            async with _serving(made):
+                found, _ = await _pools_of(made.ads)
+                assert found
+                for older in (lost, lost[:32]):
+                    _, error = await _pools_of(made.ads, older)
+                    assert "another history than" in error
         for accepting in (made.model_copy(update={"accept_loss": True}), made):
-            stop = asyncio.Event()
-            server = asyncio.create_task(run(accepting, stop))
-            assert await _pools_of(made.ads, "llm") == ""
-            stop.set()
-            assert await server == EXIT_OK
-
-
-async def test_a_loss_is_stored_by_a_server_that_stops_meanwhile(settings, monkeypatch) -> None:
-    """The write has not begun when the server stops."""
-    closed = threading.Event()
-    put, close = RevisionStore.put_value, RevisionStore.close
-
-    def put_late(store: RevisionStore, key: str, value: str) -> None:
-        if key == LOSS_KEY:
-            closed.wait(WAITED_S)
-        put(store, key, value)
-
-    def close_told(store: RevisionStore) -> None:
-        close(store)
-        closed.set()
-
-    monkeypatch.setattr(RevisionStore, "put_value", put_late)
-    monkeypatch.setattr(RevisionStore, "close", close_told)
-    with HeldPorts() as ports:
-        made = settings(ads=ports.address())
-        stop = asyncio.Event()
-        server = asyncio.create_task(run(made, stop))
-        assert await _pools_of(made.ads, "llm")
-        stop.set()
-        assert await server == EXIT_OK
-    store = RevisionStore(made.state)
-    assert store.value(LOSS_KEY)
-    close(store)
+            async with _serving(accepting):
+                assert await _pools_of(made.ads, lost) == (found[:32], "")
 
 
 def test_a_wrong_option_is_reported(capsys: pytest.CaptureFixture[str]) -> None:

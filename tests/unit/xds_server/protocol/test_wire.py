@@ -54,6 +54,31 @@ def test_requests_are_read() -> None:
     assert wire.read_delta(delta) == DeltaRequest(T, ("a",), ("b",), {"c": "1"}, "n", None)
 
 
+def test_versions_end_in_the_mark_on_the_wire_only() -> None:
+    """Those of sets and of resources; what is read is what was written."""
+    response = _response(1)
+    sotw = discovery_pb2.DiscoveryResponse.FromString(wire.write_sotw(response, "-a"))
+    delta = discovery_pb2.DeltaDiscoveryResponse.FromString(wire.write_delta(response, "-a"))
+    assert sotw.version_info == delta.system_version_info == "v-a"
+    held = {each.name: each.version for each in delta.resources}
+    asked = discovery_pb2.DeltaDiscoveryRequest(initial_resource_versions=held)
+    read = wire.read_delta(asked, "-a").initial_versions
+    assert read == {each.name: each.version for each in response.resources}
+    again = discovery_pb2.DiscoveryRequest(version_info=sotw.version_info)
+    assert wire.read_sotw(again, "-a").version == "v"
+
+
+@pytest.mark.parametrize("version", ["v", "v-b", "-aa"])
+def test_a_version_without_the_mark_is_of_another_history(version: str) -> None:
+    """Also one beside others that have it."""
+    with pytest.raises(wire.OtherHistoryError):
+        wire.read_sotw(discovery_pb2.DiscoveryRequest(version_info=version), "-a")
+    held = {"b": "1-a", "c": version}
+    with pytest.raises(wire.OtherHistoryError):
+        wire.read_delta(discovery_pb2.DeltaDiscoveryRequest(initial_resource_versions=held), "-a")
+    assert not wire.read_sotw(discovery_pb2.DiscoveryRequest(), "-a").holds
+
+
 def test_an_error_without_words_is_still_a_nack() -> None:
     """X11: presence of error_detail makes a NACK."""
     request = discovery_pb2.DiscoveryRequest(type_url=T)
@@ -119,9 +144,12 @@ def test_an_envoy_names_its_own_pickers() -> None:
 def test_clients_with_the_same_need_share_all_but_the_nonce(monkeypatch, write) -> None:
     """What a message carries is encoded once, however many clients it is sent to."""
     encoded = []
+
+    def counted(part):
+        return lambda resource, *mark: encoded.append(resource) or part(resource, *mark)
+
     for name in ("_sotw_part", "_delta_part"):
-        part = getattr(wire, name)
-        monkeypatch.setattr(wire, name, lambda r, part=part: encoded.append(r) or part(r))
+        monkeypatch.setattr(wire, name, counted(getattr(wire, name)))
     wire._sotw_shared.cache_clear()
     wire._delta_shared.cache_clear()
     first, second = _response(500), replace(_response(500), nonce="n-2")

@@ -334,7 +334,7 @@ class World:
         force = host.parts._observed.in_force(client.kind)
         for url, held in client.held.items():
             wanted = {each.name: each.version for each in force.resources(url).values()}
-            have = {name: version for name, (version, _) in held.items()}
+            have = {name: sent.partition("-")[0] for name, (sent, _) in held.items()}  # its mark
             if url == ENDPOINT_TYPE:
                 wanted = {name: wanted[name] for name in client.names[url] if name in wanted}
             elif url in _NAMED:

@@ -160,8 +160,7 @@ async def test_a_picker_that_dies_lets_its_queue_go_only_if_the_pool_is_open(sta
             replica.let_all()
     assert await ended(*first, *waits) == [503 if mode == "closed" else 200] * 22
     assert sum(len(replica.headers) for replica in stack.replicas) == served
-    await stack.supervisor.restart(PICKER)
-    await stack.serving()
+    await stack.restart(PICKER)
 
 
 async def test_envoy_waits_longer_than_for_other_answers():

@@ -36,8 +36,7 @@ async def stack(shared):
     yield shared
     let_all(shared)
     if not shared.supervisor.running(PICKER):
-        await shared.supervisor.restart(PICKER)
-        await shared.serving()
+        await shared.restart(PICKER)
     await shared.apply(shared.first_fleet())
 
 

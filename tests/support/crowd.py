@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
@@ -235,7 +236,9 @@ class Crowd:
     async def ready(self, envoy: str) -> None:
         """Wait until an Envoy serves requests and finds both pickers healthy."""
         page = self._pages[envoy]
+        # Until a picker's own page answers, Envoy may take the one that was there for well.
         for look in (
+            *(partial(http_ok, self.http, f"http://{self._pages[p]}/healthz") for p in PICKERS),
             lambda: http_ok(self.http, f"http://{page}/ready"),
             lambda: picker_healthy(self.http, page, len(PICKERS)),
         ):

@@ -142,6 +142,22 @@ class InProcessStack:
         command += ("--xds", self.client_address, "--metrics", page, "--id", "picker-1")
         await self.supervisor.start(PICKER, command, service_environment())
 
+    async def restart(self, name: str) -> None:
+        """Start the picker or Envoy again, and wait until it serves; kill it first if it runs.
+
+        The control server may list it, and Envoy take a picker for well, a while after its end.
+        """
+        if self.supervisor.running(name):
+            await self.supervisor.kill(name)
+        kind = {PICKER: "picker", ENVOY: "envoy"}[name]
+
+        async def gone() -> str | None:
+            return kind if any(client.kind == kind for client in self.ads.clients()) else None
+
+        await wait_until(gone, "the end of the stream", timeout_s=60)
+        await self.supervisor.restart(name)
+        await self.serving()
+
     async def _start_envoy(self) -> None:
         config = self.run.write("envoy.yaml", self.bootstrap())
         command = envoy_command(envoy_binary(), config, 1)

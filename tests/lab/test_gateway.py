@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+from contextlib import asynccontextmanager
 
 import grpc
 import pytest
@@ -291,8 +294,9 @@ async def has_status(http, stack, status):
     return (await ask(http, stack.http_url + STATS))[0] == status
 
 
-async def test_a_second_gateway_takes_over(http, stack):
-    """At once, before Envoy's checks miss the first; the fleet is changed while it runs."""
+@asynccontextmanager
+async def two_gateways(http, stack):
+    """Run a second gateway after the first one; the fleet is changed while it runs."""
     first = stack.addresses.gateway
     fleet = stack.read_fleet()
     with HeldPorts() as ports:
@@ -303,26 +307,48 @@ async def test_a_second_gateway_takes_over(http, stack):
         try:
             stack.write_fleet({**fleet, "gateway": both})
             assert await eventually(lambda: answers(http, second.metrics))
-            assert await eventually(lambda: both_checked(http, stack))
-            await stack._supervisor.kill(GATEWAY)
-            statuses = [(await ask(http, stack.http_url + STATS))[0] for _ in range(10)]
-            assert statuses == [200] * 10
-            async with grpc_aio.InferenceServerClient(stack.grpc_address) as client:
-                assert await client.is_model_ready("vision")
+            assert await eventually(lambda: shown(http, stack, "membership_healthy", [2, 2]))
+            yield
         finally:
             await stack._supervisor.restart(GATEWAY)
             stack.write_fleet(fleet)
             assert await eventually(lambda: answers(http, first.metrics))
             await stack._supervisor.kill("gateway-2")
+    assert await eventually(lambda: shown(http, stack, "membership_total", [1, 1]))
     assert await eventually(lambda: has_status(http, stack, 200))
 
 
-async def both_checked(http, stack):
-    """Return whether Envoy has found two gateways healthy, over each protocol."""
-    page = f"http://{stack.envoy_admin}/stats?format=json&filter=gateway.*membership_healthy"
+async def test_a_second_gateway_takes_over(http, stack):
+    """At once, before Envoy's checks miss the first."""
+    async with two_gateways(http, stack):
+        await stack._supervisor.kill(GATEWAY)
+        statuses = [(await ask(http, stack.http_url + STATS))[0] for _ in range(10)]
+        assert statuses == [200] * 10
+        async with grpc_aio.InferenceServerClient(stack.grpc_address) as client:
+            assert await client.is_model_ready("vision")
+
+
+async def test_a_question_that_a_dead_gateway_had_is_answered_by_the_second(http, stack):
+    """Over both protocols; it had read them."""
+    async with (
+        two_gateways(http, stack),
+        grpc_aio.InferenceServerClient(stack.grpc_address) as client,
+    ):
+        os.kill(stack._supervisor.pid(GATEWAY), signal.SIGSTOP)
+        over_http = asyncio.create_task(ask(http, stack.http_url + STATS))
+        over_grpc = asyncio.create_task(client.is_model_ready("vision"))
+        assert await eventually(lambda: shown(http, stack, "upstream_rq_active", [1, 1]))
+        await stack._supervisor.kill(GATEWAY)
+        assert (await over_http)[0] == 200
+        assert await over_grpc
+
+
+async def shown(http, stack, name, values):
+    """Return whether Envoy shows these values of its clusters of gateways, one per protocol."""
+    page = f"http://{stack.envoy_admin}/stats?format=json&filter=gateway.*{name}$"
     async with http.get(page) as answer:
         found = [each["value"] for each in (await answer.json())["stats"]]
-    return found == [2, 2]
+    return found == values
 
 
 async def answers(http, metrics):

@@ -11,7 +11,7 @@ Rules:
 4. On listeners for operators calls that change replicas go to the gateways' ports for operators. No
    web page can make them: they must not have the header ``origin``.
 5. A gateway that has died costs no answer, even before Envoy's checks miss it: what could not be
-   sent goes to the next one of the list.
+   sent goes to the next one of the list, and so does a question that it had and broke off.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tidegate_api.names import (
     IN_SIGHT_HEADER,
     Protocol,
 )
-from xds_server.resources.reads import repeat_known_ends
+from xds_server.resources.reads import allow_reads, repeat_known_ends
 from xds_server.resources.routes import paths
 from xds_server.resources.routes.pins import header_in
 from xds_server.resources.routes.processing import without_picker
@@ -105,6 +105,7 @@ def changes(sight: Sight | None) -> Iterator[Any]:
         route.route.cluster = GATEWAY_OPERATOR_CLUSTERS[protocol]
         route.route.timeout.FromSeconds(0)  # the gateway's own
         route.route.retry_policy.retry_on = _UNSENT
+        allow_reads(route, 0, 1)
         route.route.idle_timeout.FromSeconds(_CHANGE_S)
         route.match.headers.add(name="origin", present_match=True, invert_match=True)
         yield route
@@ -134,6 +135,7 @@ def _route(name: str, call: Call, protocol: Protocol, sight: Sight) -> Any:
     # A question may be asked twice, so one that a gateway's end cuts goes to another gateway.
     retry.retry_on = f"{_UNSENT},reset"
     repeat_known_ends(retry)
+    allow_reads(route, 1, 1)
     retry.num_retries.value = 1
     retry.retry_priority.name = "envoy.retry_priorities.previous_priorities"
     retry.retry_priority.typed_config.Pack(_NEXT)

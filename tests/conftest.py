@@ -16,7 +16,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
 from ext_proc.compiled import compiled
-from support.worker_template import WorkerTemplate
+
+pytest.register_assert_rewrite("support")  # what it asserts shows its values, too
+
+from support.worker_template import WorkerTemplate  # noqa: E402 - rewritten
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

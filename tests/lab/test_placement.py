@@ -82,6 +82,16 @@ async def agrees(http, stack, models):
     return await known(http, stack) == {name: models.on(name) for name in NAMES}
 
 
+async def told(http, stack, models, names, replica):
+    """Return whether Envoy has been told that one replica alone has some of the models."""
+    moved, found = set(names), await placed(http, stack, "many")
+    return len(found) == len(models.replicas) and all(
+        each & moved == (moved if at == replica else set())
+        for at, lists in found.items()
+        for each in lists
+    )
+
+
 async def read_since(http, stack, name, at):
     """Return whether the picker has read a replica's metrics page after a time, monotonic."""
     now, state = time.monotonic(), await picker_state(http, stack)
@@ -213,6 +223,7 @@ async def test_a_model_that_is_loaded_again_is_no_restart(http, stack, models):
 
 async def test_a_name_that_no_replica_has_is_asked_once(http, stack, models):
     """Its 404 is the replica's own, unrepeated, over both protocols."""
+    assert await eventually(partial(agrees, http, stack, models))
     before = await counter(http, stack, "upstream_rq_retry")
     for _ in range(5):
         status, text = await models.ask(stack.http_url, NOWHERE)
@@ -222,6 +233,28 @@ async def test_a_name_that_no_replica_has_is_asked_once(http, stack, models):
         with pytest.raises(InferenceServerException, match="unknown model"):
             await client.infer(NOWHERE, vision_inputs())
     assert await counter(http, stack, "upstream_rq_retry") == before
+
+
+async def test_a_picker_that_starts_costs_no_request_its_model(http, stack, models):
+    """Before it has looked at the replicas it may choose one that lacks the model."""
+    name = NAMES[0]
+    await models.change({(name, "r1"): True})
+    await models.change({(name, at): False for at in models.on(name) - {"r1"}})
+    assert await eventually(partial(told, http, stack, models, [name], "r1"))
+    answers: Counter[tuple[int, str]] = Counter()
+    stopped = asyncio.Event()
+
+    async def ask() -> None:
+        while not stopped.is_set():
+            answers[await models.ask(stack.http_url, name)] += 1
+
+    asking = [asyncio.create_task(ask()) for _ in range(3)]
+    for _ in range(2):
+        await stack.kill_picker()
+        await stack.start_picker()
+    stopped.set()
+    await asyncio.gather(*asking)
+    assert list(answers) == [(200, "r1")]
 
 
 async def test_a_replica_that_restarts_with_other_models_is_known(http, stack, models, tritons):
@@ -245,16 +278,7 @@ async def test_without_a_picker_envoy_goes_where_a_model_is(http, stack, models)
     await models.change({(name, "r2"): True for name in NAMES[:20]})
     await models.change(lost)
     assert await eventually(partial(agrees, http, stack, models))
-
-    async def told() -> bool:
-        moved, found = set(NAMES[:20]), await placed(http, stack, "many")
-        return len(found) == len(models.replicas) and all(
-            each & moved == (moved if at == "r2" else set())
-            for at, lists in found.items()
-            for each in lists
-        )
-
-    assert await eventually(told)
+    assert await eventually(partial(told, http, stack, models, NAMES[:20], "r2"))
     await stack.kill_picker()
 
     async def in_use() -> bool:

@@ -11,9 +11,10 @@ Rules:
    has that model READY: a name that no replica has is answered by whichever replica is chosen. That
    holds beside a replica of which nothing is known, too: it may be dead, and engines serve names
    that they do not list.
-4. A request may be repeated after a 404 if some replica has its model READY, or the model is
-   *lost*: the last replica that had it READY has it no more, at most ``OWN_S`` ago, and not all
-   others have been looked at since. A loss calls for looks at the others. Behind those that may
+4. A request may be repeated after a 404 if some replica has its model READY, if one came to the
+   pool at most ``OWN_S`` ago and was not looked at yet, or if the model is *lost*: the last replica
+   that had it READY has it no more, at most ``OWN_S`` ago, and not all others have been looked at
+   since. A loss calls for looks at the others. Behind those that may
    have the model the list of a request names those that are barred (``Holders.maybe``): a model may
    have moved there since they were looked at. An engine's own model cannot go, so its 404 is about
    something else (an adapter, a path, a response that it does not know) and is not repeated.
@@ -100,7 +101,7 @@ class Holders(NamedTuple):
     ready: frozenset[EndpointKey]
     """Replicas that have it READY."""
     repeats: bool
-    """Whether a 404 may be a sign of a changed placement: a replica has the model READY."""
+    """Whether another replica may have the model when one answers 404 (rule 4)."""
     wrong: Mapping[EndpointKey, str] = MappingProxyType({})
     """Replicas that answer by another version than is wanted, and by which one (rule 6)."""
     version: str = ""
@@ -173,6 +174,8 @@ class Placement:
         self.on_look: Callable[[EndpointKey], object] = lambda _: None
         """Called with a replica that should be asked at once; set by the picker."""
         self._held: dict[EndpointKey, _Held] = {}
+        self._unseen: dict[EndpointKey, float] = {}
+        """Replicas that came and were not looked at yet, and when they came (rule 4)."""
         self._members: dict[str, tuple[EndpointKey, ...]] = {}
         self._pools: dict[EndpointKey, list[str]] = {}
         self._models: dict[str, frozenset[str]] = {}
@@ -223,20 +226,23 @@ class Placement:
             if pool.repository
         }
         self._models = {name: pools[name].models for name in self._members}
-        self._pools = {}
+        before, self._pools = self._pools, {}
         for name, keys in self._members.items():
             for key in keys:
                 self._pools.setdefault(key, []).append(name)
         for key in [each for each in self._held if each not in self._pools]:
             self._drop(key)
+        came = self._pools.keys() - before.keys()
+        self._unseen = {key: at for key, at in self._unseen.items() if key in self._pools}
+        self._unseen |= dict.fromkeys(came, self._latest)
         self._sent = {key: each for key, each in self._sent.items() if key in self._pools}
         self.moved_at = {key: each for key, each in self.moved_at.items() if key in self._pools}
         self._lost = {each: at for each, at in self._lost.items() if each[0] in self._members}
-        came = self._leave(pools)
+        leaves = self._leave(pools)
         self.views = {}
-        for key in {*self._held, *self.leaving}:
+        for key in {*self._held, *self.leaving, *self._unseen}:
             self._changed(key)
-        for key, model in came:
+        for key, model in leaves:
             self._look_at_others(key, (model,))
 
     def _leave(self, pools: Mapping[str, Pool]) -> list[tuple[EndpointKey, str]]:
@@ -268,6 +274,7 @@ class Placement:
             return False
         listing = listing.cut()
         self._latest = max(self._latest, listing.at)
+        self._see(key)
         same = before is not None and (before.rows, before.whole) == listing[1:]
         if before is not None and same:
             before.at = listing.at
@@ -284,7 +291,8 @@ class Placement:
         return not same
 
     def forget(self, key: EndpointKey) -> bool:
-        """Forget what a replica told; return whether anything was known."""
+        """Forget what a replica told, as it is gone; return whether anything was known."""
+        self._see(key)
         return self._drop(key)
 
     def restarted(self, key: EndpointKey) -> None:
@@ -297,6 +305,8 @@ class Placement:
         """Forget what is too old; call about once a second."""
         for key in [each for each, held in self._held.items() if now - held.at > STALE_S]:
             self._drop(key)
+        for key in [each for each, at in self._unseen.items() if now - at > OWN_S]:
+            self._see(key)
         for place, clients in list(self._own.items()):
             kept = {client: at for client, at in clients.items() if now - at <= OWN_S}
             if kept:
@@ -325,14 +335,19 @@ class Placement:
             self._changed(key)
         return known
 
+    def _see(self, key: EndpointKey) -> None:
+        """Note that a replica was looked at, or that its look is not waited for any more."""
+        if self._unseen.pop(key, None) is not None:
+            self._forget_views(key)
+
     def _changed(self, key: EndpointKey) -> None:
         self.changes += 1
         self._forget_views(key)
 
     def _forget_views(self, key: EndpointKey) -> None:
-        leaving = self.leaving
+        known = self._held, self.leaving, self._unseen
         for pool in self._pools.get(key, ()):
-            if any(each in self._held or each in leaving for each in self._members[pool]):
+            if any(each in one for each in self._members[pool] for one in known):
                 self.views[pool] = {}
             else:
                 self.views.pop(pool, None)
@@ -465,7 +480,8 @@ class Placement:
         if ready:
             own = all(model in self._held[key].own for key in ready)
             return Holders(frozenset(maybe), frozenset(ready), not own, maybe=tuple(maybe))
-        repeats = bool(leaving) or self._is_lost(pool, model)
+        new = any(each in self._unseen for each in self._members[pool])
+        repeats = bool(leaving) or new or self._is_lost(pool, model)
         return Holders(frozenset(leaving), _NONE, repeats, maybe=tuple(leaving))
 
     def _is_lost(self, pool: str, model: str) -> bool:

@@ -156,6 +156,29 @@ def test_what_is_lost_is_repeated_for_a_while_only(router):
     assert not decide(router, "a", now=2.5 + OWN_S).repeat_missing
 
 
+def test_a_404_is_repeated_until_all_that_came_were_looked_at(router):
+    """One of them may have the model, whatever those say that were looked at first."""
+    assert decide(router, "a").repeat_missing
+    router.placement.take(R0, listing(1.0, "b"))
+    router.placement.forget(R1)
+    assert decide(router, "a").repeat_missing
+    router.placement.take(R2, listing(1.1, "b"))
+    assert not decide(router, "a").repeat_missing
+    router.set_pools({"many": pool(2)}, 1.2)
+    assert not decide(router, "a").repeat_missing
+    router.set_pools({"many": pool()}, 1.3)
+    assert decide(router, "a").repeat_missing
+
+
+def test_a_look_that_does_not_come_is_not_waited_for(router):
+    """Engines without a list of their models, and replicas that hang, are not looked at."""
+    router.placement.take(R0, listing(1.0, "b"))
+    router.placement.sweep(OWN_S)
+    assert decide(router, "a", now=OWN_S).repeat_missing
+    router.placement.sweep(OWN_S + 0.1)
+    assert not decide(router, "a", now=OWN_S + 0.2).repeat_missing
+
+
 def leaving(*models, **more):
     """Return the pool with models that leave its first replica."""
     first, *others = pool().endpoints
@@ -486,11 +509,12 @@ steps = st.lists(
 def test_decisions_follow_the_latest_listings(drawn):
     """A model's requests go where it is READY or unknown, if it is READY anywhere; else anywhere.
 
-    Nothing is repeated for a model that no replica has, or has had.
+    Nothing is repeated for a model that no replica has, or has had, once all were looked at.
     """
     router = Router(Half())
     router.set_pools({"many": pool()}, 0.0)
     told, had, doubted, now = {}, dict.fromkeys("abc", False), set(), 0.0
+    unseen = set(KEYS)
     for step in drawn:
         now += 0.5
         if step[0] == "take":
@@ -498,13 +522,16 @@ def test_decisions_follow_the_latest_listings(drawn):
             router.placement.take(key, listing(now, whole=whole, **found))
             told[key] = now, found, whole
             doubted = {each for each in doubted if each[0] != key}
+            unseen.discard(key)
         elif step[0] == "forget":
             router.placement.forget(step[1])
+            unseen.discard(step[1])
             told.pop(step[1], None)
         elif step[0] == "sweep":
             now += step[1]
             router.placement.sweep(now)
             told = {key: each for key, each in told.items() if now - each[0] <= STALE_S}
+            unseen = unseen if now <= OWN_S else set()
         else:
             decision = decide(router, step[2], now)
             if router.placement.missed(decision.ticket.id, step[1], now):
@@ -524,7 +551,8 @@ def test_decisions_follow_the_latest_listings(drawn):
             found = {EndpointKey(f"r{each}", 1) for each in hosts(decision)}
             assert allowed - doubts <= found <= allowed
             had[model] |= bool(ready)
-            assert had[model] or not decision.repeat_missing
+            assert had[model] or unseen or not decision.repeat_missing
+            assert decision.repeat_missing or not unseen
             assert decision.repeat_missing or not ready
 
 

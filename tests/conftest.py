@@ -16,10 +16,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
 from ext_proc.compiled import compiled
-
-pytest.register_assert_rewrite("support")  # what it asserts shows its values, too
-
-from support.worker_template import WorkerTemplate  # noqa: E402 - rewritten
+from support.worker_template import WorkerTemplate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -67,6 +67,8 @@ class Attempt:
     trailers: list[tuple[str, str]] = field(default_factory=list)
     picks: int = 0
     """Number of replicas in the picker's list."""
+    sent: int = 0
+    """Envoy's number of the attempt, from 1: some may have ended before a replica saw them."""
 
     def take(self, data: bytes) -> None:
         """Compare bytes of the body with those that were sent."""
@@ -229,7 +231,8 @@ def _repeats(running: Running) -> list[str]:
     replicas = [each.replica for each in attempts]
     picks = attempts[0].picks if attempts else 0
     if len(set(replicas)) < min(len(replicas), picks):
-        found.append(f"repeated at the same replica: {replicas} of {picks} picks")
+        numbers = [each.sent for each in attempts]
+        found.append(f"repeated at the same replica: {replicas} {numbers} of {picks} picks")
     found += _declined(attempts[:-1])
     reads = 0
     further = 0 if case.sequence or case.form == "stream" else READS

@@ -17,7 +17,7 @@ import hpack
 from support.framing import frames
 from support.framing.cases import CASE_HEADER, CLOSES, Case
 from support.framing.law import Attempt, Book
-from tidegate_api.names import TICKET_HEADER
+from tidegate_api.names import ATTEMPT_HEADER, TICKET_HEADER
 
 REPLICAS = 3
 """Replicas of a stack."""
@@ -186,7 +186,7 @@ class Http1(_Connection):
             self.violated(f"a request of nobody: {method} {path} {headers}")
             return
         self._attempt, self.last = attempt, attempt.case
-        attempt.picks = _picks(headers)
+        attempt.picks, attempt.sent = _picks(headers), int(headers.get(ATTEMPT_HEADER, 0))
         lengths = [value for name, value in pairs if name == "content-length"]
         codings = [value for name, value in pairs if name == "transfer-encoding"]
         self._chunked = codings == ["chunked"] and not lengths
@@ -445,7 +445,7 @@ class Http2(_Connection):
             self.violated(f"a request of nobody: {headers}")
             return
         self.last = attempt.case
-        attempt.picks = _picks(headers)
+        attempt.picks, attempt.sent = _picks(headers), int(headers.get(ATTEMPT_HEADER, 0))
         if headers.get(":path") != attempt.case.path:
             attempt.wrong = f"path {headers.get(':path')}"
         stream = self._streams[number] = _Stream(attempt)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from xds_server.fleet.model.fleet import PoolSpec
     from xds_server.fleet.model.resilience import Shadow
 
-_DRAWS: Final = 32
+_DRAWS: Final = 128
 """Most draws of a replica for one retry; a tried one is put back."""
 
 
@@ -49,8 +49,8 @@ def forward(route: Any, pool: PoolSpec, *, streaming: bool) -> None:
     if not streaming:
         allow_reads(route, pool.routing.retry_read, max(1, fallbacks))
         retry.per_try_timeout.FromNanoseconds(round(pool.timeouts.first_answer * 1e9))
-    # Without a picker the draws are random: six draws of four replicas miss the only one that was
-    # not tried with a probability of 0.18.
+    # Each draw takes the one of two replicas that has fewer requests, so the busiest of three is
+    # missed with a probability of 8/9: by 32 draws in 2.3 % of cases, by these in 3 of 10 million.
     retry.host_selection_retry_max_attempts = _DRAWS
     retry.retry_host_predicate.add(
         name="envoy.retry_host_predicates.previous_hosts"

@@ -95,7 +95,8 @@ async def told(http, stack, models, names, replica):
 async def read_since(http, stack, name, at):
     """Return whether the picker has read a replica's metrics page after a time, monotonic."""
     now, state = time.monotonic(), await picker_state(http, stack)
-    return now - state["telemetry"]["pages"][name]["last_ok_age_s"] > at
+    age_s = state["telemetry"]["pages"][name]["last_ok_age_s"]
+    return age_s is not None and now - age_s > at
 
 
 async def counter(http, stack, name):

@@ -77,8 +77,11 @@ CONTROL_MODEL_HEADER: Final = "x-tidegate-model"
 UNPICKED_HEADER: Final = "x-tidegate-unpicked"
 """Set by Envoy on requests without a pick whose model it is about to read from the body."""
 
+ASKED_HEADER: Final = "x-tidegate-asked"
+"""Set by Envoy where it has read a body ahead of the picker: milliseconds since the request began."""
+
 WAITED_HEADER: Final = "x-tidegate-waited"
-"""Set by Envoy on requests without a pick, for its own use: milliseconds since they began."""
+"""Set by Envoy behind the picker on requests without a pick: milliseconds since they began."""
 
 DESTINATION_HEADER: Final = "x-gateway-destination-endpoint"
 """The pick and its fallbacks, ``ip:port`` separated by commas; also the metadata key by which
@@ -159,6 +162,7 @@ STRIPPED_HEADERS: Final = (
     CONTROL_CLUSTER_HEADER,
     CONTROL_MODEL_HEADER,
     UNPICKED_HEADER,
+    ASKED_HEADER,
     WAITED_HEADER,
     DESTINATION_HEADER,
     DESTINATION_SERVED_KEY,

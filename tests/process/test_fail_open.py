@@ -13,11 +13,15 @@ from tritonclient.grpc import service_pb2
 from support.traffic import eventually, metric
 from support.two_pools import CHAT, ENGINES, HUGE, LARGE, MODELS, SMALL, World, message, started
 from tidegate_api.names import REASON_HEADER
+from xds_server.resources.filters.scripts import LATE_MS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     import aiohttp
+
+SLOW = 200_000
+"""Bytes of a body that comes slowly; more than ``peek_bytes``."""
 
 pytestmark = pytest.mark.usefixtures("demo_extra")
 
@@ -70,6 +74,23 @@ async def test_without_a_picker_no_pool_is_wrong(
     for pool, model in MODELS.items():
         answered = await getattr(alone, form)(model, size, packed=packed)
         assert answered == (refusals[form] if packed and form != "by_path" else pool)
+
+
+async def test_without_a_picker_a_slow_upload_waits_for_none(alone: World) -> None:
+    """Envoy reads the model once all is there, which is the time of the client and of no picker."""
+    for pool, model in MODELS.items():
+        body = b'{"model": "%s", "pad": "%s"}' % (model.encode(), b"x" * SLOW)
+
+        async def halves(body: bytes = body) -> AsyncIterator[bytes]:
+            yield body[: SLOW // 2]
+            await asyncio.sleep(2 * LATE_MS / 1000)
+            yield body[SLOW // 2 :]
+
+        headers = {"content-type": "application/json", "content-length": str(len(body))}
+        url = alone.stack.http_url + CHAT
+        async with alone.http.post(url, data=halves(), headers=headers) as answer:
+            assert answer.status == 200, await answer.text()
+            assert (await answer.json())["replica"] == pool
 
 
 @pytest.mark.parametrize("path", ENGINES)

@@ -16,7 +16,6 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from support.named_replicas import named_replicas, pools_of
-from support.peer import PATIENCE_S
 from support.traffic import eventually
 from tidegate.stack.local import LocalStack
 from tidegate.stack.probes import picker_healthy
@@ -59,17 +58,7 @@ class World:
         return (await self.post(CHAT, {"messages": said, "model": model}, packed))[1]
 
     async def post(self, path: str, body: Any, packed: bool = False) -> tuple[int, str, Any]:
-        """Post a body; return the status, the pool or the reason of a refusal, and the answer.
-
-        A refusal that an upload was late is answered as it says: by another try. Envoy finds an
-        upload late where it has not gone on for 250 ms, as on a busy machine.
-        """
-        async with asyncio.timeout(PATIENCE_S):
-            while (answered := await self._post(path, body, packed))[1] == "late-upload":
-                pass
-        return answered
-
-    async def _post(self, path: str, body: Any, packed: bool) -> tuple[int, str, Any]:
+        """Post a body; return the status, the pool or the reason of a refusal, and the answer."""
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
         headers = {"content-type": "application/json"}
         if packed:

@@ -81,7 +81,7 @@ from xds_server.resources.edge.request_log import request_logs, tracing
 from xds_server.resources.filters.again import again_filter, restore_filter
 from xds_server.resources.filters.body_model import before_picker, without_pick
 from xds_server.resources.filters.discovered import picker_filter, strip_filter
-from xds_server.resources.filters.held_uploads import hold_filters
+from xds_server.resources.filters.held_uploads import hold_filter, waited_filter
 from xds_server.resources.filters.matched_again import moved_filter, unpicked_filter
 from xds_server.resources.filters.placed import placed_filter
 from xds_server.resources.filters.unknown_models import unknown_model_filter
@@ -307,9 +307,10 @@ def _common(spec: ListenerSpec, slots: int) -> bytes:
             *map(
                 HttpFilter.parse,
                 (
+                    waited_filter(),
                     moved_filter(),
                     *without_pick(),
-                    *hold_filters(),
+                    hold_filter(),
                     placed_filter(),
                     unpicked_filter(),
                 ),

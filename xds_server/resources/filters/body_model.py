@@ -28,13 +28,15 @@ from envoy.extensions.filters.http.json_to_metadata.v3 import json_to_metadata_p
 from envoy.extensions.filters.http.lua.v3 import lua_pb2
 from google.protobuf import descriptor_pb2
 
-from tidegate_api.names import CONTROL_MODEL_HEADER, DESTINATION_HEADER
+from tidegate_api.names import ASKED_HEADER, CONTROL_MODEL_HEADER, DESTINATION_HEADER
+from xds_server.resources.filters.held_uploads import time_header
 from xds_server.resources.filters.scripts import MARK, NAMESPACE, ROUTE_BEFORE, ROUTE_WITHOUT
 from xds_server.resources.filters.wrapped import Skip, enable, wrapped
 
 _JSON_BEFORE: Final = "tidegate.before.json"
 _GRPC_BEFORE: Final = "tidegate.before.grpc"
 _ROUTE_BEFORE: Final = "tidegate.before.route"
+_ASKED_BEFORE: Final = "tidegate.before.asked"
 _MARK: Final = "tidegate.without.mark"
 _JSON_WITHOUT: Final = "tidegate.without.json"
 _GRPC_WITHOUT: Final = "tidegate.without.grpc"
@@ -69,6 +71,7 @@ def before_picker() -> list[bytes]:
         wrapped(_JSON_BEFORE, _json(), _PICKED),
         wrapped(_GRPC_BEFORE, _grpc(), _PICKED),
         wrapped(_ROUTE_BEFORE, _lua(ROUTE_BEFORE), _PICKED),
+        wrapped(_ASKED_BEFORE, time_header(ASKED_HEADER), _PICKED[:1]),
     ]
 
 
@@ -93,6 +96,7 @@ def read_before(route: Any, *, grpc: bool, leave_compressed: bool = False) -> No
     """
     skips = (_COMPRESSED,) if leave_compressed else ()
     enable(route, (_GRPC_BEFORE if grpc else _JSON_BEFORE, _ROUTE_BEFORE), (*_PICKED, *skips))
+    enable(route, (_ASKED_BEFORE,), (*_PICKED[:1], *skips))
 
 
 def read_without(route: Any, *, grpc: bool) -> None:

@@ -11,8 +11,9 @@ forwarded holds a connection and a request of its replica until it ends. Rules:
    well, and above the limit Envoy answers 413.
 4. Where there is no picker, longer bodies and those of unknown length go on as they come.
 
-A picker was late if the request has waited for ``LATE_MS``; one that is not there costs no time.
-So with a smaller ``pickers.timeout`` none is late.
+A picker was late if the request has been with it for ``LATE_MS``; one that is not there costs no
+time. So with a smaller ``pickers.timeout`` none is late. Where other filters read the model from the
+body, that takes as long as the client sends: time before and behind ext_proc does not count.
 
 Sources: ``lua/v3``, ``header_mutation/v3`` of Envoy's ``extensions/filters/http``.
 """
@@ -35,16 +36,26 @@ _LUA: Final = "envoy.filters.http.lua"
 _LIMIT_KEY: Final = "hold"
 
 
-def hold_filters() -> list[bytes]:
-    """Return the serialized ``HttpFilter`` messages behind ext_proc."""
-    waited = header_mutation_pb2.HeaderMutation()
-    header = waited.mutations.request_mutations.add().append
-    header.header.key, header.header.value = WAITED_HEADER, "%DURATION%"
-    header.append_action = header.OVERWRITE_IF_EXISTS_OR_ADD
+def waited_filter() -> bytes:
+    """Return the serialized ``HttpFilter`` directly behind ext_proc."""
+    return wrapped(_WAITED, time_header(WAITED_HEADER), _PICKED)
+
+
+def hold_filter() -> bytes:
+    """Return the serialized ``HttpFilter`` that holds, behind those that read the model."""
     script = lua_pb2.Lua()
     script.default_source_code.inline_string = HOLD
     script.clear_route_cache.value = False
-    return [wrapped(_WAITED, waited, _PICKED), wrapped(_HOLD, script, _PICKED)]
+    return wrapped(_HOLD, script, _PICKED)
+
+
+def time_header(name: str) -> Any:
+    """Return a ``HeaderMutation`` that writes the age of a request into a header, milliseconds."""
+    message = header_mutation_pb2.HeaderMutation()
+    header = message.mutations.request_mutations.add().append
+    header.header.key, header.header.value = name, "%DURATION%"
+    header.append_action = header.OVERWRITE_IF_EXISTS_OR_ADD
+    return message
 
 
 def hold_nothing(route: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from tidegate_api.names import (
+    ASKED_HEADER,
     CONTROL_MODEL_HEADER,
     MODEL_HEADER,
     REASON_HEADER,
@@ -164,7 +165,9 @@ LATE: Final = (
 _HOLD: Final = """
 function envoy_on_request(handle)
   local headers = handle:headers()
-  local waited = tonumber(headers:get("@WAITED@") or "") or 0
+  local asked = tonumber(headers:get("@ASKED@") or "") or 0
+  local waited = (tonumber(headers:get("@WAITED@") or "") or 0) - asked
+  headers:remove("@ASKED@")
   headers:remove("@WAITED@")
   local limit = handle:metadata():get("hold") or 0
   local length = tonumber(headers:get("content-length") or "")
@@ -192,6 +195,7 @@ def _filled(text: str) -> str:
         "MAX_NAME_BYTES": str(MAX_NAME_BYTES),
         "OPENAI_ENDINGS": ", ".join(f'"{each}"' for each in _OPENAI_ENDINGS),
         "NO_PICKER": NO_PICKER,
+        "ASKED": ASKED_HEADER,
         "WAITED": WAITED_HEADER,
         "LATE_MS": str(LATE_MS),
         "LATE": LATE,

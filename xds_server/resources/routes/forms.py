@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from envoy.config.route.v3 import route_components_pb2
 
-from tidegate_api.names import CONTROL_MODEL_HEADER, UNPICKED_HEADER, Protocol
+from tidegate_api.names import ASKED_HEADER, CONTROL_MODEL_HEADER, UNPICKED_HEADER, Protocol
 from tidegate_api.paths import MODEL_ENDINGS, SCORE_PATHS
 from xds_server.fleet.rules.bodies import BodyRead, largest_body, largest_first_message
 from xds_server.resources.filters.body_model import CODINGS, read_before, read_without
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from xds_server.fleet.model.fleet import PoolSpec
 
-READ_HEADERS: Final = (CONTROL_MODEL_HEADER, UNPICKED_HEADER)
+READ_HEADERS: Final = (CONTROL_MODEL_HEADER, UNPICKED_HEADER, ASKED_HEADER)
 """Headers that Envoy sets for itself; replicas do not get them."""
 
 STREAM_FORM: Final = "grpc-stream"

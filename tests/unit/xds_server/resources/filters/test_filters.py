@@ -30,9 +30,9 @@ def test_the_picker_stands_between_the_filters() -> None:
         *("envoy.filters.http.custom_response", "tidegate.strip", "(tidegate.limit)"),
     ]
     assert all(name.startswith(("(tidegate.unknown.", "(tidegate.before.")) for name in names[6:at])
-    assert names[at + 1] == "(tidegate.picked)"
+    assert names[at + 1 : at + 3] == ["(tidegate.late.waited)", "(tidegate.picked)"]
     assert all(
-        name.startswith(("(tidegate.without.", "(tidegate.late.")) for name in names[at + 2 : -3]
+        name.startswith(("(tidegate.without.", "(tidegate.late.")) for name in names[at + 3 : -3]
     )
     assert names[-3:-1] == ["(tidegate.limit.pools)", "(tidegate.usage)"]
 

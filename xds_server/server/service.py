@@ -65,6 +65,10 @@ if TYPE_CHECKING:
 
 _STOPPING: Final = "the control server is stopping"
 _ACCEPTED: Final = ((ACCEPTED_METADATA, "1"),)
+_OVERSLEPT_S: Final = 0.02
+"""Delay of a timer from which on this process is known not to have run, seconds."""
+_READING_S: Final = 0.1
+"""Time to read what clients sent meanwhile, seconds: until then none of them is late."""
 _log = structlog.get_logger(__name__)
 
 
@@ -107,6 +111,8 @@ class AdsServer:
         self._running: list[Publication] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
+        self._stands_at: float | None = None
+        """Where the publisher's time stands still until the next tick, monotonic seconds."""
         self._server: grpc.aio.Server | None = None
         self._builds = Builds()
         self._health = HealthService()
@@ -176,7 +182,7 @@ class AdsServer:
             ValueError: There are too many stages; nothing has changed.
         """
         run, sent = self._publisher.publish(
-            self._served.plan(plan), self._clock(), on_reject=on_reject, quorum=quorum, waves=waves
+            self._served.plan(plan), self._now(), on_reject=on_reject, quorum=quorum, waves=waves
         )
         publication = Publication(run, self._outcome)
         self._running.append(publication)
@@ -194,7 +200,7 @@ class AdsServer:
 
     def clients(self) -> tuple[ClientView, ...]:
         """Return all connected clients, sorted by node id and age."""
-        now, publisher = self._clock(), self._publisher
+        now, publisher = self._now(), self._publisher
         known = ((c.node, n, c) for n, c in self._connections.items() if c.known)
         return tuple(
             client.view(now, publisher.quarantine(number), publisher.twins(number))
@@ -215,7 +221,7 @@ class AdsServer:
         return self.reports.findings()
 
     def _outcome(self, run: PublicationRun) -> PublicationOutcome:
-        return self._publisher.outcome(run, self._clock())
+        return self._publisher.outcome(run, self._now())
 
     # --- after every change ---------------------------------------------------------------------
 
@@ -251,6 +257,8 @@ class AdsServer:
                         self._metrics.resources(audience, url, len(held.resources(url)))
 
     def _arm(self) -> None:
+        if self._stands_at is not None:
+            return
         at = None if self._closing.is_set() else self._publisher.wake_at
         if self._timer is not None:
             if at == self._timer_at:
@@ -262,8 +270,17 @@ class AdsServer:
             self._timer = loop.call_later(delay, self._tick)
 
     def _tick(self) -> None:
-        self._timer = None
-        self._dispatch(self._publisher.tick(self._clock()))
+        due, self._timer = self._timer_at, None
+        if self._stands_at is None and due is not None and self._clock() - due > _OVERSLEPT_S:
+            # This process did not run: what clients have answered meanwhile is read first.
+            self._stands_at = due - _OVERSLEPT_S
+            self._timer = asyncio.get_running_loop().call_later(_READING_S, self._tick)
+        else:
+            self._stands_at = None
+            self._dispatch(self._publisher.tick(self._clock()))
+
+    def _now(self) -> float:
+        return self._clock() if self._stands_at is None else self._stands_at
 
     # --- ADS ------------------------------------------------------------------------------------
 
@@ -401,7 +418,7 @@ class AdsServer:
         if request.type_url not in connection.types:
             self._served.check(connection, request.type_url)
             connection.types.add(request.type_url)
-        sent, verdict = self._publisher.request(connection.number, request, self._clock())
+        sent, verdict = self._publisher.request(connection.number, request, self._now())
         if verdict is not None and verdict.accepted:
             self._metrics.acked(verdict.type_url, verdict.waited_s)
         elif verdict is not None:
@@ -419,10 +436,10 @@ class AdsServer:
         if connection.known:
             self._metrics.stream_closed(connection.audience, connection.variant)
             _log.info("xds_client_gone", node=connection.node)
-            self._dispatch(self._publisher.disconnect(connection.number, self._clock()))
+            self._dispatch(self._publisher.disconnect(connection.number, self._now()))
 
     def _loads_changed(self) -> None:
-        self._dispatch(self._publisher.loads(self.reports.loads(), self._clock()))
+        self._dispatch(self._publisher.loads(self.reports.loads(), self._now()))
 
 
 class Publication:

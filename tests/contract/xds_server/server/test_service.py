@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
+import time
 import tracemalloc
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -78,6 +81,39 @@ class Rig:
                 await asyncio.sleep(0.005)
 
 
+class Elsewhere:
+    """A client that lives while the event loop stands still; from the second answer on it waits."""
+
+    def __init__(self, address: str, node: str) -> None:
+        self.read = 0
+        self.goes_on = threading.Event()
+        self._requests: SimpleQueue[Any] = SimpleQueue()
+        asked = discovery_pb2.DiscoveryRequest(type_url=LISTENER_TYPE)
+        asked.node.id, asked.node.cluster = node, "gateway"
+        self._requests.put(asked)
+        self._channel = grpc.insecure_channel(address)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        stub = ads_pb2_grpc.AggregatedDiscoveryServiceStub(self._channel)
+        with suppress(grpc.RpcError):
+            for response in stub.StreamAggregatedResources(iter(self._requests.get, None)):
+                self.read += 1
+                if self.read > 1:
+                    self.goes_on.wait()
+                told = {"version_info": response.version_info, "response_nonce": response.nonce}
+                self._requests.put(
+                    discovery_pb2.DiscoveryRequest(type_url=response.type_url, **told)
+                )
+
+    def close(self) -> None:
+        """End the stream."""
+        self._requests.put(None)
+        self._channel.close()
+        self._thread.join()
+
+
 @asynccontextmanager
 async def rig() -> AsyncIterator[Rig]:
     """Start a server on a free port and stop it again."""
@@ -96,13 +132,13 @@ def stage(content: str, label: str = "add") -> Stage:
     return Stage(label, "envoy", Snapshot.of({LISTENER_TYPE: {"l": content.encode()}}))
 
 
-async def heard(r: Rig, variant: str = "sotw") -> Peer:
+async def heard(r: Rig, variant: str = "sotw", node: str = "gw-1") -> Peer:
     """Return a client that has answered before."""
     r.server.publish([stage("0")])
-    peer = r.peer(variant)
+    peer = r.peer(variant, node)
     await peer.ask(LISTENER_TYPE)
     await peer.answer(await peer.read())
-    await r.until(lambda: r.server.clients()[0].types[0].state == "SYNCED")
+    await r.until(lambda: all(each.types[0].state == "SYNCED" for each in r.server.clients()))
     return peer
 
 
@@ -173,6 +209,27 @@ async def test_the_stage_deadline_fires_by_itself() -> None:
         publication = r.server.publish([Stage("add", "envoy", snapshot, deadline_s=0.05)])
         outcome = await publication.wait(WAIT_S)
         assert (outcome.state, outcome.problems[0].state) == ("done", "STALLED")
+
+
+async def test_a_server_that_stood_still_reads_the_answers_before_it_judges() -> None:
+    """What came while its process did not run is in time; who has not answered is late then."""
+    async with rig() as r:
+        silent = await heard(r)
+        others = [Elsewhere(r.address, f"gw-{number}") for number in (2, 3)]
+        await r.until(lambda: [each.read for each in others] == [1, 1])
+        await r.until(lambda: all(each.types[0].state == "SYNCED" for each in r.server.clients()))
+        snapshot = Snapshot.of({LISTENER_TYPE: {"l": b"1"}})
+        publication = r.server.publish([Stage("add", "envoy", snapshot, deadline_s=0.2)])
+        await silent.read()
+        await r.until(lambda: [each.read for each in others] == [2, 2])
+        for each in others:
+            each.goes_on.set()
+        time.sleep(0.5)  # noqa: ASYNC251 - this process stands still
+        outcome = await publication.wait(WAIT_S)
+        for each in others:
+            each.close()
+        assert (outcome.clients, outcome.acked) == (3, 2)
+        assert [each.state for each in outcome.problems] == ["STALLED"]
 
 
 async def test_pickers_are_another_audience() -> None:

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 MODULE: Final = "ext_proc.workers"
 LIVED_S: Final = 10.0
 SPARE_S: Final = 5.0
+_STOPPED: Final = (0, -signal.SIGTERM, -signal.SIGINT)
+"""How a worker ends that was told to stop: by the signal itself where it was not ready yet, or had
+stopped already when a second one came, as to all processes of a group."""
 
 _log = structlog.stdlib.get_logger("ext_proc.workers")
 
@@ -121,7 +124,7 @@ class WorkerSupervisor:
             began = time.monotonic()
             code = await self._live(number)
             if self._stop.is_set():
-                if code != 0:
+                if code not in _STOPPED:
                     _log.error("worker_ended", worker=self._plans[number].id, code=code)
                     self._fail(1)
                 return

@@ -81,6 +81,17 @@ async def test_a_dead_worker_is_started_again_and_all_stop_together():
             assert await process.wait() == 0
 
 
+async def test_a_stop_while_workers_start_is_a_proper_one():
+    """They end by the signal, as they serve nothing yet."""
+    with HeldPorts() as ports:
+        listen, metrics = (f"{ports.address()},{ports.address()}" for _ in range(2))
+        async with workers(listen, metrics, "--drain", "0") as process:
+            await event(process, "workers_starting")
+            process.send_signal(signal.SIGTERM)
+            assert (await event(process, "workers_stopped"))["code"] == 0
+            assert await process.wait() == 0
+
+
 async def test_workers_end_with_their_parent():
     """A killed parent leaves no worker behind."""
     with HeldPorts() as ports:

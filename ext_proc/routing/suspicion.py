@@ -278,11 +278,13 @@ class Suspicion:
             # This worker has decided on no request of the pool yet, so it knows no other caller.
             shares = {who.caller: 1.0}
         only = deaths.confined(who, now, shares, is_common)
-        if only is not None and self._catch_up is not None:
-            self._catch_up()
+        free = only is None and deaths.repeatable(who, now, shares, is_common)
+        if not free and self._catch_up is not None:
+            self._catch_up()  # another worker may know of one more death by what is like this
             only = deaths.confined(who, now, shares, is_common)
+            free = only is None and deaths.repeatable(who, now, shares, is_common)
         if only is None:
-            if not deaths.repeatable(who, now, shares, is_common):
+            if not free:
                 request.repeatable = False
             return None
         self.confined += 1

@@ -47,6 +47,17 @@ _PROBES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 }
 
 
+async def server_answers(admin: str) -> bool:
+    """Return whether a control server listens here, in whatever state it is."""
+    async with grpc.aio.insecure_channel(admin) as channel:
+        stub: Any = admin_pb2_grpc.AdminStub(channel)
+        try:
+            await stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=LOOK_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            return error.code() is not grpc.StatusCode.UNAVAILABLE
+    return True
+
+
 async def status_synced(admin: str, kinds: Collection[str]) -> str | None:
     """Probe whether a client of each kind is connected and has acknowledged all resources.
 

@@ -14,7 +14,7 @@ from tidegate.cli.verbs.files import read_text
 from tidegate.stack.addresses import Addresses, GatewayAddresses
 from tidegate.stack.assets import ExtraMissingError
 from tidegate.stack.local import LocalStack
-from tidegate.stack.probes import status_synced
+from tidegate.stack.probes import server_answers
 from tidegate.stack.processes.supervisor import Crash, CrashError
 from tidegate.stack.processes.waiting import StackError
 from tidegate.terminal.errors import FAILED, OK, USAGE, CliError
@@ -134,7 +134,7 @@ async def run(options: UpOptions) -> int:
     except FleetError as error:
         raise CliError(str(error)) from error
     addresses = plan_addresses(fleet, options)
-    if await status_synced(addresses.admin, ()) is None:
+    if await server_answers(addresses.admin):
         raise CliError(
             f"up: a control server runs at {addresses.admin} already, and this shows its state:\n"
             f"{_shown(addresses.admin)}\n"

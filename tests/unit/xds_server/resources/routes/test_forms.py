@@ -8,8 +8,9 @@ import pytest
 
 from support.envoy_messages import read_routes
 from support.fleets import endpoint, fleet, pool
-from tidegate_api.names import CONTROL_MODEL_HEADER, MODEL_HEADER, UNPICKED_HEADER
+from tidegate_api.names import CONTROL_MODEL_HEADER, MODEL_HEADER
 from xds_server.fleet.rules.bodies import FIRST_MESSAGE_BYTES
+from xds_server.resources.routes.forms import READ_HEADERS
 from xds_server.resources.routes.table import route_configuration
 
 CHAT = "/v1/chat/completions"
@@ -85,7 +86,7 @@ def test_a_model_leads_to_its_pool_before_the_default() -> None:
 def test_replicas_do_not_get_the_headers_of_this() -> None:
     """They are Envoy's own."""
     route = routes(two())["b/by-body/grpc"]
-    assert list(route.request_headers_to_remove) == [CONTROL_MODEL_HEADER, UNPICKED_HEADER]
+    assert tuple(route.request_headers_to_remove) == READ_HEADERS
 
 
 def test_a_request_without_a_pick_may_be_as_large_as_max_body() -> None:

@@ -128,12 +128,20 @@ class EndpointRegistry:
         self._by_id = {}
         for replica in self.members.values():
             self._by_id.setdefault(replica.key.id, []).append(replica)
-        self._conditions.silent = sum(replica.silent for replica in self.members.values())
+        self._silent_with(pools)
         self._conditions.set_pools(pools)
         self.placement.set_pools(pools, now)
         self.limits.set_pools(pools)
         self._reuse.keep(self._by_id)
         self.index.expire(now)
+
+    def _silent_with(self, pools: Mapping[str, Pool]) -> None:
+        """Let endpoints whose page left the fleet be silent no more: no reading would end it."""
+        endpoints = (each for pool in pools.values() for each in pool.endpoints)
+        paged = {each.key for each in endpoints if each.metrics_url is not None}
+        for key, replica in self.members.items():
+            replica.silent = replica.silent and key in paged
+        self._conditions.silent = sum(replica.silent for replica in self.members.values())
 
     def bound(self) -> None:
         """Apply the bounds of all replicas' blocks anew, after a change of a pool's scale."""

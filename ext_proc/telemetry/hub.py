@@ -244,7 +244,8 @@ class Hub:
         if isinstance(news, ReadingsUpdate):
             self._observe(*news)
         elif isinstance(news, ScrapeFailed):
-            if news.failures >= SILENT_AFTER and news.endpoint not in self._pushing:
+            quiet = news.endpoint in self._paged - self._pushing
+            if news.failures >= SILENT_AFTER and quiet:
                 self._listener.silent(news.endpoint)
                 self._on_gone(news.endpoint, self._clock())
         elif isinstance(news, Restarted):

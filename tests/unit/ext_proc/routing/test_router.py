@@ -177,6 +177,20 @@ def test_a_replica_that_fell_silent_is_chosen_last(build: Build) -> None:
     assert home.addresses[0] in back
 
 
+@pytest.mark.parametrize(("page", "silent"), [("http://10.0.0.0:8002/metrics", 1), (None, 0)])
+def test_a_replica_whose_page_left_the_fleet_is_silent_no_more(
+    build: Build, page: str | None, silent: int
+) -> None:
+    """No reading could end it."""
+    endpoints = (build.endpoint(0, metrics_url="http://10.0.0.0:8002/metrics"), build.endpoint(1))
+    router = build.router(build.pool(endpoints=endpoints))
+    router.registry.observe("r0", [Reading(at=1.0, queued=0.0)])
+    router.registry.silent("r0")
+    changed = build.pool(endpoints=(build.endpoint(0, metrics_url=page), endpoints[1]))
+    router.set_pools({changed.name: changed}, 2.0)
+    assert [each.silent for each in router.registry.members.values()] == [silent, False]
+
+
 def test_a_replica_that_never_spoke_is_not_silent(build: Build) -> None:
     """A replica whose metrics port was never reached is chosen like any other."""
     router = build.router(build.pool(1))

@@ -21,7 +21,6 @@ from support.traffic import STREAM_TOKENS
 from tidegate.stack.assets import ExtraMissingError
 from tidegate.stack.envoy import envoy_binary
 from tidegate.stack.local import LocalStack
-from tidegate.stack.processes.supervisor import CrashError
 from tidegate.stack.tritons.fleet import Tritons
 from tidegate.stack.tritons.replica import find_triton
 
@@ -102,17 +101,7 @@ async def tritons(
     request: pytest.FixtureRequest,
 ) -> AsyncIterator[Tritons]:
     """Run three replicas for the session: r1 and r2 with version 1, canary r3 with version 2."""
-    async with AsyncExitStack() as exit_:
-        for again in (True, False):
-            started = Tritons(3, env=model_environment())
-            try:
-                running = await exit_.enter_async_context(started)
-                break
-            except CrashError as error:
-                # Triton aborts itself where a model's process does not run for about a second
-                # while it loads, as on a busy machine (triton-inference-server/server#5949).
-                if not again or "lock_exception" not in str(error):
-                    raise
+    async with Tritons(3, env=model_environment()) as running:
         request.config.stash[TRITONS] = running
         yield running
         del request.config.stash[TRITONS]

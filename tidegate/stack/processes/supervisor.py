@@ -9,7 +9,7 @@ Rules:
 4. One running child per name; starting a name twice raises and changes nothing.
 5. After ``keep_running`` a child that exits unexpectedly is started again, with delays that double
    from ``FIRST_DELAY_S``. One that exits ``MOST_CRASHES`` times within ``WITHIN_S`` is given up,
-   and only that exit is a crash.
+   and only that exit is a crash. It may hold for some exits only.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ class Supervisor:
         self._crash: Crash | None = None
         self._crashed = asyncio.Event()
         self._on_restart: Callable[[Crash], None] | None = None
+        self._restarts_after: Callable[[Crash], bool] = _any_crash
 
     @property
     def crash(self) -> Crash | None:
@@ -158,13 +159,18 @@ class Supervisor:
         child.watch = asyncio.create_task(self._watch(name, child), name=f"watch {name}")
         self._children[name] = child
 
-    def keep_running(self, on_restart: Callable[[Crash], None]) -> None:
+    def keep_running(
+        self,
+        on_restart: Callable[[Crash], None],
+        after: Callable[[Crash], bool] | None = None,
+    ) -> None:
         """Start children again that exit unexpectedly from now on (rule 5).
 
         Args:
             on_restart: Called with each exit after which the child is started again.
+            after: Returns whether this holds for an exit; default: for all.
         """
-        self._on_restart = on_restart
+        self._on_restart, self._restarts_after = on_restart, after or _any_crash
 
     def expect_end(self, name: str) -> None:
         """Note that a child may end by itself: its exit is then no crash.
@@ -225,7 +231,7 @@ class Supervisor:
                 self._crashed.set()
 
     async def _started_again(self, name: str, child: _Child, crash: Crash) -> bool:
-        if self._on_restart is None:
+        if self._on_restart is None or not self._restarts_after(crash):
             return False
         now = asyncio.get_running_loop().time()
         crashes = [*(at for at in child.crashes if now - at < WITHIN_S), now]
@@ -242,6 +248,10 @@ class Supervisor:
         """End a child that started while ``stop`` or ``kill`` ended the one before it."""
         if before.expected:
             await self.kill(name)
+
+
+def _any_crash(_: Crash) -> bool:
+    return True
 
 
 async def first_crash(supervisors: Sequence[Supervisor]) -> Crash:

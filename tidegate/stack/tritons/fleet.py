@@ -21,12 +21,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from tidegate.stack.processes.supervisor import Crash
+
 READY_TIMEOUT_S: Final = 90.0
 """Time limit for a replica to become ready, seconds; one starts in about 3 s on an idle machine."""
+_ABORTED: Final = "lock_exception"
+"""In the log of a Triton that aborts itself because a model's process did not run for about a
+second while it loaded, as on a busy machine (triton-inference-server/server#5949)."""
 
 
 class Tritons:
     """Replicas ``r1`` to ``rN``; an async context manager.
+
+    One that aborts itself because a model's process had no CPU is started again.
 
     The last of several is the canary (version 2 of the language model); the others serve
     version 1.
@@ -80,6 +87,7 @@ class Tritons:
             ports = exit_.enter_context(HeldPorts())
             self._http = await exit_.enter_async_context(aiohttp.ClientSession())
             self.supervisor = Supervisor(self._run.logs, on_exit=self._exited)
+            self.supervisor.keep_running(self._started_again, lambda crash: _ABORTED in crash.tail)
             exit_.push_async_callback(self.supervisor.stop)
             self.replicas = plan_replicas(self._count, self._models, ports)
             backends = triton.prepare_backends(self._run, installation)
@@ -142,6 +150,11 @@ class Tritons:
             )
         if self._on_progress is not None:
             self._on_progress("triton", f"{name} serves {describe(replica)} at {replica.http}")
+
+    def _started_again(self, crash: Crash) -> None:
+        if self._on_progress is not None:
+            text = f"{crash.name} aborted itself, as a model's process had no CPU; it starts again"
+            self._on_progress("triton", text)
 
     def _exited(self, name: str) -> None:
         triton.remove_shared_memory(self._run, name)

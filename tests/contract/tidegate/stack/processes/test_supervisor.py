@@ -208,6 +208,26 @@ async def test_a_kept_child_is_started_again(tmp_path):
     await subject.stop()
 
 
+@pytest.mark.parametrize(("word", "restarts"), [("known", 1), ("else", 0)])
+async def test_a_child_may_be_kept_after_some_exits_only(tmp_path, word, restarts):
+    """By the end of its log; any other exit is a crash."""
+    subject, told = Supervisor(tmp_path), []
+    subject.keep_running(told.append, lambda crash: "known" in crash.tail)
+    ended = tmp_path / "ended"
+    code = f"""
+import pathlib, time
+if (ended := pathlib.Path({str(ended)!r})).exists():
+    time.sleep(60)
+ended.touch()
+raise SystemExit({word!r})
+"""
+    await subject.start("one", python(code), ENV)
+    await until(lambda: told or subject.crash)
+    assert (len(told), subject.crash is None) == (restarts, bool(restarts))
+    await until(lambda: subject.running("one") is bool(restarts))
+    await subject.stop()
+
+
 async def test_a_kept_child_that_keeps_failing_is_given_up(tmp_path, monkeypatch):
     """The exit after which it is not started again is the crash."""
     monkeypatch.setattr("tidegate.stack.processes.supervisor.FIRST_DELAY_S", 0.0)

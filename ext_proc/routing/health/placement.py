@@ -31,8 +31,9 @@ Rules:
    not the version of the request's variant (``answering``), the replica is *wrong* for the model:
    it gets no such request, whether or not another replica is right. Versions that are no numbers,
    as of engines, are unknown and wrong for nothing.
-7. Such requests that a replica was sent since its last listing may have been answered by another
-   version if the next listing finds it wrong: ``moved`` counts them.
+7. Such requests that a replica was sent since its last listing but one may have been answered by
+   another version if the next listing finds it wrong: ``moved`` counts them, each once. What is
+   sent just before a listing may be answered after it.
 8. A model that *leaves* a replica (``Endpoint.leaving``: it is about to be unloaded) bars it from
    the model, whether or not another replica is known to have it; only what every replica is barred
    from is sent there. When the mark ends, that lasts until the next look.
@@ -184,6 +185,8 @@ class Placement:
         """By pool and model; pools of which nothing is known are absent."""
         self._sent: dict[EndpointKey, dict[Sent, int]] = {}
         """Requests since the replica's last listing (rule 7)."""
+        self._sent_before: dict[EndpointKey, dict[Sent, int]] = {}
+        """Requests between its last two listings that the last one was right for."""
         self.moved: dict[tuple[str, str], int] = {}
         """Requests that another version may have answered, since the start, by pool and variant
         (rule 7)."""
@@ -236,6 +239,8 @@ class Placement:
         self._unseen = {key: at for key, at in self._unseen.items() if key in self._pools}
         self._unseen |= dict.fromkeys(came, self._latest)
         self._sent = {key: each for key, each in self._sent.items() if key in self._pools}
+        kept = {key: each for key, each in self._sent_before.items() if key in self._pools}
+        self._sent_before = kept
         self.moved_at = {key: each for key, each in self.moved_at.items() if key in self._pools}
         self._lost = {each: at for each, at in self._lost.items() if each[0] in self._members}
         leaves = self._leave(pools)
@@ -518,12 +523,16 @@ class Placement:
             counts[what] = counts.get(what, 0) + 1
 
     def _judge_sent(self, key: EndpointKey) -> None:
-        counts = self._sent.pop(key, None)
-        if not counts:
+        sent, before = self._sent.pop(key, {}), self._sent_before.pop(key, {})
+        if not sent and not before:
             return
         answers = self._held[key].answers
-        for what, count in counts.items():
-            if answers.get(what.model, what.version) != what.version:
+        for what in {**before, **sent}:
+            if answers.get(what.model, what.version) == what.version:
+                if what in sent:
+                    self._sent_before.setdefault(key, {})[what] = sent[what]
+            else:
+                count = before.get(what, 0) + sent.get(what, 0)
                 group = what.pool, what.variant
                 self.moved_at[key] = self.moved_at.get(key, 0) + count
                 if group in self.moved or len(self.moved) < MAX_SENT:

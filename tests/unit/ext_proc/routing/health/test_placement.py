@@ -641,7 +641,7 @@ def test_a_sequence_whose_replica_answers_by_another_version_is_refused():
 
 
 def test_requests_that_another_version_may_have_answered_are_counted():
-    """Those since the look before the one that found it; not those that name a version."""
+    """Those since the look before the last one; not those that name a version."""
     router = pinned(versions(0.0, "1"), versions(0.0), versions(0.0))
     placement = router.placement
     for version in (None, "1", None):
@@ -652,12 +652,22 @@ def test_requests_that_another_version_may_have_answered_are_counted():
     assert infer(router) == {"0"}
     before = placement.changes
     placement.take(R0, versions(3.0, "2"))
-    assert (placement.moved, placement.moved_at) == ({("many", "stable"): 1}, {R0: 1})
+    assert (placement.moved, placement.moved_at) == ({("many", "stable"): 3}, {R0: 3})
     assert placement.changes > before
     placement.take(R0, versions(4.0, "2"))
-    assert placement.moved == {("many", "stable"): 1}
+    assert placement.moved == {("many", "stable"): 3}
     placement.set_pools({})
     assert placement.moved_at == {}
+
+
+def test_requests_that_two_looks_were_right_for_are_not_counted():
+    """What was sent before the look before the last one was answered before that one."""
+    router = pinned(versions(0.0, "1"), versions(0.0), versions(0.0))
+    assert infer(router) == {"0"}
+    for at in (1.0, 2.0):
+        router.placement.take(R0, versions(at, "1"))
+    router.placement.take(R0, versions(3.0, "2"))
+    assert router.placement.moved == {}
 
 
 def test_what_is_counted_is_bounded(monkeypatch):

@@ -78,7 +78,7 @@ UNPICKED_HEADER: Final = "x-tidegate-unpicked"
 """Set by Envoy on requests without a pick whose model it is about to read from the body."""
 
 ASKED_HEADER: Final = "x-tidegate-asked"
-"""Set by Envoy where it has read a body ahead of the picker: milliseconds since the request began."""
+"""Set by Envoy where it reads a body ahead of the picker: milliseconds since a request began."""
 
 WAITED_HEADER: Final = "x-tidegate-waited"
 """Set by Envoy behind the picker on requests without a pick: milliseconds since they began."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
+from functools import partial
 
 from support.sockets import Raw, head
 from support.traffic import GENERATE, eventually, fresh_prompt, metric, picker_state
@@ -14,16 +14,24 @@ STAYS_S = 1.0
 TOKENS = 4000
 
 
-async def leave(http, url: str) -> None:
-    """Send a request and leave before its answer."""
+async def sent(http, stack) -> bool:
+    """Return whether the picker counts a request."""
+    return (await picker_state(http, stack))["router"]["counters"]["open_tickets"] == 1
+
+
+async def leave(http, stack) -> None:
+    """Send a request, and leave some time after a replica has it, before its answer."""
 
     async def ask() -> None:
         body = {"text_input": fresh_prompt(8), "max_tokens": TOKENS}
-        async with http.post(url, json=body) as answer:
+        async with http.post(stack.http_url + GENERATE, json=body) as answer:
             await answer.read()
 
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(ask(), STAYS_S)
+    asking = asyncio.create_task(ask())
+    assert await eventually(partial(sent, http, stack))
+    await asyncio.sleep(STAYS_S)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
 
 
 async def test_a_unary_request_whose_client_left_is_charged_for_a_while(http, stack):
@@ -38,17 +46,13 @@ async def test_a_unary_request_whose_client_left_is_charged_for_a_while(http, st
     async def ended() -> bool:
         return await open_charges() == 0
 
-    await leave(http, stack.http_url + GENERATE)
+    await leave(http, stack)
     assert await eventually(charged)
     assert await eventually(ended)
 
 
 async def test_half_an_upload_whose_client_left_is_not_charged(http, stack):
     """Triton begins nothing on it, however long its client stayed."""
-
-    async def sent() -> bool:
-        state = await picker_state(http, stack)
-        return state["router"]["counters"]["open_tickets"] == 1
 
     async def left() -> float:
         name = "tidegate_picker_feedback_entries_total"
@@ -61,7 +65,7 @@ async def test_half_an_upload_whose_client_left_is_not_charged(http, stack):
     body = json.dumps({"text_input": fresh_prompt(2_000_000)}).encode()
     async with Raw(stack.http_address) as client:
         await client.send(head(GENERATE, f"content-length: {len(body)}"), body[:500_000])
-        assert await eventually(sent)
+        assert await eventually(partial(sent, http, stack))
         await asyncio.sleep(STAYS_S)
     assert await eventually(told)
     assert await metric(http, stack.picker_metrics, "tidegate_picker_abandoned") == 0

@@ -33,7 +33,8 @@ async def logged(log, request_id):
     found = []
 
     def look():
-        lines = log.read_text().splitlines() if log.exists() else []
+        text = log.read_text() if log.exists() else ""
+        lines = text[: text.rfind("\n") + 1].splitlines()  # the last one may not be whole yet
         found[:] = [each for each in map(json.loads, lines) if each["request_id"] == request_id]
         return bool(found)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from support.command_line import Run
+from support.replicas import PATIENT
 from tidegate.doctor.replicas import examine
 from xds_server.fleet.load import load_text
 
@@ -22,6 +23,7 @@ def fleet_of(stack: Any, **changes: Any) -> Any:
     ]
     endpoints[0] |= changes.pop("endpoint", {})
     pool: dict[str, Any] = {"name": "a", "match": {"models": ["toy-llm"]}, "endpoints": endpoints}
+    pool["health"] = {"timeout": PATIENT}
     return load_text(json.dumps({"pools": [pool | changes]}))
 
 

@@ -156,7 +156,12 @@ async def test_a_hook_waits_for_streams(http, stack, second):
     async with admin(stack) as operator:
         answer = await http.post(
             stack.http_url + STREAM,
-            json={"text_input": fresh_prompt(64), "max_tokens": STREAM_TOKENS, "stream": True},
+            # It is to be in flight still when the picker says so after the drain.
+            json={
+                "text_input": fresh_prompt(64),
+                "max_tokens": max(STREAM_TOKENS, 4000),
+                "stream": True,
+            },
             timeout=aiohttp.ClientTimeout(total=600),
         )
         await answer.content.readline()
@@ -196,6 +201,7 @@ async def test_a_standby_comes_in_and_goes_back(http, new_stack):
             if pool["name"] == "vision":
                 pool["endpoints"][2]["standby"] = True
                 pool["standby"] = {"below": 0.75, "hold": "1s"}
+                pool["slow_start"] = {"window": 0}  # its share of requests is seen at once
 
     stack = await new_stack(fleet=standing)
     spare = stack.replicas[2]

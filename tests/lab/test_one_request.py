@@ -15,7 +15,7 @@ import pytest
 
 from support.recorder import Recorder
 from support.replicas import PATIENT, stack_over
-from support.smuggling import SMUGGLED, Attack, asked_for_the_body, replies
+from support.smuggling import SMUGGLED, Attack, asked_for_the_body
 from support.sockets import Raw, head
 from support.traffic import GENERATE
 from tidegate_api.names import STRIPPED_HEADERS
@@ -177,11 +177,7 @@ async def test_a_picker_that_fails_between_its_replies(http, impatient, end, bre
     stack, recorders = impatient
     for one in recorders:
         one.breaks = breaks
-    before = await replies(http, stack)
-    async with Raw(stack.http_address) as raw:
-        attack = Attack(raw, SMUGGLED)
-        await attack.flush()
-        await asked_for_the_body(http, stack, before)
+    async with asked_for_the_body(http, stack, SMUGGLED) as attack:
         stopped = stack.pid("picker")
         if end == "hung":
             os.kill(stopped, signal.SIGSTOP)

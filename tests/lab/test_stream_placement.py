@@ -249,11 +249,13 @@ async def test_streams_outlive_their_picker_and_others_are_placed_without_one(ht
         await turn()
 
         async def in_use() -> bool:
+            await turn()  # a stream that is idle for long is ended
             # Envoy's main thread shows an update before all its workers have it.
             return not any([await talk(stack.grpc_address, each) for each in NAMES])
 
         assert await eventually(in_use)
         for name in NAMES:
+            await turn()
             assert await talk(stack.grpc_address, name) == []
         starting = asyncio.create_task(stack.start_picker())
         while not starting.done():

@@ -94,7 +94,7 @@ async def test_counts_are_exact_and_each_model_has_its_own(http, new_stack):
         async def shows(**expected):
             known = await readings(http, stack, replica.name)
             return all(
-                (known[model]["queued"], known[model]["running"]) == numbers
+                model in known and (known[model]["queued"], known[model]["running"]) == numbers
                 for model, numbers in expected.items()
             )
 

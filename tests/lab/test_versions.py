@@ -156,6 +156,15 @@ class Callers:
             return str(error)
         return "nothing"
 
+    async def answered(self):
+        """Wait until all that was asked before this call is answered."""
+        before = {form: found.total() for form, found in self.answers.items()}
+
+        async def later():
+            return all(found.total() > before[form] for form, found in self.answers.items())
+
+        assert await eventually(later)
+
     def moved(self):
         """Return how many requests each form has had answered by version 2."""
         return {form: found["2"] for form, found in self.answers.items()}
@@ -274,6 +283,7 @@ async def test_a_load_at_a_replica_moves_at_most_what_comes_within_a_look(
         async with Callers(http, stack, client) as callers:
             await models.change({(MOVES, "r1"): True})
             assert await eventually(partial(known, control), STATUS_S)
+            await callers.answered()  # what was picked before
             moved = callers.moved()
         sys.stdout.write(f"moved {moved}, counted {await counted() - before}\n")
         assert callers.moved() == moved, "none once it is known"

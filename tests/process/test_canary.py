@@ -146,6 +146,7 @@ async def test_a_good_version_gets_everything_and_a_bad_one_nothing(
         sent, failed = answers.total(), answers[500]
         assert 0 < failed <= len(bad.asked), f"failed before the rollback: {answers}"
         assert failed <= 0.5 * sent + 5.0 * math.sqrt(0.25 * sent), f"more than 50 %: {answers}"
+        await stack.wait_synced()  # the phase is told before Envoy has the weights
         assert {await ask(stack, http, each) for each in range(20)} == {200}
 
         await asyncio.to_thread(run, "canary", "start", "llm", "--to", "stable", *plan)

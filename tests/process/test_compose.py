@@ -20,6 +20,7 @@ from support.containers import ROOT, Containers, mounts
 from support.identities import Presented
 from support.traffic import GENERATE, eventually, fresh_prompt
 from tidegate.stack.runfolder import RunFolder
+from tidegate.terminal.errors import UNFINISHED
 from tidegate_api.names import REPLICAS_HEADER
 
 if TYPE_CHECKING:
@@ -111,9 +112,9 @@ def written(process: Path) -> Iterator[Path]:
 
 async def test_requests_flow_through_the_published_port(system, http) -> None:
     """With picks and log entries, over TLS with certificates of both sides."""
-    assert {await ask(http, system) for _ in range(10)} == {200}
 
-    async def counted() -> bool:
+    async def counted() -> bool:  # Envoy may serve before it finds the picker healthy
+        assert await ask(http, system) == 200
         return await picks(http, system) >= 10
 
     assert await eventually(counted)
@@ -152,7 +153,8 @@ async def test_the_overlay_s_load_is_answered(system) -> None:
 async def test_an_operator_works_in_the_service_for_it(system) -> None:
     """A change is taken and acknowledged by all clients."""
     ended = await system.once("cli", "weight", "llm", "stable=50", "canary=50")
-    assert ended.code == 0, ended.output
+    assert ended.code in (0, UNFINISHED), ended.output  # a client may be late
+    assert await eventually(partial(in_sync, system))
 
 
 async def test_a_service_without_its_certificate_is_refused(system) -> None:

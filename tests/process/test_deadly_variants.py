@@ -92,6 +92,16 @@ async def honest(client: Client, rng: random.Random):
             stop.set()
 
 
+async def known(http, stack) -> bool:
+    """Return whether each worker of the picker knows of two deaths."""
+    for page in stack.picker_pages:
+        async with http.get(f"http://{page}/debug/state") as answer:
+            deaths = (await answer.json())["router"]["deaths"]["deaths"]
+        if len({each["endpoint"] for each in deaths}) < 2:
+            return False
+    return True
+
+
 async def test_variants_of_a_killer_kill_two_of_three_tritons(
     http,
     demo_extra,  # noqa: ARG001 - skips first
@@ -136,6 +146,7 @@ async def test_variants_of_a_killer_kill_two_of_three_tritons(
             assert await served(40)
             body = killing(rng)
             assert await attacker.infer(body) == (503, "reads-spent")
+            assert await eventually(lambda: known(http, stack))
             await besiege()
             # A process closes its connections some time before its parent learns of its end.
             assert await eventually(two_died)

@@ -137,7 +137,7 @@ async def test_a_change_drains_what_the_table_says(demo_extra):  # noqa: ARG001 
                 expected = set(said) - {"listener.further"}
                 await stack.apply(after)
                 fleet, goes_on = after, True
-                for _ in range(20 if expected else 2):
+                for _ in range(1000 if expected else 2):  # until it drains
                     goes_on = await ask(kept)
                     if not goes_on:
                         break

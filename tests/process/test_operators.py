@@ -153,6 +153,9 @@ async def test_a_full_disk_keeps_no_drain_from_being_made(file: Path, tmp_path: 
     async with served(file, state) as server:
         assert "admin_without_identity" in [each["event"] for each in server.seen]
         await server.drain("r1")
+        async with asyncio.timeout(WAIT_S):  # an answer waits for its line for a second only
+            while not (state / CHANGES_NAME).exists() or not lines(state):  # noqa: ASYNC110 - a file
+                await asyncio.sleep(0.05)
         size = (state / CHANGES_NAME).stat().st_size
         limits = (size + 30, resource.RLIM_INFINITY)
         resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, limits)

@@ -22,7 +22,7 @@ from ext_proc.control.chat_files import TEXT
 from support.certificates import Authority
 from support.incidents import Paged, status_of, stopped
 from support.replicas import stack_over
-from support.traffic import GENERATE, admin, eventually, fresh_prompt
+from support.traffic import GENERATE, admin, eventually, fresh_prompt, in_force
 from tidegate.stack.local import PICKER
 from tidegate.stack.processes.ports import HeldPorts
 from tidegate_api.admin.v1 import admin_pb2 as api
@@ -144,25 +144,37 @@ async def test_another_tokenizer(stack: LocalStack, engines: list[Engine]) -> No
 
 async def test_callers_that_leave(http, stack: LocalStack, engines: list[Engine]) -> None:
     """Before an answer begins."""
+    gate = asyncio.Event()
     for each in engines:
-        each.hold_s = 3.0
-    await send(http, stack, 20, 0.5)
+        each.gate = gate
+    sending = asyncio.create_task(send(http, stack, 20, 60.0))
+
+    async def there() -> bool:
+        return sum(each.at_once for each in engines) >= 8
+
+    assert await eventually(there)
+    sending.cancel()
+    await asyncio.gather(sending, return_exceptions=True)
+    gate.set()
     for each in engines:
-        each.hold_s = 0.0
+        each.gate = None
     await said(stack, "callers (", "left in the last minute before an answer began")
 
 
 async def test_a_limit_of_envoy(http, stack: LocalStack, engines: list[Engine]) -> None:
     """Its circuit breaker refuses what is too much."""
     async with admin(stack) as stub:
-        await stub.SetBreaker(api.SetBreakerRequest(pool="llm", max_requests=1))
+        wait = api.ChangeOptions(wait=True, timeout_seconds=60)
+        request = api.SetBreakerRequest(pool="llm", max_requests=1, options=wait)
+        await in_force(stack, await stub.SetBreaker(request))
         for each in engines:
             each.hold_s = 0.2
         await send(http, stack, 30, 10.0)
         for each in engines:
             each.hold_s = 0.0
         await said(stack, "pool llm: ", "were refused in the last minute", "overflow (")
-        await stub.SetBreaker(api.SetBreakerRequest(pool="llm", max_requests=1024))
+        request.max_requests = 1024
+        await in_force(stack, await stub.SetBreaker(request))
 
 
 async def test_a_picker_that_hangs(stack: LocalStack) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from support.certificates import Authority, Pair
 from support.replicas import Replica, stack_over
-from support.traffic import GENERATE, admin, eventually, picker_state
+from support.traffic import GENERATE, admin, eventually, in_force, picker_state
 from tidegate_api.admin.v1 import admin_pb2
 from tidegate_api.names import REPLICAS_HEADER
 
@@ -68,9 +68,13 @@ async def applied(stack, change):
     fleet = stack.read_fleet()
     change(fleet)
     async with admin(stack) as operator:
-        return await operator.Apply(
+        result = await operator.Apply(
             admin_pb2.ApplyRequest(fleet=orjson.dumps(fleet).decode(), options=OPTIONS)
         )
+    if result.problems and all(each.state == "STALLED" for each in result.problems):
+        await in_force(stack, result)
+        del result.problems[:]
+    return result
 
 
 async def ask(http, stack, scheme="http", tls=None) -> int:

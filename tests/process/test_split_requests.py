@@ -8,6 +8,7 @@ says how many requests are drawn, ``TIDEGATE_SPLITS_SEED`` out of what; a failur
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -173,12 +174,16 @@ async def answered(address: str, host: str, draw: Draw) -> str:
         if not draw.parts:
             await raw.send(top + b"".join(pieces))
         else:
+            # Read from the start: Envoy resets the connection a second after a refusal.
+            status = asyncio.create_task(raw.status())
             try:
-                for each in (top, *pieces):
-                    await raw.send(each)
-                    await asyncio.sleep(APART_S)
-            except ConnectionError:  # a refusal may come before the rest
-                pass
+                with contextlib.suppress(ConnectionError):  # a refusal may come before the rest
+                    for each in (top, *pieces):
+                        await raw.send(each)
+                        await asyncio.sleep(APART_S)
+                return str(await status)
+            finally:
+                status.cancel()
         return str(await raw.status())
 
 

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import ResponseReceived, StreamEnded, StreamReset
 
+from support.sockets import Raw
 from support.traffic import GENERATE, eventually
 from tidegate_api.names import REASON_HEADER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import AsyncIterator, Iterable
 
     import aiohttp
 
-    from support.sockets import Raw
     from tidegate.stack.local import LocalStack
 
 SMUGGLED = (
     b"POST /v2/repository/models/vision/unload HTTP/1.1\r\nhost: replica\r\n"
     b"content-length: 0\r\n\r\n"
 )
+
+_REPLIES = "stream_msgs_received"
+_LATE = "message_timeouts"
 
 
 class Attack:
@@ -75,16 +79,39 @@ class Attack:
         return None, None
 
 
-async def asked_for_the_body(http: aiohttp.ClientSession, stack: LocalStack, before: int) -> None:
-    """Wait until the picker has asked for a body: Envoy has its reply to the headers."""
+@asynccontextmanager
+async def asked_for_the_body(
+    http: aiohttp.ClientSession, stack: LocalStack, body: bytes, **options: Any
+) -> AsyncIterator[Attack]:
+    """Begin an attack, and wait until the picker has asked for the body.
 
-    async def look() -> bool:
-        return await replies(http, stack) > before
+    Where Envoy did not wait for the picker's reply to the headers, another request is begun.
 
-    assert await eventually(look)
+    Args:
+        http: Client.
+        stack: The stack.
+        body: Body of the request.
+        options: Further arguments of ``Attack``.
+    """
+    async with AsyncExitStack() as exit_:
+        asked = False
+        while not asked:
+            replied, late = [await counted(http, stack, each) for each in (_REPLIES, _LATE)]
+            attack = Attack(
+                await exit_.enter_async_context(Raw(stack.http_address)), body, **options
+            )
+            await attack.flush()
+
+            async def look(replied: int = replied, late: int = late) -> bool:
+                nonlocal asked
+                asked = await counted(http, stack, _REPLIES) > replied
+                return asked or await counted(http, stack, _LATE) > late
+
+            assert await eventually(look)
+        yield attack
 
 
-async def replies(http: aiohttp.ClientSession, stack: LocalStack) -> int:
-    """Return the picker's messages that Envoy has received."""
-    async with http.get(f"http://{stack.envoy_admin}/stats?filter=stream_msgs_received") as answer:
+async def counted(http: aiohttp.ClientSession, stack: LocalStack, name: str) -> int:
+    """Return the sum of Envoy's counters of this name."""
+    async with http.get(f"http://{stack.envoy_admin}/stats?filter={name}") as answer:
         return sum(int(line.split()[-1]) for line in (await answer.text()).splitlines())

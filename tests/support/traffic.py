@@ -83,6 +83,13 @@ async def admin(stack: LocalStack) -> AsyncIterator[Any]:
         yield admin_pb2_grpc.AdminStub(channel)
 
 
+async def in_force(stack: LocalStack, result: Any) -> None:
+    """Wait until all clients have a change; one that did not run for a second is only late."""
+    assert all(each.state == "STALLED" for each in result.problems), result.problems
+    if result.problems:
+        await stack.wait_synced()
+
+
 async def picker_state(http: aiohttp.ClientSession, stack: LocalStack) -> dict[str, Any]:
     """Return the picker's ``/debug/state``."""
     async with http.get(f"http://{stack.picker_metrics}/debug/state") as answer:

@@ -98,7 +98,7 @@ async def test_a_triton_that_takes_no_loads_is_told_from_one_that_does(tritons, 
     """By its answer to an unload of a model that no repository has; with the flag to set."""
     (tmp_path / "repository").mkdir()
     installation, running = find_triton(), tritons.replicas[0]
-    with HeldPorts() as ports:
+    with HeldPorts() as ports:  # until it has ended: it opens them late
         addresses = {name: ports.address() for name in ("http", "grpc", "metrics")}
         other = TritonReplica(name="other", models={}, **addresses)
         backends = tritons.run.path / "backends"
@@ -108,22 +108,22 @@ async def test_a_triton_that_takes_no_loads_is_told_from_one_that_does(tritons, 
             env=triton_environment(installation, other, {}),
             stderr=asyncio.subprocess.DEVNULL,
         )
-    try:
-        async with TritonCalls() as calls:
-            addressed = TritonAddress("other", other.http, other.metrics_url, None)
+        try:
+            async with TritonCalls() as calls:
+                addressed = TritonAddress("other", other.http, other.metrics_url, None)
 
-            async def up() -> bool:
-                try:
-                    return not (await calls.entry(addressed, "m")).known
-                except ReplicaFault:
-                    return False
+                async def up() -> bool:
+                    try:
+                        return not (await calls.entry(addressed, "m")).known
+                    except ReplicaFault:
+                        return False
 
-            assert await eventually(up)
-            with pytest.raises(ReplicaFault, match="--model-control-mode=explicit"):
+                assert await eventually(up)
+                with pytest.raises(ReplicaFault, match="--model-control-mode=explicit"):
+                    await calls.check_explicit(addressed)
+                addressed = TritonAddress("r1", running.http, running.metrics_url, None)
                 await calls.check_explicit(addressed)
-            addressed = TritonAddress("r1", running.http, running.metrics_url, None)
-            await calls.check_explicit(addressed)
-            assert (await calls.free_memory(addressed)).of == "host"
-    finally:
-        process.kill()
-        await process.wait()
+                assert (await calls.free_memory(addressed)).of == "host"
+        finally:
+            process.kill()
+            await process.wait()

@@ -15,8 +15,7 @@ import pytest
 
 from ext_proc.requests.forms.http_infer import LENGTH_HEADER
 from support import ungated_control_server
-from support.smuggling import Attack, asked_for_the_body, replies
-from support.sockets import Raw
+from support.smuggling import asked_for_the_body
 from support.traffic import VISION, eventually, vision_body
 from tidegate.stack import commands
 from tidegate_api.pools import LEAST_PEEK_BYTES
@@ -60,11 +59,8 @@ async def innocent(http, stack, number):
 
 async def attack(http, stack, picker, body):
     """Attack once, and let the picker hang or die after it has asked for the body."""
-    before = await replies(http, stack)
-    async with Raw(stack.http_address) as raw:
-        made = Attack(raw, body, path=VISION, headers=RAW_TENSOR)
-        await made.flush()
-        await asked_for_the_body(http, stack, before)
+    begun = asked_for_the_body(http, stack, body, path=VISION, headers=RAW_TENSOR)
+    async with begun as made:
         stopped = stack.pid("picker")
         if picker == "killed":
             await stack.kill_picker()

@@ -84,7 +84,22 @@ def _raw(
     return ask
 
 
+def _distinct_events(
+    call: Callable[[Target], Awaitable[Answer]],
+) -> Callable[[Target], Awaitable[Answer]]:
+    """Drop events that repeat the one before, as ``_distinct`` does."""
+
+    async def ask(target: Target) -> Answer:
+        answer = await call(target)
+        events = str(answer.get("body")).split("\n\n")
+        kept = [one for before, one in pairwise(["", *events]) if one != before]
+        return {**answer, "body": "\n\n".join(kept)}
+
+    return ask
+
+
 _CHAT_BODY: Final = text({"model": MODEL, "messages": _MESSAGES, "max_tokens": 2})
+_STREAM_BODY: Final = text({"model": MODEL, "messages": _MESSAGES, "max_tokens": 2, "stream": True})
 
 OPENAI: Final = (
     *_call(
@@ -123,7 +138,7 @@ OPENAI: Final = (
     Call("openai raw: chat with a query", _raw(CHAT + "?a=b", _CHAT_BODY, JSON)),
     Call(
         "openai raw: stream",
-        _raw(CHAT, text({"model": MODEL, "messages": _MESSAGES, "max_tokens": 2, "stream": True})),
+        _distinct_events(_raw(CHAT, _STREAM_BODY)),
     ),
     Call("openai raw: no model", _raw(CHAT, text({"messages": _MESSAGES, "max_tokens": 2}), JSON)),
     Call("openai raw: malformed", _raw(CHAT, b"{", JSON)),

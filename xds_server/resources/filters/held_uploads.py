@@ -12,8 +12,8 @@ forwarded holds a connection and a request of its replica until it ends. Rules:
 4. Where there is no picker, longer bodies and those of unknown length go on as they come.
 
 A picker was late if the request has been with it for ``LATE_MS``; one that is not there costs no
-time. So with a smaller ``pickers.timeout`` none is late. Where other filters read the model from the
-body, that takes as long as the client sends: time before and behind ext_proc does not count.
+time. So with a smaller ``pickers.timeout`` none is late. Time before and behind ext_proc does not
+count: where other filters read the model from the body, they take as long as the client sends.
 
 Sources: ``lua/v3``, ``header_mutation/v3`` of Envoy's ``extensions/filters/http``.
 """

@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import grpc
 
+from tidegate_common.upstream.awake import awake_timeout
 from tidegate_common.upstream.contexts import ReplicaContexts, ReplicaTlsError
 from tidegate_common.upstream.tunnel import Tunnel
 
@@ -291,7 +292,7 @@ class ReplicaClient:
             raise RuntimeError("enter the client first")
         async with self.places:
             try:
-                async with asyncio.timeout(timeout_s):
+                async with awake_timeout(timeout_s):
                     yield ReplicaTurn(session, self.contexts)
             except TimeoutError as error:
                 raise AskError(AskFault.LATE, f"no answer in {timeout_s:g} s") from error

@@ -24,6 +24,7 @@ import structlog
 
 from tidegate_api.names import ACCEPTED_METADATA
 from tidegate_common.health import HealthService
+from tidegate_common.upstream.awake import OVERSLEPT_S, READING_S
 from xds_server.builds.adapted import Builds
 from xds_server.builds.features import lacking
 from xds_server.protocol import wire
@@ -65,10 +66,6 @@ if TYPE_CHECKING:
 
 _STOPPING: Final = "the control server is stopping"
 _ACCEPTED: Final = ((ACCEPTED_METADATA, "1"),)
-_OVERSLEPT_S: Final = 0.02
-"""Delay of a timer from which on this process is known not to have run, seconds."""
-_READING_S: Final = 0.1
-"""Time to read what clients sent meanwhile, seconds: until then none of them is late."""
 _log = structlog.get_logger(__name__)
 
 
@@ -271,10 +268,10 @@ class AdsServer:
 
     def _tick(self) -> None:
         due, self._timer = self._timer_at, None
-        if self._stands_at is None and due is not None and self._clock() - due > _OVERSLEPT_S:
+        if self._stands_at is None and due is not None and self._clock() - due > OVERSLEPT_S:
             # This process did not run: what clients have answered meanwhile is read first.
-            self._stands_at = due - _OVERSLEPT_S
-            self._timer = asyncio.get_running_loop().call_later(_READING_S, self._tick)
+            self._stands_at = due - OVERSLEPT_S
+            self._timer = asyncio.get_running_loop().call_later(READING_S, self._tick)
         else:
             self._stands_at = None
             self._dispatch(self._publisher.tick(self._clock()))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+import socket
+import threading
+import time
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 import grpc
@@ -14,7 +17,7 @@ from tidegate_common.upstream.client import AskError, AskFault, ReplicaClient, u
 from tidegate_common.upstream.contexts import ReplicaTls
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
 LONG_S = 60.0
 
@@ -58,6 +61,50 @@ async def fault_of(
         async with client.turn(timeout_s) as turn:
             await turn.http("GET", url, tls=tls, max_bytes=max_bytes)
     return error.value.fault
+
+
+@contextmanager
+def one_answer(goes_on: threading.Event) -> Iterator[tuple[str, threading.Event]]:
+    """Run a replica in a thread that answers once, when told to; yield when it was asked, too."""
+    asked = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65_536)
+                asked.set()
+                goes_on.wait()
+                connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}", asked
+        thread.join()
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_an_answer_that_came_while_this_process_did_not_run_is_in_time(answers: bool) -> None:
+    """It lies in the socket when the limit is noticed; without one the replica is late."""
+    goes_on = threading.Event()
+    with one_answer(goes_on) as (address, asked):
+        async with ReplicaClient(1) as client:
+
+            async def ask() -> int | AskFault:
+                try:
+                    async with client.turn(1.0) as turn:
+                        return (await turn.http("GET", url_at(address, "/", None))).status
+                except AskError as error:
+                    return error.fault
+
+            asking = asyncio.create_task(ask())
+            while not asked.is_set():  # noqa: ASYNC110 - an event of another thread
+                await asyncio.sleep(0)
+            if answers:
+                goes_on.set()
+            time.sleep(1.5)  # noqa: ASYNC251 - this process stands still
+            assert await asking == (200 if answers else AskFault.LATE)
+        goes_on.set()
 
 
 async def test_an_answer_is_read_up_to_its_bound_and_nothing_is_followed() -> None:

@@ -116,12 +116,14 @@ async def test_our_own_timeouts_eject_no_replica(http, empty_stack):
     made = replicas()
     more = {"health": SLOW_CHECKS, "timeouts": {"request": "0.3s"}}
     async with empty_stack.over(*made, more=more) as stack, Judge(http, stack) as judge:
+        never = asyncio.Event()
         for replica in made:
-            replica.hold_s = 0.6
+            replica.gate = never
         for turn in range(6):
             statuses = await asyncio.gather(*(ask(http, stack, f"{turn}-{n}") for n in range(4)))
             assert statuses == [504] * 4
         assert await judge.read(us=24) == 0
+        never.set()
 
 
 async def test_a_replica_that_fails_everybody_is_ejected(http, empty_stack):

@@ -168,12 +168,12 @@ async def test_a_sequence_is_read_once(http, running):
 @pytest.mark.parametrize("picker", [True, False], ids=["picker", "no picker"])
 async def test_a_frozen_replica_costs_at_most_the_bound(http, running, picker):
     """A request that it holds is answered by the other replica, long before its own answer."""
-    timeouts = {"first_answer": f"{BOUND_S}s", "first_answer_least": 0}
+    timeouts = {"first_answer": "3s", "first_answer_least": 0}  # the other one answers within it
     async with running(2, picker=picker, timeouts=timeouts) as (stack, replicas):
         await ask(http, stack)
         replicas[0].hold_s = 30.0
         replicas[0].asked.clear()
-        answers = [await ask(http, stack) for _ in range(8)]
+        answers = []
         while not replicas[0].asked and len(answers) < 40:  # idle replicas are drawn at random
             answers.append(await ask(http, stack))
         assert replicas[0].asked

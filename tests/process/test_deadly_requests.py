@@ -9,19 +9,21 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from ext_proc.blame.deaths import DEATH_S
 from support.mortal import DEADLY, MortalReplica
 from support.replicas import stack_over
 from support.traffic import GENERATE, VISION, eventually, fresh_prompt, metric, vision_body
+from support.workers import states
 from tidegate.stack.tritons.fleet import Tritons
 
-COMPLETE_S = 2.5
-"""After this time a death is complete and confirmed."""
+APART_S = 2.5
+"""Requests so far apart belong to deaths of their own, seconds."""
 
 
 @asynccontextmanager
 async def running(count, workers=1, **more):
     """Run a stack over replicas that can die; yield both."""
-    replicas = [MortalReplica(f"r{number}") for number in range(1, count + 1)]
+    replicas = [MortalReplica(f"r{number}", down_s=20.0) for number in range(1, count + 1)]
     async with stack_over(*replicas, more=more, workers=workers) as stack:
         for replica in replicas:
             replica.asked.clear()  # the stack's own request
@@ -38,6 +40,24 @@ async def ask(http, stack, prompt):
 
 async def _busy(replicas):
     return sum(replica.at_once for replica in replicas) >= 24
+
+
+async def _died(replicas, count):
+    return killed(replicas) >= count
+
+
+async def complete(http, stack, count):
+    """Wait until each worker knows of so many deaths, complete and confirmed."""
+
+    async def look():
+        known = [each["router"]["deaths"]["deaths"] for each in await states(http, stack)]
+        return all(
+            len(deaths) == count
+            and all(one["confirmed"] and one["age_s"] > DEATH_S for one in deaths)
+            for deaths in known
+        )
+
+    assert await eventually(look)
 
 
 def killed(replicas):
@@ -58,10 +78,10 @@ async def test_a_killing_request_is_refused_before_it_kills_many(
         assert await ask(http, stack, fresh_prompt(64)) == (200, None)
         status, _ = await ask(http, stack, DEADLY)
         assert (status, killed(replicas)) == (503, first)
-        await asyncio.sleep(COMPLETE_S)
+        await complete(http, stack, first)
         await ask(http, stack, DEADLY)
         assert killed(replicas) == 2
-        await asyncio.sleep(COMPLETE_S)
+        await complete(http, stack, 2)
         for _ in range(3):
             assert await ask(http, stack, DEADLY) == (422, "deadly-request")
             assert await ask(http, stack, fresh_prompt(64)) == (200, None)
@@ -90,8 +110,9 @@ async def test_a_killing_request_beyond_the_bound_kills_one(http, demo_extra):  
 async def test_an_operators_kill_refuses_no_request(http, demo_extra):  # noqa: ARG001 - skips first
     """Two of three replicas die under 40 requests, each of which is answered in the end."""
     async with running(3, routing={"fallbacks": 2}) as (stack, replicas):
+        stand = asyncio.Event()
         for replica in replicas:
-            replica.hold_s = 0.5
+            replica.gate = stand
         seen = []
 
         async def insist():
@@ -108,6 +129,8 @@ async def test_an_operators_kill_refuses_no_request(http, demo_extra):  # noqa: 
         replicas[0].die()
         await asyncio.sleep(0.2)
         replicas[1].die()
+        assert await eventually(lambda: _died(replicas, 2))
+        stand.set()
         assert all(await asyncio.gather(*sent))
         assert {status for status, _ in seen} <= {200, 503}
 
@@ -139,12 +162,12 @@ async def test_a_request_that_kills_triton_is_refused(http, demo_extra, new_stac
         assert await infer({"inputs": [tensor]}) == (503, "reads-spent")
         # A process closes its connections some time before its parent learns of its end.
         assert await eventually(two_died)
-        await asyncio.sleep(COMPLETE_S)
+        await complete(http, stack, 2)
         assert running() == 2
         for _ in range(3):
             assert await infer({"inputs": [tensor]}) == (422, "deadly-request")
             assert await infer(vision_body()) == (200, None)
-        await asyncio.sleep(COMPLETE_S)
+        await asyncio.sleep(APART_S)
         assert running() == 2
 
 
@@ -154,5 +177,5 @@ async def test_a_pool_can_leave_it_at_the_bound_on_reads(http, demo_extra):  # n
     async with running(4, routing=routing) as (stack, replicas):
         for number in range(1, 4):
             await ask(http, stack, DEADLY)
-            await asyncio.sleep(COMPLETE_S)
+            await asyncio.sleep(APART_S)
             assert killed(replicas) == number

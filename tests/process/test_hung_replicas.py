@@ -104,7 +104,8 @@ async def hung_one(
             replica.gate = asyncio.Event()
             if not slots and replica is not first:
                 replica.gate.set()
-        asked = [asyncio.create_task(ask(http, stack, headers=headers)) for _ in range(9)]
+        count = 3 * slots + 1 if slots else 9  # a longer line may refuse one that comes late
+        asked = [asyncio.create_task(ask(http, stack, headers=headers)) for _ in range(count)]
         hung = Hung(
             stack,
             replicas,
@@ -118,7 +119,7 @@ async def hung_one(
 
         def more() -> None:  # where chance gave a replica none: those that answer at once look idle
             if hung.reads >= len(asked):
-                asked.append(asyncio.create_task(ask(http, stack)))
+                asked.append(asyncio.create_task(ask(http, stack, headers=headers)))
 
         async def wait() -> bool:
             waiting = await metric(http, stack.picker_metrics, "tidegate_picker_waiting")
@@ -259,13 +260,21 @@ async def test_requests_on_a_triton_that_is_stopped_are_answered_by_another(
             assert result.as_numpy(result.get_response().outputs[0].name) is not None
 
         others: list[asyncio.Task[None]] = []
+
+        def send() -> None:
+            others.append(asyncio.create_task(over_http()))
+
+        async def moved() -> bool:  # chance may give the stopped one none of the first
+            return await left(http, stack, "moved") > 0
+
         os.kill(stopped, signal.SIGSTOP)
         try:
             asked = [
                 asyncio.create_task(over_grpc() if number % 2 else over_http())
                 for number in range(12)
             ]
-            await until(have_ended(asked), lambda: others.append(asyncio.create_task(over_http())))
+            await until(moved, send)
+            await until(have_ended(asked), send)
             await until(have_ended(others))
         finally:
             os.kill(stopped, signal.SIGCONT)

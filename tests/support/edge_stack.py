@@ -32,6 +32,8 @@ class EdgeStack(InProcessStack):
         vision: Further settings of the pool `vision`.
     """
 
+    follows_late = True
+
     def __init__(
         self,
         *,

@@ -107,6 +107,8 @@ class GatedStack(InProcessStack):
         transport: gRPC implementation of the picker.
     """
 
+    follows_late = True
+
     def __init__(
         self,
         *,

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import aiohttp
 import orjson
@@ -59,6 +59,9 @@ class InProcessStack:
         self.state = state
         self._spare = spare
         self._exit = AsyncExitStack()
+
+    follows_late: ClassVar[bool] = False
+    """Whether ``apply`` waits for clients, too, that were late because they did not run."""
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as exit_:
@@ -133,7 +136,18 @@ class InProcessStack:
 
     async def apply(self, fleet: dict[str, Any]) -> Change:
         """Apply a fleet and wait until it is acknowledged."""
-        return await self.control.apply(Fleet.model_validate(fleet), WAIT)
+        change = await self.control.apply(Fleet.model_validate(fleet), WAIT)
+        problems = () if change.outcome is None else change.outcome.problems
+        if self.follows_late and any(each.state == "STALLED" for each in problems):
+            await wait_until(
+                self._synced, "late clients", timeout_s=60, supervisors=(self.supervisor,)
+            )
+        return change
+
+    async def _synced(self) -> str | None:
+        kinds = {client.kind for client in self.ads.clients()}
+        states = {view.state for client in self.ads.clients() for view in client.types}
+        return None if len(kinds) == 2 and states == {"SYNCED"} else f"{kinds} {states}"
 
     # --- Picker and Envoy -----------------------------------------------------------------------
 
@@ -192,14 +206,8 @@ class InProcessStack:
     async def serving(self) -> None:
         """Wait until requests are served through all pickers and all clients are in sync."""
         pickers = len(self.first_fleet()["pickers"]["addresses"])
-
-        async def synced() -> str | None:
-            kinds = {client.kind for client in self.ads.clients()}
-            states = {view.state for client in self.ads.clients() for view in client.types}
-            return None if len(kinds) == 2 and states == {"SYNCED"} else f"{kinds} {states}"
-
         for look in (
-            synced,
+            self._synced,
             lambda: picker_healthy(self.http, self.envoy_admin, pickers),
             lambda: http_ok(self.http, f"http://{self.listener}/v2/health/ready"),
         ):

@@ -26,7 +26,8 @@ SMUGGLED = (
 )
 
 _REPLIES = "stream_msgs_received"
-_LATE = "message_timeouts"
+LATE = "message_timeouts"
+"""Envoy's counter of messages for which it did not wait for the picker."""
 
 
 class Attack:
@@ -96,7 +97,7 @@ async def asked_for_the_body(
     async with AsyncExitStack() as exit_:
         asked = False
         while not asked:
-            replied, late = [await counted(http, stack, each) for each in (_REPLIES, _LATE)]
+            replied, late = [await counted(http, stack, each) for each in (_REPLIES, LATE)]
             attack = Attack(
                 await exit_.enter_async_context(Raw(stack.http_address)), body, **options
             )
@@ -105,7 +106,7 @@ async def asked_for_the_body(
             async def look(replied: int = replied, late: int = late) -> bool:
                 nonlocal asked
                 asked = await counted(http, stack, _REPLIES) > replied
-                return asked or await counted(http, stack, _LATE) > late
+                return asked or await counted(http, stack, LATE) > late
 
             assert await eventually(look)
         yield attack

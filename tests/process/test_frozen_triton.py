@@ -30,7 +30,7 @@ async def test_others_answer_what_a_stopped_triton_does_not(http, new_stack, tri
     os.kill(stopped, signal.SIGSTOP)
     try:
         for number in range(60):  # the picker draws among idle replicas
-            if number >= 2 and await ended_at_the_bound():
+            if number >= 12 and await ended_at_the_bound():
                 break
             path = GENERATE_STREAM if number % 2 else GENERATE
             sent = {"text_input": fresh_prompt(64), "max_tokens": 2}

@@ -58,10 +58,10 @@ async def stack(new_stack):
 
 
 async def ejected(http, stack) -> list[str]:
-    """Return the replicas that are ejected; a busy machine may find one silent."""
+    """Return the replicas with a condition, but those whose page was late on a busy machine."""
     state = await state_of(http, stack)
     endpoints = state["router"]["pools"]["llm"]["endpoints"]
-    return [name for name, each in endpoints.items() if "ejected" in each["conditions"]]
+    return [name for name, each in endpoints.items() if set(each["conditions"]) - {"silent"}]
 
 
 async def send(http, stack, body, **headers) -> int:

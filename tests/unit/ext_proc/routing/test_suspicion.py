@@ -331,6 +331,24 @@ def test_a_near_copy_runs_only_where_its_like_killed(build):
     assert router.suspicion.confined == 3
 
 
+def test_a_near_copy_is_decided_by_what_other_workers_know(build):
+    """They may have sent one more death, which confines it."""
+
+    def read() -> None:
+        if len(router.suspicion.deaths.describe(DONE)["deaths"]) == 1:
+            die(router, decision, "r1", LATER)
+            back(router)
+
+    router = build.router(build.pool(4), on_sequence=read)
+    for second in range(8):
+        end(router, send(router, build, b"%d" % second * 50, second - 8.0))
+    decision = send(router, build, KILLER)
+    die(router, decision, "r0", 0.0)
+    near = send(router, build, NEAR, DONE)
+    assert replica_of(near) in {"r0", "r1"}
+    assert router.suspicion.confined == 1
+
+
 def test_a_near_copy_that_was_answered_is_free(build):
     """The next copy of it runs anywhere; other near copies do not."""
     router = besieged(build)

@@ -111,7 +111,7 @@ def of_versions(placement: Placement) -> CounterMetricFamily:
         CounterMetricFamily(
             "tidegate_picker_version_moved_requests",
             "Requests without a version, for a variant with model_version, that a replica was sent "
-            "after the last look but one before that which found it answering by another version.",
+            "since the second look before the one that found it answering by another version.",
             labels=["pool", "variant"],
         ),
         list(placement.moved.items()),

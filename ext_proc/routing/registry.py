@@ -128,14 +128,14 @@ class EndpointRegistry:
         self._by_id = {}
         for replica in self.members.values():
             self._by_id.setdefault(replica.key.id, []).append(replica)
-        self._silent_with(pools)
+        self._end_silences(pools)
         self._conditions.set_pools(pools)
         self.placement.set_pools(pools, now)
         self.limits.set_pools(pools)
         self._reuse.keep(self._by_id)
         self.index.expire(now)
 
-    def _silent_with(self, pools: Mapping[str, Pool]) -> None:
+    def _end_silences(self, pools: Mapping[str, Pool]) -> None:
         """Let endpoints whose page left the fleet be silent no more: no reading would end it."""
         endpoints = (each for pool in pools.values() for each in pool.endpoints)
         paged = {each.key for each in endpoints if each.metrics_url is not None}

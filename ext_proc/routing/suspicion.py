@@ -162,7 +162,8 @@ class Suspicion:
     Args:
         is_open: Returns whether a ticket's request still runs.
         on_event: Receives each change, for peer workers; ``None`` = there are none.
-        catch_up: Reads what peer workers have sent; called before a member is decided.
+        catch_up: Reads what peer workers have sent; called before a request is
+            decided that is a member or like a suspect.
         recent: A sample of the latest decisions, by which clients and kinds are found common.
     """
 

@@ -10,6 +10,8 @@ Rules:
 3. A message that violates the protocol ends its own stream with INVALID_ARGUMENT. What is not
    served is refused in one sentence (``unsupported``), and shown to operators (``refusals``).
 4. However a stream ends, its client and its counts are removed.
+5. Where a timer is noticed late this process did not run. The publisher's time then stands still
+   until what clients sent meanwhile has been read, so that none of them is called late for it.
 """
 
 from __future__ import annotations

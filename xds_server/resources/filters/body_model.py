@@ -46,7 +46,8 @@ CODINGS: Final = "(gzip|deflate|snappy|zstd|br)"
 """Values of ``grpc-encoding`` with which messages may be compressed."""
 
 _COMPRESSED: Final = Skip("grpc-encoding", CODINGS)
-_PICKED: Final = (Skip(DESTINATION_HEADER), Skip(CONTROL_MODEL_HEADER))
+_HAS_PICK: Final = Skip(DESTINATION_HEADER)
+_PICKED: Final = (_HAS_PICK, Skip(CONTROL_MODEL_HEADER))
 
 PACKAGE: Final = "inference"
 SERVICE: Final = "GRPCInferenceService"
@@ -71,7 +72,7 @@ def before_picker() -> list[bytes]:
         wrapped(_JSON_BEFORE, _json(), _PICKED),
         wrapped(_GRPC_BEFORE, _grpc(), _PICKED),
         wrapped(_ROUTE_BEFORE, _lua(ROUTE_BEFORE), _PICKED),
-        wrapped(_ASKED_BEFORE, time_header(ASKED_HEADER), _PICKED[:1]),
+        wrapped(_ASKED_BEFORE, time_header(ASKED_HEADER), (_HAS_PICK,)),
     ]
 
 
@@ -96,7 +97,7 @@ def read_before(route: Any, *, grpc: bool, leave_compressed: bool = False) -> No
     """
     skips = (_COMPRESSED,) if leave_compressed else ()
     enable(route, (_GRPC_BEFORE if grpc else _JSON_BEFORE, _ROUTE_BEFORE), (*_PICKED, *skips))
-    enable(route, (_ASKED_BEFORE,), (*_PICKED[:1], *skips))
+    enable(route, (_ASKED_BEFORE,), (_HAS_PICK, *skips))
 
 
 def read_without(route: Any, *, grpc: bool) -> None:
